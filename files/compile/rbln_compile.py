@@ -3,7 +3,7 @@
 
 SPEC is a JSON file, paths in it are relative to it:
 
-  {"name", "npu": such as "RBLN-CA22", "sdk": version that is wanted, "devices": NPUs that one instance spans,
+  {"name", "npu": such as "RBLN-CA22", "sdk": required version, "devices": NPUs that one instance spans,
    "source": {"kind": "onnx", "path"} or {"kind": "torch", "path": directory, "module", "function"},
    "batches": [1, 4] or [] for none, "inputs": [{"name", "shape": without the batch, "dtype"}],
    "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
@@ -36,7 +36,7 @@ ONNX_NAMES = {
 
 
 class CompileError(Exception):
-    """Why a model cannot be compiled, in words for who wrote its spec."""
+    """The reason why a model cannot be compiled, for the author of its spec."""
 
 
 def main(path: str) -> Dict[str, Any]:
@@ -47,9 +47,9 @@ def main(path: str) -> Dict[str, Any]:
     try:
         import rebel
     except ImportError as error:
-        raise CompileError(f"found no usable SDK in {sys.executable}: {error}; wanted the one of the release") from error
+        raise CompileError(f"{sys.executable} has no usable SDK ({error}), expected the one of the release") from error
     if line(rebel.__version__) != line(spec["sdk"]):
-        raise CompileError(f"found SDK {rebel.__version__} in {sys.executable}, wanted {spec['sdk']} of the release row")
+        raise CompileError(f"the SDK in {sys.executable} is {rebel.__version__}, expected {spec['sdk']} of the release row")
     batches = spec["batches"] or [None]
     info = [[(tensor["name"], shaped(tensor, batch), tensor["dtype"]) for tensor in spec["inputs"]] for batch in batches]
     options = {"npu": spec["npu"]}
@@ -92,13 +92,13 @@ def main(path: str) -> Dict[str, Any]:
 
 
 def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options: Mapping[str, Any]) -> Any:
-    """An ONNX model compiled in the form that this SDK's function has: with `input_info`, or as a loaded model with `shape`."""
+    """Compile an ONNX model by the function of this SDK, with `input_info`, or as a loaded model with `shape`."""
     if not wants_shapes(rebel):
         return rebel.compile_from_onnx(path, list(info) if len(info) > 1 else info[0], **options)
     try:
         import onnx
     except ImportError as error:
-        raise CompileError(f"found no onnx in {sys.executable}, wanted it for an ONNX source with this SDK: {error}") from error
+        raise CompileError(f"{sys.executable} has no onnx ({error}), expected it for an ONNX source with this SDK") from error
     model = onnx.load(path)
     constants = {tensor.name for tensor in model.graph.initializer}
     types = {
@@ -115,7 +115,7 @@ def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options:
 
 
 def wants_shapes(rebel: Any) -> bool:
-    """Whether the compiler takes a loaded ONNX model and shapes: as its signature says, else as the lines are known to."""
+    """Return True if the compiler takes a loaded ONNX model and shapes, by its signature, else by its version."""
     try:
         known = inspect.signature(rebel.compile_from_onnx).parameters
     except (TypeError, ValueError):
@@ -141,7 +141,7 @@ def name_of_devices(version: str) -> str:
 
 
 def line(version: str) -> List[int]:
-    """The minor line of an SDK, within which compiled files run: [0, 9] of 0.9.4."""
+    """Return the minor line of an SDK, within which compiled files run: [0, 9] of 0.9.4."""
     return numbers(version)[:2]
 
 
@@ -151,11 +151,11 @@ def numbers(version: str) -> List[int]:
 
 
 def module_of(source: Mapping[str, str]) -> Any:
-    """The PyTorch module that the site's function makes."""
+    """Return the PyTorch module of the site's function."""
     try:
         import torch  # noqa: F401  named here, before the site's own import of it fails with less
     except ImportError as error:
-        raise CompileError(f"found no PyTorch in {sys.executable}, wanted it for a torch source: {error}") from error
+        raise CompileError(f"{sys.executable} has no PyTorch ({error}), expected it for a torch source") from error
     sys.path.insert(0, source["path"])
     try:
         function = getattr(importlib.import_module(source["module"]), source["function"])
@@ -167,7 +167,7 @@ def module_of(source: Mapping[str, str]) -> Any:
 def outputs_of(
     rebel: Any, path: str, spec: Mapping[str, Any], info: Sequence[Sequence[Any]], module: Any
 ) -> List[List[Dict[str, Any]]]:
-    """Outputs of every bucket: as the spec says them, else as the SDK tells them, else as the source's own runtime does."""
+    """Return the outputs of every bucket, from the spec, else from the SDK, else from the runtime of the source."""
     batches = spec["batches"] or [None]
     if spec.get("outputs"):
         return [[{**tensor, "shape": shaped(tensor, batch)} for tensor in spec["outputs"]] for batch in batches]
@@ -191,7 +191,7 @@ def outputs_of(
 
 
 def run_of_onnx(path: str, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
-    """Outputs of one run on zeros. Raises ImportError where there is no onnxruntime."""
+    """Return the outputs of one run on zeros. Raises ImportError without onnxruntime."""
     import numpy
     import onnxruntime
 
@@ -202,7 +202,7 @@ def run_of_onnx(path: str, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
 
 
 def run_of_torch(module: Any, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
-    """Outputs of one run on zeros; they have no names."""
+    """Return the outputs of one run on zeros, without names."""
     import torch
 
     with torch.no_grad():
@@ -212,7 +212,7 @@ def run_of_torch(module: Any, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
 
 
 def field(found: Any, name: str) -> Any:
-    """A field of what `inspect` gives, which is a mapping or an object; None where it has none."""
+    """Return a field of the result of `inspect`, a mapping or an object, or None."""
     return found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
 
 
@@ -234,7 +234,7 @@ def sha256_of(path: str) -> str:
 
 
 def words(error: Exception) -> str:
-    """An error as one line."""
+    """Return an error as one line."""
     return " ".join(str(error).split())[:600] or type(error).__name__
 
 

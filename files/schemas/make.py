@@ -47,7 +47,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def descriptor(version: str, place: Path) -> FileDescriptorProto:
-    """The schema inside one wheel, which is read and never run."""
+    """Return the schema in a wheel, which is read and never run."""
     home = place / version
     # The wheel of no platform is the small one: it lacks perf_analyzer.
     pip("download", "--no-deps", "--only-binary=:all:", "--platform=any", f"--dest={home}", f"tritonclient=={version}")
@@ -60,11 +60,11 @@ def descriptor(version: str, place: Path) -> FileDescriptorProto:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "AddSerializedFile":
             (raw,) = node.args
             return FileDescriptorProto.FromString(ast.literal_eval(raw))
-    raise SystemExit(f"{wheel.name}: found no descriptor in {MEMBER}, wanted a call of AddSerializedFile: look at the file")
+    raise SystemExit(f"{wheel.name}: {MEMBER} has no descriptor, expected a call of AddSerializedFile: look at the file")
 
 
 def names(schema: FileDescriptorProto) -> dict[str, Any]:
-    """{message.field or enum.VALUE: what it is} of a schema."""
+    """Return {message.field or enum.VALUE: its type} of a schema."""
 
     def walk(prefix: str, messages: Any, enums: Any) -> Iterator[tuple[str, Any]]:
         for enum in enums:
@@ -78,7 +78,7 @@ def names(schema: FileDescriptorProto) -> dict[str, Any]:
 
 
 def since(known: dict[str, dict[str, Any]], order: list[str]) -> dict[str, str]:
-    """{name: the first version that knows it} of every name that the oldest does not know."""
+    """Return {name: first version with it} of every name that the oldest version lacks."""
     first: dict[str, str] = {}
     for older, newer in zip(order, order[1:]):
         for name, fact in known[older].items():

@@ -85,7 +85,7 @@ class TritonPythonModel:
         timeout_ms = compiled.number(config, "device_timeout_ms", DEVICE_TIMEOUT_MS)
         isolation = parameter(config, "isolation", "process")
         if isolation not in ("process", "none"):
-            raise Fault(f"parameter isolation is {isolation!r}, wanted process or none")
+            raise Fault(f"parameter isolation is {isolation!r}, expected process or none")
         job = {
             "config": config,
             "path": compiled.find(os.path.join(args["model_repository"], args["model_version"]), config),
@@ -101,7 +101,9 @@ class TritonPythonModel:
         self._outputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].outputs]
         if any(half for _name, half in (*self._inputs, *self._outputs)) and not bfloat16.known(pb_utils):
             self._device.close()
-            raise Fault("it has bfloat16 tensors, which this Triton's python backend does not take: wanted release 24.08 or newer")
+            raise Fault(
+                "it has bfloat16 tensors, which this Triton's python backend does not take, expected release 24.08 or newer"
+            )
         labels = {
             "model": self._name,
             "version": args["model_version"],
@@ -137,7 +139,7 @@ class TritonPythonModel:
         return responses
 
     def _item(self, request: Any, index: int, arrived: float) -> Item:
-        """A request with its inputs in the file's order."""
+        """Return a request with its inputs in the order of the file."""
         tensors = []
         for name, half in self._inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
@@ -196,7 +198,7 @@ class TritonPythonModel:
         )
 
     def _failure(self, error: Fault) -> Any:
-        """An error response in one line, without traceback or path; the server's log has the rest."""
+        """Return an error response in one line, without traceback or path, and log the rest."""
         if self._metrics is not None:
             self._metrics.error(error.kind)
         code = getattr(pb_utils.TritonError, CODES[error.kind])
@@ -207,13 +209,13 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: the request was cancelled", code))
 
     def _changed(self, fault: bool, message: str) -> None:
-        """The NPU stopped answering, or answers again."""
+        """Log and count that the NPU stopped answering, or answers again."""
         (pb_utils.Logger.log_error if fault else pb_utils.Logger.log_info)(f"model {self._name}: {message}")
         if self._metrics is not None:
             self._metrics.fault(fault)
 
     def finalize(self) -> None:
-        """Give the NPU back."""
+        """Release the NPU."""
         self._device.close()
         if self._metrics is not None:
             self._metrics.close()

@@ -18,7 +18,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def middle(length: Any) -> Any:
-    """Where the crop begins, as a share of what is left over: half of it, a half rounded to the even pixel as torchvision does."""
+    """Return the start of the crop as a share of the margin: half of it, rounded to the even pixel like torchvision."""
     left_over = length - CROP
     half = left_over // 2
     odd = (left_over - half * 2) * (half - half // 2 * 2)

@@ -12,7 +12,7 @@ class TritonPythonModel:
     """One instance. What it needs to know comes from `parameters` of config.pbtxt."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the parameters, all of whose mistakes are told at once: a model that loads can answer."""
+        """Read the parameters. Raises TritonModelException with all mistakes, so that a loaded model can answer."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
         given = {key: value.get("string_value", "") for key, value in (config.get("parameters") or {}).items()}
@@ -35,35 +35,35 @@ class TritonPythonModel:
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            reasons.append(f"{what} is {value!r}, wanted a number")
+            reasons.append(f"{what} is {value!r}, expected a number")
         return number
 
     def _bias(self, directory: str, path: str, reasons: List[str]) -> float:
-        """The bias in a file of the version directory; a path that leads out of it is refused."""
+        """Return the bias in a file of the version directory; a path that leads out of it is refused."""
         full = os.path.normpath(os.path.join(directory, path))
         if not full.startswith(os.path.normpath(directory) + os.sep):
-            reasons.append(f"model_path is {path!r}, wanted a file of the version directory")
+            reasons.append(f"model_path is {path!r}, expected a file of the version directory")
             return math.nan
         try:
             with open(full, encoding="utf-8") as source:
                 found = json.load(source)["bias"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reasons.append(f"model_path {path!r} cannot be read ({type(error).__name__}), wanted JSON with a `bias`")
+            reasons.append(f"model_path {path!r} cannot be read ({type(error).__name__}), expected JSON with a `bias`")
             return math.nan
         return self._number("bias", found, reasons)
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """A response for each request in its order. One that cannot be answered is its sender's error alone."""
+        """Return a response for each request in its order. An invalid request does not affect the others."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
         first, second = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("INPUT0", "INPUT1"))
         if first.shape != second.shape:
-            words = f"{self.name}: INPUT0 has shape {list(first.shape)} and INPUT1 {list(second.shape)}, wanted equal ones"
+            words = f"{self.name}: INPUT0 has shape {list(first.shape)} and INPUT1 {list(second.shape)}, expected equal ones"
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(words, pb_utils.TritonError.INVALID_ARG))
         result = ((first + second + self.bias) * self.scale).astype(self.dtype)
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT0", result)])
 
     def finalize(self) -> None:
-        """Say so: an unload that is not in the log did not happen."""
+        """Log the unload, so that the log proves it."""
         pb_utils.Logger.log_info(f"model {self.name}: unloaded")

@@ -15,17 +15,17 @@ class TritonPythonModel:
         self.name = args["model_name"]
         given = json.loads(args["model_config"])["parameters"]["max_bytes"].get("string_value", "")
         if not (given.isascii() and given.isdigit() and int(given)):
-            raise pb_utils.TritonModelException(f"model {self.name}: max_bytes is {given!r}, wanted a whole number above 0")
+            raise pb_utils.TritonModelException(f"model {self.name}: max_bytes is {given!r}, expected a whole number above 0")
         self.max_bytes = int(given)
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """A response for each request in its order."""
+        """Return a response for each request in its order."""
         return [self._answer(pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()) for request in requests]
 
     def _answer(self, rows: np.ndarray) -> Any:
         """uint8 [n, length] as BYTES [n, 1]."""
         if rows.shape[1] > self.max_bytes:
-            words = f"{self.name}: the image has {rows.shape[1]} bytes, wanted at most {self.max_bytes}"
+            words = f"{self.name}: the image has {rows.shape[1]} bytes, expected at most {self.max_bytes}"
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(words, pb_utils.TritonError.INVALID_ARG))
         encoded = np.empty((len(rows), 1), np.object_)
         for number, row in enumerate(rows):

@@ -18,30 +18,32 @@ class TritonPythonModel:
     """One instance. How a picture is made comes from `parameters` and the output of config.pbtxt."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the parameters, all of whose mistakes are told at once."""
+        """Read the parameters. Raises TritonModelException with all mistakes."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
         given = {key: value["string_value"] for key, value in (config.get("parameters") or {}).items()}
         default, reasons = Settings(), []
         dims = [int(size) for size in config["output"][0]["dims"]]
         if len(dims) != 3 or dims[0] != 3 or min(dims) < 1:
-            reasons.append(f"output {config['output'][0]['name']} has dims {dims}, wanted 3, height, width")
+            reasons.append(f"output {config['output'][0]['name']} has dims {dims}, expected 3, height, width")
             dims = [3, *default.crop]
         resize = _numbers("resize", given, [default.resize], reasons)
         limits = {name: _numbers(name, given, [getattr(default, name)], reasons)[0] for name in ("max_pixels", "max_bytes")}
         mean = _numbers("mean", given, default.mean, reasons)
         std = _numbers("std", given, default.std, reasons)
         if resize[0] < max(dims[1:]) or resize[0] % 1:
-            reasons.append(f"resize is {resize[0]:g}, wanted a whole number of at least {max(dims[1:])}, the side that is cut out")
-        reasons += [f"{name} is {limit:g}, wanted at least 1" for name, limit in limits.items() if limit < 1]
+            reasons.append(
+                f"resize is {resize[0]:g}, expected a whole number of at least {max(dims[1:])}, the side that is cut out"
+            )
+        reasons += [f"{name} is {limit:g}, expected at least 1" for name, limit in limits.items() if limit < 1]
         if min(std) <= 0:
-            reasons.append(f"std is {given['std']!r}, wanted numbers above 0")
+            reasons.append(f"std is {given['std']!r}, expected numbers above 0")
         if reasons:
             raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(reasons))
         self.settings = Settings(int(resize[0]), (dims[1], dims[2]), mean, std, *map(int, limits.values()))
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """A response for each request in its order. One with a broken image is its sender's error alone."""
+        """Return a response for each request in its order. A broken image does not affect other requests."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
@@ -58,12 +60,12 @@ class TritonPythonModel:
 
 
 def _numbers(name: str, given: Dict[str, str], default: Any, reasons: List[str]) -> Tuple[float, ...]:
-    """As many finite numbers as the default has, out of a list such as "0.485,0.456,0.406"."""
+    """Return as many finite numbers as the default has, from a list such as "0.485,0.456,0.406"."""
     try:
         found = tuple(float(number) for number in given[name].split(",")) if name in given else tuple(default)
     except ValueError:
         found = ()
     if len(found) != len(default) or not all(math.isfinite(number) for number in found):
-        reasons.append(f"{name} is {given[name]!r}, wanted {'a number' if len(default) == 1 else f'{len(default)} numbers'}")
+        reasons.append(f"{name} is {given[name]!r}, expected {'a number' if len(default) == 1 else f'{len(default)} numbers'}")
         return tuple(default)
     return found

@@ -22,11 +22,11 @@ Image.MAX_IMAGE_PIXELS = None
 
 
 class ImageError(Exception):
-    """Why an image cannot be used, in words for who sent it."""
+    """The reason why an image cannot be used, for its sender."""
 
 
 class Settings(NamedTuple):
-    """How a picture is made: `crop` is (height, width), `mean` and `std` are of red, green and blue between 0 and 1."""
+    """The settings of the pixels: `crop` is (height, width); `mean` and `std` are of red, green and blue between 0 and 1."""
 
     resize: int = 256
     crop: Tuple[int, int] = (224, 224)
@@ -55,16 +55,16 @@ def pixels(encoded: bytes, settings: Settings = DEFAULTS) -> np.ndarray:
 
 
 def decode(encoded: bytes, settings: Settings) -> Image.Image:
-    """The image upright and in a mode that can be resized: any other conversion is cheaper in the small picture."""
+    """Return the image upright and in a mode that can be resized. Other conversions are cheaper in the small picture."""
     if not encoded:
-        raise ImageError("is empty, wanted a JPEG or PNG image")
+        raise ImageError("is empty, expected a JPEG or PNG image")
     if len(encoded) > settings.max_bytes:
-        raise ImageError(f"has {len(encoded)} bytes, wanted at most {settings.max_bytes}")
+        raise ImageError(f"has {len(encoded)} bytes, expected at most {settings.max_bytes}")
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         _refuse_bombs(image, settings)
         if image.format != "PNG" and encoded.count(SCAN) > MAX_SCANS:
-            raise ImageError(f"has {encoded.count(SCAN)} scans, wanted at most {MAX_SCANS}")
+            raise ImageError(f"has {encoded.count(SCAN)} scans, expected at most {MAX_SCANS}")
         image.load()
         return _resizable(_upright(image))
     except ImageError:
@@ -82,13 +82,13 @@ def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
     resized = max(width, height) * settings.resize**2 // min(width, height)
     if max(width * height, resized) > settings.max_pixels:
         raise ImageError(
-            f"has {width} x {height} pixels, wanted at most {settings.max_pixels}, "
+            f"has {width} x {height} pixels, expected at most {settings.max_pixels}, "
             f"also with its shorter side resized to {settings.resize}"
         )
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF data says; data that cannot be read says nothing."""
+    """Return the image rotated by its EXIF data; unreadable data is ignored."""
     with contextlib.suppress(Exception):  # as above: the picture itself is whole
         # In place: a large picture is not copied for nothing.
         ImageOps.exif_transpose(image, in_place=True)
@@ -109,7 +109,7 @@ def _resizable(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """In RGB; what is transparent lies on white."""
+    """Return the image in RGB, with a white background."""
     if image.mode not in ("RGBA", "LA"):
         return image.convert("RGB")
     image = image.convert("RGBA")

@@ -22,11 +22,11 @@ class TritonPythonModel:
         if len(self.labels) != classes or self.top > classes:
             raise pb_utils.TritonModelException(
                 f"model {args['model_name']}: {file} has {len(self.labels)} lines and LABELS {self.top}, "
-                f"wanted {classes} lines and at most as many LABELS"
+                f"expected {classes} lines and at most as many LABELS"
             )
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """A response for each request in its order."""
+        """Return a response for each request in its order."""
         return [self._answer(pb_utils.get_input_tensor_by_name(request, "SCORES").as_numpy()) for request in requests]
 
     def _answer(self, scores: np.ndarray) -> Any:

@@ -22,7 +22,7 @@ class TritonPythonModel:
         batches = _numbers(config, "batches")
         if max(batches) < largest:
             raise pb_utils.TritonModelException(
-                f"model {self.name}: max_batch_size is {largest}, wanted at most {max(batches)}, the largest of `batches`"
+                f"model {self.name}: max_batch_size is {largest}, expected at most {max(batches)}, the largest of `batches`"
             )
         npus = _numbers(config, "npus") or list(range(rebel.device_count())) or [0]
         device = npus[int(args["model_instance_name"].rsplit("_", 1)[-1]) % len(npus)]
@@ -36,7 +36,7 @@ class TritonPythonModel:
             }
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """A response for each request in its order. The batcher joins no more rows than max_batch_size."""
+        """Return a response for each request in its order. The batcher joins no more rows than max_batch_size."""
         inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT__0").as_numpy() for request in requests]
         ends = np.cumsum([len(rows) for rows in inputs])
         try:

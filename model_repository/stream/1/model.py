@@ -26,7 +26,7 @@ class TritonPythonModel:
             name: parameters.get(name, {}).get("string_value", default) for name, default in (("streams", "8"), ("waiting", "64"))
         }
         wrong = [
-            f"{name} is {value!r}, wanted a number of at least 1"
+            f"{name} is {value!r}, expected a number of at least 1"
             for name, value in given.items()
             if not value.isdecimal() or not int(value)
         ]
@@ -37,7 +37,7 @@ class TritonPythonModel:
         self.unloaded = threading.Event()
 
     def execute(self, requests: List[Any]) -> None:
-        """Hand each request to a stream. Its inputs are read here: they may be gone when its turn comes."""
+        """Pass each request to a stream. Its inputs are read at once, because they may be gone when the stream starts."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -56,20 +56,20 @@ class TritonPythonModel:
 
     @staticmethod
     def _asked(request: Any) -> Tuple[List[bytes], int, float]:
-        """(words, answers, seconds before each) of a request. Raises ValueError with every reason."""
+        """Return (words, answers, seconds before each) of a request. Raises ValueError with every reason."""
         reasons = []
         words = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0].split()
         count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
         given = pb_utils.get_input_tensor_by_name(request, "WAIT_MS")
         wait = int(given.as_numpy()[0]) if given is not None else 0
         if not words:
-            reasons.append("TEXT has no word, wanted one at least")
+            reasons.append("TEXT has no word, expected one at least")
         if count < 0:
-            reasons.append(f"COUNT is {count}, wanted 0 or more")
+            reasons.append(f"COUNT is {count}, expected 0 or more")
         if wait < 0:
-            reasons.append(f"WAIT_MS is {wait}, wanted 0 or more")
+            reasons.append(f"WAIT_MS is {wait}, expected 0 or more")
         if count > MOST or count * wait > LONGEST * 1000:
-            reasons.append(f"COUNT is {count} and WAIT_MS {wait}, wanted at most {MOST} answers and {LONGEST} s")
+            reasons.append(f"COUNT is {count} and WAIT_MS {wait}, expected at most {MOST} answers and {LONGEST} s")
         if reasons:
             raise ValueError("; ".join(reasons))
         return words, count, wait / 1000
@@ -93,7 +93,7 @@ class TritonPythonModel:
         sender.send(flags=FINAL)
 
     def _gone(self, sender: Any, wait: float) -> bool:
-        """Whether nobody wants the next answer any more, after its wait."""
+        """Wait before the next answer. Return True if the client has cancelled."""
         while wait > 0 and not sender.is_cancelled():
             part = min(wait, LOOK)
             self.unloaded.wait(part)

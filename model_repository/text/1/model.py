@@ -19,7 +19,7 @@ class TritonPythonModel:
         kind = next(output["data_type"] for output in config["output"] if output["name"] == "LENGTH")
         given = (config.get("parameters") or {}).get("max_characters", {}).get("string_value", "1000000")
         if not given.isdecimal() or not int(given):
-            raise pb_utils.TritonModelException(f"model {self.name}: max_characters is {given!r}, wanted a number of at least 1")
+            raise pb_utils.TritonModelException(f"model {self.name}: max_characters is {given!r}, expected a number of at least 1")
         self.most = int(given)
         self.length = pb_utils.triton_string_to_numpy(kind)
 
@@ -35,12 +35,12 @@ class TritonPythonModel:
         if templates and PLACE not in templates[0]:
             reasons.append(f"TEMPLATE lacks {PLACE}, which each text takes the place of")
         if limit < 0:
-            reasons.append(f"LIMIT is {limit}, wanted 0 for none, or more")
+            reasons.append(f"LIMIT is {limit}, expected 0 for none, or more")
         # Counted, not made: a template may have a place in every sixth character, and each takes all of a text.
         places = templates[0].count(PLACE) if templates else 0
         size = sum(len(templates[0]) + places * (len(text) - len(PLACE)) for text in texts) if templates else 0
         if size > self.most:
-            reasons.append(f"RESULT would have {size} characters before it is cut, wanted at most {self.most}")
+            reasons.append(f"RESULT would have {size} characters before it is cut, expected at most {self.most}")
         if reasons:
             error = pb_utils.TritonError(f"{self.name}: " + "; ".join(reasons), pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(error=error)
@@ -52,7 +52,7 @@ class TritonPythonModel:
 
     @staticmethod
     def _texts(request: Any, name: str, reasons: List[str]) -> Tuple[str, ...]:
-        """The texts of an input, empty where one of them is no UTF-8."""
+        """Return the texts of an input, empty if one of them is not UTF-8."""
         texts = []
         for number, encoded in enumerate(pb_utils.get_input_tensor_by_name(request, name).as_numpy()):
             try:

@@ -160,9 +160,9 @@ class TestInspect:
             ),
             (
                 {"inputs": ["A"]},
-                "gives dict with inputs, which this backend does not understand (a tensor is 'A', wanted name, shape",
+                "gives dict with inputs, which this backend does not understand (a tensor is 'A', expected name, shape",
             ),
-            ({"inputs": [{"shape": [1], "dtype": "fp4"}]}, "(a tensor's dtype is 'fp4', wanted one of bool, uint8"),
+            ({"inputs": [{"shape": [1], "dtype": "fp4"}]}, "(a tensor's dtype is 'fp4', expected one of bool, uint8"),
             ({"inputs": [{"shape": "dynamic", "dtype": "int8"}]}, "(invalid literal for int()"),
             ({"inputs": 3}, "('int' object is not iterable)"),
             (SimpleNamespace(inputs=[{"shape": [None], "dtype": "int8"}]), "gives SimpleNamespace with inputs, which this backend"),

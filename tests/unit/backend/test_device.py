@@ -229,12 +229,12 @@ class TestShapes:
         wrong = Request(A=asked[0]["A"][:, :2], B=asked[0]["B"])
         wrong.halves = ("A",)
         (response,) = ask(model, [wrong])
-        assert response.error.message == "model two: input A is bfloat16[2, 2], wanted bfloat16[rows, 3]"
+        assert response.error.message == "model two: input A is bfloat16[2, 2], expected bfloat16[rows, 3]"
 
     @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
     def test_bfloat16_where_triton_has_none(self, load: Load, tmp_path: Path, host: Host) -> None:
         file, _record = compiled(tmp_path / "half", "0.9.4+lab", "bfloat16")
-        with pytest.raises(TritonModelException, match=r"^model two: it has bfloat16 tensors, .* wanted release 24\.08 or newer"):
+        with pytest.raises(TritonModelException, match=r"^model two: it has bfloat16 tensors, .* expected release 24\.08 or newer"):
             load(file=file, kind="TYPE_BF16")
 
     @pytest.mark.parametrize("known", [True, False])

@@ -142,7 +142,7 @@ class TestJoining:
         model = serve(npu)
         npu.answer = answer
         (response,) = ask(model, requests(1))
-        assert response.error.message == f"model two: the SDK's runtime gave {found}, wanted an array, or a list or tuple of them"
+        assert response.error.message == f"model two: the SDK's runtime gave {found}, expected an array, or a list or tuple of them"
 
 
 class TestCancelledRequests:
@@ -379,17 +379,17 @@ class TestLoading:
         [
             (NPU(count=0), {}, "no NPU is visible: the container needs /dev/rbln* and /dev/rsd0"),
             (NPU(), {"npus": "5"}, "parameter npus names NPU 5, 2 are visible"),
-            (NPU(), {"npus": "all"}, "parameter npus is 'all', wanted numbers such as 1,2,4"),
-            (NPU(), {"npus": "-1"}, "parameter npus is '-1', wanted numbers such as 1,2,4"),
-            (NPU(), {"batches": "1;2"}, "parameter batches is '1;2', wanted numbers such as 1,2,4"),
-            (NPU(), {"batches": ""}, "parameter batches is '', wanted numbers such as 1,2,4"),
-            (NPU(), {"batches": "0,4"}, "parameter batches names 0, wanted sizes of 1 and above"),
+            (NPU(), {"npus": "all"}, "parameter npus is 'all', expected numbers such as 1,2,4"),
+            (NPU(), {"npus": "-1"}, "parameter npus is '-1', expected numbers such as 1,2,4"),
+            (NPU(), {"batches": "1;2"}, "parameter batches is '1;2', expected numbers such as 1,2,4"),
+            (NPU(), {"batches": ""}, "parameter batches is '', expected numbers such as 1,2,4"),
+            (NPU(), {"batches": "0,4"}, "parameter batches names 0, expected sizes of 1 and above"),
             (NPU(), {"max_batch_size": 8}, "max_batch_size is 8, compiled batches are [1, 2, 4]"),
-            (NPU(), {"runtime_per_bucket": "yes"}, "parameter runtime_per_bucket is 'yes', wanted true or false"),
+            (NPU(), {"runtime_per_bucket": "yes"}, "parameter runtime_per_bucket is 'yes', expected true or false"),
             (NPU(), {"npus_per_instance": "3"}, "parameter npus_per_instance is 3, the model may use 2 NPUs: [0, 1]"),
-            (NPU(), {"npus_per_instance": "0"}, "parameter npus_per_instance is '0', wanted a number of 1 and above"),
-            (NPU(), {"device_timeout_ms": "soon"}, "parameter device_timeout_ms is 'soon', wanted a number of 1 and above"),
-            (NPU(), {"isolation": "thread"}, "parameter isolation is 'thread', wanted process or none"),
+            (NPU(), {"npus_per_instance": "0"}, "parameter npus_per_instance is '0', expected a number of 1 and above"),
+            (NPU(), {"device_timeout_ms": "soon"}, "parameter device_timeout_ms is 'soon', expected a number of 1 and above"),
+            (NPU(), {"isolation": "thread"}, "parameter isolation is 'thread', expected process or none"),
             (NPU(), {"instance": "two"}, "instance two has no trailing index to choose an NPU by"),
         ],
     )

@@ -74,18 +74,22 @@ def test_one_bad_request_does_not_fail_its_neighbours(load: Callable[..., Any]) 
     assert good.error is None and again.error is None
     assert again.tensors[0].as_numpy().tolist() == [[4]]
     assert bad.error.code == served.TritonError.INVALID_ARG
-    assert bad.error.message == "add: INPUT0 has shape [1, 2] and INPUT1 [1, 1], wanted equal ones"
+    assert bad.error.message == "add: INPUT0 has shape [1, 2] and INPUT1 [1, 1], expected equal ones"
 
 
 @pytest.mark.parametrize(
     ("bias", "parameters", "words"),
     [
-        (None, {"scale": "much"}, "scale is 'much', wanted a number"),
-        (None, {"scale": "inf"}, "scale is 'inf', wanted a number"),
-        (None, {"model_path": "../../secret.json"}, "model_path is '../../secret.json', wanted a file of the version directory"),
-        (None, {"model_path": "none.json"}, "model_path 'none.json' cannot be read (FileNotFoundError), wanted JSON with a `bias`"),
+        (None, {"scale": "much"}, "scale is 'much', expected a number"),
+        (None, {"scale": "inf"}, "scale is 'inf', expected a number"),
+        (None, {"model_path": "../../secret.json"}, "model_path is '../../secret.json', expected a file of the version directory"),
+        (
+            None,
+            {"model_path": "none.json"},
+            "model_path 'none.json' cannot be read (FileNotFoundError), expected JSON with a `bias`",
+        ),
         ("{", {}, "model_path 'bias.json' cannot be read (JSONDecodeError)"),
-        ('{"bias": "x"}', {}, "bias is 'x', wanted a number"),
+        ('{"bias": "x"}', {}, "bias is 'x', expected a number"),
     ],
 )
 def test_mistakes_keep_it_from_loading(
@@ -98,7 +102,7 @@ def test_mistakes_keep_it_from_loading(
 
 
 def test_all_mistakes_at_once(load: Callable[..., Any]) -> None:
-    with pytest.raises(served.TritonModelException, match=r"scale is 'a', wanted a number; model_path 'b' cannot be read"):
+    with pytest.raises(served.TritonModelException, match=r"scale is 'a', expected a number; model_path 'b' cannot be read"):
         load(scale="a", model_path="b")
 
 

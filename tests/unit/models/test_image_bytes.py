@@ -34,7 +34,7 @@ def test_rows_of_a_batch_are_elements_of_it(model: Any) -> None:
 def test_what_is_too_long_is_refused_alone(model: Any) -> None:
     model.max_bytes = 4
     long, short = ask(model, b"12345", b"1234")
-    assert long.error.message == "image_bytes: the image has 5 bytes, wanted at most 4"
+    assert long.error.message == "image_bytes: the image has 5 bytes, expected at most 4"
     assert long.error.code == "invalid_arg"
     assert answers(short)["ENCODED"].tolist() == [[b"1234"]]
 
@@ -44,7 +44,7 @@ def test_a_limit_that_is_none_keeps_it_from_loading(monkeypatch: pytest.MonkeyPa
     config = config_of("image_bytes")
     config.parameters["max_bytes"].string_value = given
     module = module_of("image_bytes", monkeypatch)
-    with pytest.raises(module.pb_utils.TritonModelException, match="wanted a whole number above 0"):
+    with pytest.raises(module.pb_utils.TritonModelException, match="expected a whole number above 0"):
         start(module, config, REPOSITORY / "image_bytes")
 
 

@@ -150,7 +150,7 @@ def header_only(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (b"", "is empty, wanted a JPEG or PNG image"),
+        (b"", "is empty, expected a JPEG or PNG image"),
         (b"hello", f"{UNREADABLE}68 65 6c 6c 6f"),
         (
             encoded(Image.new("L", (9, 9)), "GIF"),
@@ -174,7 +174,7 @@ def test_what_is_no_image_is_refused_in_one_line(preprocess: ModuleType, sent: b
 def test_bombs_are_refused_by_their_header(preprocess: ModuleType, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
     monkeypatch.setattr(Image.Image, "resize", None)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
-    with pytest.raises(preprocess.ImageError, match=f"has {size[0]} x {size[1]} pixels, wanted at most 25000000, also with"):
+    with pytest.raises(preprocess.ImageError, match=f"has {size[0]} x {size[1]} pixels, expected at most 25000000, also with"):
         preprocess.pixels(header_only(*size))
 
 
@@ -191,7 +191,7 @@ def test_more_scans_than_any_encoder_makes_are_refused_before_anything_is_decode
     assert of_colour(preprocess.pixels(scans(64))) == [200, 200, 200]
     assert of_colour(preprocess.pixels(encoded(Image.new("RGB", (64, 64), (9, 9, 9)), "JPEG", progressive=True))) == [9, 9, 9]
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
-    with pytest.raises(preprocess.ImageError, match="has 65 scans, wanted at most 64"):
+    with pytest.raises(preprocess.ImageError, match="has 65 scans, expected at most 64"):
         preprocess.pixels(scans(65))
 
 
@@ -199,9 +199,9 @@ def test_more_bytes_than_the_limit_are_not_even_looked_at(preprocess: ModuleType
     image = encoded(noise(300, 300))
     assert preprocess.pixels(image, preprocess.Settings(max_bytes=len(image))).shape == (3, 224, 224)
     monkeypatch.setattr(Image, "open", None)
-    with pytest.raises(preprocess.ImageError, match=f"has {len(image)} bytes, wanted at most {len(image) - 1}"):
+    with pytest.raises(preprocess.ImageError, match=f"has {len(image)} bytes, expected at most {len(image) - 1}"):
         preprocess.pixels(image, preprocess.Settings(max_bytes=len(image) - 1))
-    with pytest.raises(preprocess.ImageError, match="has 10000001 bytes, wanted at most 10000000"):
+    with pytest.raises(preprocess.ImageError, match="has 10000001 bytes, expected at most 10000000"):
         preprocess.pixels(bytes(10_000_001))
 
 
@@ -231,7 +231,7 @@ def test_largest_image_takes_the_memory_of_its_pixels_twice_at_most(width: int, 
 def test_the_limit_of_pixels_is_the_operators(preprocess: ModuleType) -> None:
     small = encoded(noise(300, 300))
     assert preprocess.pixels(small, preprocess.Settings(max_pixels=90_000)).shape == (3, 224, 224)
-    with pytest.raises(preprocess.ImageError, match="has 300 x 300 pixels, wanted at most 89999"):
+    with pytest.raises(preprocess.ImageError, match="has 300 x 300 pixels, expected at most 89999"):
         preprocess.pixels(small, preprocess.Settings(max_pixels=89_999))
 
 
@@ -275,15 +275,15 @@ def test_parameters_decide(module: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"resize": "small"}, "resize is 'small', wanted a number"),
-        ({"resize": "200"}, "resize is 200, wanted a whole number of at least 224, the side that is cut out"),
-        ({"resize": "256.5"}, "resize is 256.5, wanted a whole number"),
-        ({"mean": "0,0"}, "mean is '0,0', wanted 3 numbers"),
-        ({"std": "1,1,0"}, "std is '1,1,0', wanted numbers above 0"),
-        ({"std": "1,1,nan"}, "std is '1,1,nan', wanted 3 numbers"),
-        ({"max_pixels": "0"}, "max_pixels is 0, wanted at least 1"),
-        ({"max_bytes": "0.5"}, "max_bytes is 0.5, wanted at least 1"),
-        ({"mean": "a", "max_pixels": "b"}, "max_pixels is 'b', wanted a number; mean is 'a', wanted 3 numbers"),
+        ({"resize": "small"}, "resize is 'small', expected a number"),
+        ({"resize": "200"}, "resize is 200, expected a whole number of at least 224, the side that is cut out"),
+        ({"resize": "256.5"}, "resize is 256.5, expected a whole number"),
+        ({"mean": "0,0"}, "mean is '0,0', expected 3 numbers"),
+        ({"std": "1,1,0"}, "std is '1,1,0', expected numbers above 0"),
+        ({"std": "1,1,nan"}, "std is '1,1,nan', expected 3 numbers"),
+        ({"max_pixels": "0"}, "max_pixels is 0, expected at least 1"),
+        ({"max_bytes": "0.5"}, "max_bytes is 0.5, expected at least 1"),
+        ({"mean": "a", "max_pixels": "b"}, "max_pixels is 'b', expected a number; mean is 'a', expected 3 numbers"),
     ],
 )
 def test_mistakes_keep_it_from_loading(module: ModuleType, parameters: dict[str, str], words: str) -> None:
@@ -296,7 +296,7 @@ def test_mistakes_keep_it_from_loading(module: ModuleType, parameters: dict[str,
 def test_an_output_that_is_no_picture_keeps_it_from_loading(module: ModuleType) -> None:
     config = config_of("image_decode")
     config.output[0].dims[:] = [224, 224, 3]
-    with pytest.raises(TritonModelException, match=r"output PIXELS has dims \[224, 224, 3\], wanted 3, height, width"):
+    with pytest.raises(TritonModelException, match=r"output PIXELS has dims \[224, 224, 3\], expected 3, height, width"):
         start(module, config, REPOSITORY / "image_decode")
 
 

@@ -59,4 +59,4 @@ def test_a_label_for_each_class_or_it_is_not_loaded(monkeypatch: pytest.MonkeyPa
     config.output[1].dims[0] = top
     with pytest.raises(TritonModelException) as failure:
         start(module_of("image_labels", monkeypatch), config, tmp_path / "image_labels")
-    assert f"labels.txt has {lines} lines and LABELS {top}, wanted 1000 lines and at most as many" in str(failure.value)
+    assert f"labels.txt has {lines} lines and LABELS {top}, expected 1000 lines and at most as many" in str(failure.value)

@@ -180,5 +180,5 @@ def test_an_error_of_the_npu_is_one_line_for_each_request(sdk: Sdk, monkeypatch:
 
 
 def test_batches_have_to_hold_what_triton_may_send(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TritonModelException, match="max_batch_size is 4, wanted at most 2, the largest of `batches`"):
+    with pytest.raises(TritonModelException, match="max_batch_size is 4, expected at most 2, the largest of `batches`"):
         guide(monkeypatch, batches="1,2")

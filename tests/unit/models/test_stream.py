@@ -115,7 +115,7 @@ def test_streams_that_find_no_place_to_wait_are_refused_and_places_become_free(m
 def test_stream_without_an_end_in_sight_is_refused(model: Any, count: int, wait: int | None) -> None:
     ((code, message),) = answers(model(), "a", count, wait)
     assert code == served.TritonError.INVALID_ARG
-    assert message == f"stream: COUNT is {count} and WAIT_MS {wait or 0}, wanted at most 1000000 answers and 3600 s"
+    assert message == f"stream: COUNT is {count} and WAIT_MS {wait or 0}, expected at most 1000000 answers and 3600 s"
 
 
 def test_none_at_all_still_ends(model: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_wrong_request_is_refused_alone_with_every_reason(model: Any) -> None:
     model().execute([request(bad, " ", -1, -2), request(good, "a", 1)])
     assert good.ended.wait(300) and bad.ended.is_set()
     assert good.sent == [(b"a", 0)]
-    reasons = "TEXT has no word, wanted one at least; COUNT is -1, wanted 0 or more; WAIT_MS is -2, wanted 0 or more"
+    reasons = "TEXT has no word, expected one at least; COUNT is -1, expected 0 or more; WAIT_MS is -2, expected 0 or more"
     assert bad.sent == [(served.TritonError.INVALID_ARG, f"stream: {reasons}")]
 
 
@@ -161,7 +161,7 @@ def test_a_stream_that_breaks_still_ends_and_its_sender_learns_no_path(model: An
 
 @pytest.mark.parametrize("streams", ["0", "-1", "many", ""])
 def test_a_parameter_that_is_no_number_keeps_it_from_loading(model: Any, streams: str) -> None:
-    with pytest.raises(served.TritonModelException, match=f"streams is '{streams}', wanted a number of at least 1"):
+    with pytest.raises(served.TritonModelException, match=f"streams is '{streams}', expected a number of at least 1"):
         model(streams)
 
 

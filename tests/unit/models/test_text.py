@@ -58,7 +58,7 @@ def test_one_bad_request_does_not_fail_its_neighbours(model: Any) -> None:
     reasons = [
         "TEXT[1] is not UTF-8: byte 3 is 0xe9",
         "TEMPLATE[0] is not UTF-8: byte 0 is 0xff",
-        "LIMIT is -1, wanted 0 for none, or more",
+        "LIMIT is -1, expected 0 for none, or more",
     ]
     assert bad.error.message == "text: " + "; ".join(reasons)
 
@@ -76,13 +76,13 @@ def test_request_that_would_become_too_long_is_refused_before_anything_is_made(m
     small = served.start(module, config, served.REPOSITORY / "text")
     assert answer(small, ["가".encode() * 5, b"abcd"], b"{text}-{text}") == (["가가가가가-가가가가가", "abcd-abcd"], [11, 9])
     (response,) = small.execute([request([b"abcdef", b"abcd"], b"{text}-{text}", 1)])
-    assert response.error.message == "text: RESULT would have 22 characters before it is cut, wanted at most 20"
+    assert response.error.message == "text: RESULT would have 22 characters before it is cut, expected at most 20"
     # 170 GB, of ten megabytes
     (response,) = small.execute([request([b"x" * 100_000] * 100, b"{text}" * 17_000)])
     assert response.error.code == served.TritonError.INVALID_ARG
     assert "RESULT would have 170000000000 characters" in response.error.message
     config.parameters["max_characters"].string_value = "0"
-    with pytest.raises(served.TritonModelException, match="model text: max_characters is '0', wanted a number of at least 1"):
+    with pytest.raises(served.TritonModelException, match="model text: max_characters is '0', expected a number of at least 1"):
         served.start(module, config, served.REPOSITORY / "text")
 
 

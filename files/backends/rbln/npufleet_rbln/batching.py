@@ -1,4 +1,4 @@
-"""Requests of several clients as batches of the sizes that were compiled, and the way back."""
+"""Requests of several clients joined into batches of the compiled sizes, and their outputs split again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from .errors import Fault
 
 @dataclass(eq=False)
 class Item:
-    """One request that can be run: its inputs in the file's order, its rows, and a bucket that has room for it:
-    the largest one, and without a batch the one of its very shapes."""
+    """A request that can be run: its inputs in the order of the file, its rows, and a bucket for it.
+
+    The bucket is the largest one, or without a batch dimension the one with the same shapes.
+    """
 
     request: Any
     tensors: List[np.ndarray]
@@ -25,7 +27,7 @@ class Item:
 
 
 class Batcher:
-    """How requests fit the buckets of a plan."""
+    """The rules by which requests fit the buckets of a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -38,14 +40,14 @@ class Batcher:
         self._by_rows = [next(index for index in order if plan.sizes[index] >= rows) for rows in range(self.limit + 1)]
 
     def item(self, request: Any, tensors: List[np.ndarray], index: int = 0, arrived: float = 0.0) -> Item:
-        """A request with its inputs checked; a Fault that names what is wrong with it."""
+        """Return a request with checked inputs. Raises Fault with the reason against it."""
         if not self.plan.batched:
             return Item(request, tensors, 1, self._by_shape(tensors), index, arrived)
         rows = len(tensors[0]) if tensors[0].ndim else 0
         for (name, dims, dtype, in_memory), tensor in zip(self._wanted, tensors):
             if tensor.shape[1:] != dims or tensor.dtype != in_memory:
                 found = f"{dtype if tensor.dtype == in_memory else tensor.dtype}{list(tensor.shape)}"
-                raise Fault(f"input {name} is {found}, wanted {dtype}[rows, {', '.join(map(str, dims))}]", "bad_request")
+                raise Fault(f"input {name} is {found}, expected {dtype}[rows, {', '.join(map(str, dims))}]", "bad_request")
             if len(tensor) != rows:
                 sizes = sorted({len(given) for given in tensors})
                 raise Fault(f"inputs have different batch sizes: {sizes}", "bad_request")
@@ -67,7 +69,7 @@ class Batcher:
         raise Fault(f"inputs are {found}, compiled is {' or '.join(map(str, wanted))}", "bad_request")
 
     def groups(self, items: Sequence[Item]) -> List[List[Item]]:
-        """Requests in order, joined into batches of at most the largest compiled size."""
+        """Join requests, in their order, into batches of at most the largest compiled size."""
         joined: List[List[Item]] = []
         rows = 0
         for item in items:
@@ -79,7 +81,7 @@ class Batcher:
         return joined
 
     def bucket(self, items: Sequence[Item], rows: int) -> int:
-        """The bucket that a batch of `rows` runs in."""
+        """Return the bucket for a batch of `rows`."""
         return self._by_rows[rows] if self.plan.batched else items[0].bucket
 
     def put(self, inputs: Sequence[Sequence[np.ndarray]], item: Item, first: int) -> None:
@@ -99,5 +101,5 @@ class Batcher:
         return padding
 
     def cut(self, outputs: Sequence[np.ndarray], first: int, item: Item) -> List[np.ndarray]:
-        """A request's rows of a lane's outputs, without a copy."""
+        """Return the rows of a request in the outputs of a lane, without a copy."""
         return [tensor[first : first + item.rows] for tensor in outputs] if self.plan.batched else list(outputs)

@@ -1,7 +1,7 @@
 """bfloat16 between Triton and numpy, which has none: both lend it as DLPack, and here its elements are 16 bits without a meaning.
 
 Triton's Tensor.as_numpy() refuses bfloat16 and points at DLPack (python_backend, since release 24.08); numpy's DLPack refuses it
-too. A capsule is a struct that says where the memory is and what lies there, so the latter is said anew: nothing is copied.
+too. A capsule is a struct with the address and the type of the memory. Only the type is replaced; nothing is copied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _relabel(capsule: Any, code: int) -> Any:
 
 
 def read(tensor: Any) -> np.ndarray:
-    """The bits of Triton's bfloat16 tensor, uint16, where they lie."""
+    """Return the bits of Triton's bfloat16 tensor as uint16, without a copy."""
     return np.from_dlpack(_Lent(_relabel(tensor.to_dlpack(), UNSIGNED)))
 
 
@@ -61,7 +61,7 @@ def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
 
 
 def known(utils: Any) -> bool:
-    """Whether this Triton has bfloat16: before 24.08 its python backend takes none."""
+    """Return True if the python backend of this Triton has bfloat16, which is from 24.08 on."""
     try:
         tensor_of(utils, "NONE", np.zeros(1, np.uint16))
     except utils.TritonModelException:

@@ -1,4 +1,4 @@
-"""What a compiled file takes and gives, and whether a model's config agrees with it. Nothing here touches an NPU.
+"""Inputs and outputs of a compiled file, compared with the config of a model. This file uses no NPU.
 
 The facts come from the SDK's `inspect`, else from the record that the compile step left beside the file
 (`model.rbln.json`), else from the config and its parameter `batches`.
@@ -60,7 +60,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Facts:
-    """A compiled file: its buckets in the file's order, the card and compiler it is for, and who says so."""
+    """A compiled file: its buckets in their order, its card and compiler, and the source of these facts."""
 
     source: str
     buckets: Tuple[Bucket, ...]
@@ -73,7 +73,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is served: tensors in the file's order under the config's names, and the batch size of each bucket."""
+    """The plan of a model: tensors in the order of the file with the names of the config, and the batch size of each bucket."""
 
     batched: bool
     buckets: Tuple[Bucket, ...]
@@ -85,17 +85,17 @@ class Plan:
         return max(self.sizes)
 
     def as_dict(self) -> Dict[str, Any]:
-        """The plan as JSON can carry it."""
+        """Return the plan as JSON data."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Plan:
-        """The plan out of what `as_dict` gave, through JSON or not."""
+        """Return the plan of the data of `as_dict`."""
         return cls(bool(raw["batched"]), tuple(_bucket(bucket) for bucket in raw["buckets"]), tuple(raw["sizes"]))
 
 
 def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
-    """String value of a model parameter."""
+    """Return the text of a model parameter."""
     return str(((config.get("parameters") or {}).get(name) or {}).get("string_value", default))
 
 
@@ -103,15 +103,15 @@ def numbers(text: str, what: str) -> List[int]:
     """Numbers out of a list such as "1,2,4"."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise Fault(f"parameter {what} is {text!r}, wanted numbers such as 1,2,4")
+        raise Fault(f"parameter {what} is {text!r}, expected numbers such as 1,2,4")
     return [int(part) for part in parts]
 
 
 def number(config: Mapping[str, Any], name: str, default: int) -> int:
-    """A parameter that is one number of 1 and above."""
+    """Return a parameter that is one number of 1 and above."""
     text = parameter(config, name, str(default))
     if not text.strip().isdecimal() or int(text) < 1:
-        raise Fault(f"parameter {name} is {text!r}, wanted a number of 1 and above")
+        raise Fault(f"parameter {name} is {text!r}, expected a number of 1 and above")
     return int(text)
 
 
@@ -125,7 +125,7 @@ def find(directory: str, config: Mapping[str, Any]) -> str:
 
 
 def facts_of(path: str, config: Mapping[str, Any], inspected: Optional[Mapping[str, Any]]) -> Facts:
-    """What the file is compiled for: `inspected` (None or a flaw where the SDK cannot tell), else its record, else the config."""
+    """Return the facts of the file: `inspected` (None or a flaw if the SDK has none), else its record, else the config."""
     record = _record(path)
     flaw = (inspected or {}).get("flaw", "")
     if inspected is not None and not flaw:
@@ -153,7 +153,7 @@ def _bucket(raw: Mapping[str, Any]) -> Bucket:
 
 
 def _record(path: str) -> Optional[Facts]:
-    """The record beside the file; None without one, a refusal when it is another file's or cannot be read."""
+    """Return the record beside the file, or None. Raises Fault if it belongs to another file or cannot be read."""
     name = os.path.basename(path) + ".json"
     try:
         with open(path + ".json", encoding="utf-8") as stream:
@@ -182,12 +182,12 @@ def batches_of(config: Mapping[str, Any]) -> Optional[List[int]]:
         return None
     found = numbers(parameter(config, "batches"), "batches")
     if min(found) < 1:
-        raise Fault(f"parameter batches names {min(found)}, wanted sizes of 1 and above")
+        raise Fault(f"parameter batches names {min(found)}, expected sizes of 1 and above")
     return found
 
 
 def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
-    """The one bucket that is known, for each size of the parameter `batches`: the shapes differ in the first dimension alone."""
+    """Return the known bucket for each size of the parameter `batches`: only the first dimension differs."""
     batches = batches_of(config)
     if batches is None or not config.get("max_batch_size"):
         return facts
@@ -203,7 +203,7 @@ def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
 
 
 def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
-    """A file that nothing describes is what the config says; its outputs are learnt from a run at load."""
+    """Return the facts of the config for a file without a description; its outputs are learnt from a run at load."""
     inputs = config.get("input") or []
     if not inputs or not config.get("output"):
         raise Fault(
@@ -228,7 +228,7 @@ def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
 
 
 def memory_dtype(dtype: str) -> np.dtype[Any]:
-    """A type as it lies in memory: bfloat16, which numpy has not, as 16 bits."""
+    """Return the numpy type of a tensor in memory: bfloat16, which numpy lacks, has 16 bits."""
     return np.dtype(np.uint16 if dtype == BFLOAT16 else dtype)
 
 
@@ -238,7 +238,7 @@ def _dims(entry: Mapping[str, Any]) -> List[int]:
 
 
 def can_batch(buckets: Sequence[Bucket]) -> bool:
-    """Whether the buckets differ in nothing but the first dimension, which all tensors of a bucket share."""
+    """Return True if the buckets differ only in the first dimension, which all tensors of a bucket share."""
 
     def rest(bucket: Bucket) -> Any:
         return [(tensor.name, tensor.shape[1:], tensor.dtype) for tensor in (*bucket.inputs, *bucket.outputs)]
@@ -251,7 +251,7 @@ def can_batch(buckets: Sequence[Bucket]) -> bool:
 
 
 def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
-    """What a config leaves out: any of `max_batch_size`, `input`, `output`. What it says stays as it is."""
+    """Return the missing fields of a config: any of `max_batch_size`, `input`, `output`."""
     first = facts.buckets[0]
     rows = int(config.get("max_batch_size") or 0)
     said = [*(config.get("input") or []), *(config.get("output") or [])]
@@ -272,7 +272,7 @@ def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
 
 
 def plan_of(config: Mapping[str, Any], facts: Facts) -> Plan:
-    """How the model is served, or a refusal that names every contradiction between config and file with both sides."""
+    """Return the plan of the model. Raises Fault with every contradiction between config and file."""
     wrong: List[str] = []
     rows = int(config.get("max_batch_size") or 0)
     batches = batches_of(config)
@@ -310,7 +310,7 @@ def _shapes(buckets: Sequence[Bucket]) -> str:
 def _order(
     side: str, named: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Tensor]], batched: bool, wrong: List[str], learnt: bool
 ) -> List[str]:
-    """The config's names in the file's order; what contradicts goes into `wrong`."""
+    """Return the names of the config in the order of the file; contradictions are added to `wrong`."""
     if learnt:
         return [name["name"] for name in named]
     first = found[0]
@@ -345,7 +345,7 @@ def _order(
 
 
 def against_sdk(facts: Facts, version: str) -> List[str]:
-    """Whether the SDK that is here can run the file: both belong to one minor line."""
+    """Return the reasons why this SDK cannot run the file: both have to belong to one minor line."""
     mine, theirs = (re.match(r"\d+\.\d+", text or "") for text in (version, facts.compiler))
     if mine and theirs and mine.group() != theirs.group():
         return [f"the file was compiled with SDK {facts.compiler}, here is {version}: compile it again with {mine.group()}"]
@@ -353,7 +353,7 @@ def against_sdk(facts: Facts, version: str) -> List[str]:
 
 
 def against_card(facts: Facts, cards: Mapping[int, Optional[str]], wanted: int) -> List[str]:
-    """Whether these NPUs are what the file is for: their type, and how many a model spans."""
+    """Return the reasons why these NPUs do not fit the file: their type and number."""
     wrong = []
     for npu, card in cards.items():
         if facts.npu and card and facts.npu != card:
@@ -364,7 +364,7 @@ def against_card(facts: Facts, cards: Mapping[int, Optional[str]], wanted: int) 
 
 
 def npus_of(instance: str, usable: Sequence[int], each: int) -> List[int]:
-    """NPUs of an instance: by the trailing index of its name, in consecutive groups of `each`, around what it may use."""
+    """Return the NPUs of an instance: groups of `each` usable NPUs, by the trailing index of its name."""
     index = instance.rsplit("_", 1)[-1]
     if not index.isdigit():
         raise Fault(f"instance {instance} has no trailing index to choose an NPU by")

@@ -129,7 +129,7 @@ class Backing:
         return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def probe(self, seconds: float) -> None:
-        """One run with zeros, in the smallest bucket."""
+        """Run once with zeros, in the smallest bucket."""
         lane = self.lane
         bucket = min(range(len(self.plan.sizes)), key=self.plan.sizes.__getitem__)
         for tensor in lane.inputs[bucket]:
@@ -161,7 +161,7 @@ class Backing:
 class Device:
     """An instance's NPU, kept in service: `backing` is what runs now, None while there is nothing that would answer.
 
-    `job` goes to the worker; `changed(fault, message)` is told when the NPU stops answering and when it answers again.
+    `job` goes to the worker; `changed(fault, message)` is called when the NPU stops answering and when it answers again.
     """
 
     def __init__(self, job: Mapping[str, Any], isolated: bool, timeout_s: float, changed: Callable[[bool, str], None]) -> None:
@@ -183,7 +183,7 @@ class Device:
         self.plan = self.backing.plan
 
     def ready(self) -> Backing:
-        """What runs now; a Fault at once when nothing does."""
+        """Return the running process. Raises Fault at once if there is none."""
         backing = self.backing
         if backing is None:
             raise self._why or Fault(f"NPU {self.npu} is not ready", "device")
@@ -307,7 +307,7 @@ class Device:
 
 
 def _python() -> str:
-    """The interpreter of the stub, which embeds its own: the first of this very version on the path."""
+    """Return the first interpreter of this version on the path, because the stub embeds its own."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for found in (sys.executable, shutil.which(name), shutil.which("python3")):
         if found and os.path.basename(found).startswith("python"):

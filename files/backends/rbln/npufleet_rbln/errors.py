@@ -1,4 +1,4 @@
-"""What can go wrong, as a kind that metrics count by and one line that says what to do."""
+"""Errors, each with a kind for the metrics and one line with the next step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODES = {
 
 
 class Fault(Exception):
-    """Why a model cannot be loaded or a request not be answered, in words for who sent it."""
+    """The reason why a model cannot be loaded or a request cannot be answered, for its sender."""
 
     def __init__(self, message: str, kind: str = "internal", trace: str = "") -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class Fault(Exception):
 
 
 def words(text: object) -> str:
-    """An error as one line: the first line of its text, without the directories of paths."""
+    """Return the first line of an error, without the directories of paths."""
     found = str(text).strip()
     if not found:
         return type(text).__name__
@@ -33,7 +33,7 @@ def words(text: object) -> str:
 
 
 def vendor(error: BaseException, npu: str) -> Fault:
-    """The SDK's error in words that say what to do about it; the vendor's own come last."""
+    """Return the next step for an error of the SDK, followed by the vendor's text."""
     if isinstance(error, Fault):
         return error
     said = words(error)

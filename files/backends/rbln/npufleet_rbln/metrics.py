@@ -1,4 +1,4 @@
-"""What an instance counts, on Triton's metrics endpoint.
+"""The counters of an instance on Triton's metrics endpoint.
 
 Each change is a message to the server and its answer, 0.1 ms, so counts are gathered here and handed over once a second.
 """
@@ -50,19 +50,19 @@ class Metrics:
         self._thread.start()
 
     def batch(self, requests: int, rows: int, padding: int, seconds: float) -> None:
-        """One batch was run and answered."""
+        """Count a batch that was run and answered."""
         counts = zip(COUNTERS, (1, requests, rows, padding, seconds))
         with self._lock:
             for name, count in counts:
                 self._waiting[name] = self._waiting.get(name, 0) + count
 
     def error(self, kind: str, requests: int = 1) -> None:
-        """Requests were answered with an error of this kind."""
+        """Count requests that were answered with an error of this kind."""
         with self._lock:
             self._waiting[kind] = self._waiting.get(kind, 0) + requests
 
     def fault(self, fault: bool) -> None:
-        """The NPU stopped answering, or answers again. Told at once: a watchdog waits for it."""
+        """Set the gauge of the NPU's fault at once, because the watchdog waits for it."""
         gauge = self._fault
         if gauge is not None:
             gauge.set(int(fault))
@@ -80,7 +80,7 @@ class Metrics:
             self.flush()
 
     def close(self) -> None:
-        """Hand over the rest, and take the metrics away: the server keeps them for as long as these objects live."""
+        """Pass on the remaining counts, and remove the metrics, which the server keeps as long as these objects live."""
         self._closing.set()
         self._thread.join()
         self.flush()

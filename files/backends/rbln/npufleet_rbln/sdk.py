@@ -44,7 +44,7 @@ class SDK:
             return ""
 
     def inspect(self, path: str) -> Optional[Dict[str, Any]]:
-        """What the SDK reads out of a compiled file without an NPU: None before 0.9, {"flaw": why} where it is not understood."""
+        """Return the facts that the SDK reads from a compiled file: None before 0.9, {"flaw": reason} if they are unknown."""
         inspect = getattr(self._rebel.RBLNCompiledModel, "inspect", None)
         if inspect is None:
             return None
@@ -56,19 +56,19 @@ class SDK:
             return {"flaw": f"inspect of SDK {self.version} gives {what}, which this backend does not understand ({error})"}
 
     def count(self) -> int:
-        """Number of visible NPUs."""
+        """Return the number of visible NPUs."""
         return int(self._rebel.device_count())
 
     def card(self, npu: int) -> Optional[str]:
-        """Type of an NPU, such as RBLN-CA12; None where it is not known."""
+        """Return the type of an NPU, such as RBLN-CA12, or None if it is unknown."""
         name = getattr(self._rebel, "get_npu_name", None)
         return name(npu) if name else None
 
-    def per_bucket(self, said: str) -> bool:
-        """Whether each bucket has a runtime of its own: as parameter `runtime_per_bucket` says, else as this SDK wants it."""
-        if said not in ("", "true", "false"):
-            raise Fault(f"parameter runtime_per_bucket is {said!r}, wanted true or false")
-        return said == "true" if said else _numbers(self.version) < SHARED_FROM
+    def per_bucket(self, text: str) -> bool:
+        """Return True if each bucket has its own runtime, by the parameter `runtime_per_bucket`, else by the SDK."""
+        if text not in ("", "true", "false"):
+            raise Fault(f"parameter runtime_per_bucket is {text!r}, expected true or false")
+        return text == "true" if text else _numbers(self.version) < SHARED_FROM
 
     def load(self, path: str, buckets: int, npus: Sequence[int], timeout_s: int, per_bucket: bool) -> List[Run]:
         """Load a compiled file onto its NPUs and return a run for each bucket."""
@@ -80,7 +80,7 @@ class SDK:
 
 
 def sdk_array(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Memory of a tensor as the SDK takes it: bfloat16 lies there as 16 bits, and the SDK's is of ml_dtypes, as numpy has none."""
+    """Return the array of a tensor for the SDK: the 16 bits of bfloat16 get the type of ml_dtypes, because numpy has none."""
     if dtype != BFLOAT16:
         return array
     try:
@@ -91,12 +91,12 @@ def sdk_array(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _numbers(version: str) -> Tuple[int, ...]:
-    """A version's first three numbers, (0, 9, 4); none where it is not known."""
+    """Return the first three numbers of a version, such as (0, 9, 4), or () if it is unknown."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def _make(create: Callable[..., Any], timeout_s: int, **options: Any) -> Any:
-    """A runtime with the vendor's own time limit, in whole seconds, where this shape of the SDK takes one."""
+    """Return a runtime, with the vendor's time limit in whole seconds if this version of the SDK has one."""
     if timeout_s:
         try:
             return create(timeout=timeout_s, **options)
@@ -106,26 +106,26 @@ def _make(create: Callable[..., Any], timeout_s: int, **options: Any) -> Any:
 
 
 def _get(entry: Any, name: str) -> Any:
-    """A field of what `inspect` gives: a mapping or an object, by version; None where it has none."""
+    """Return a field of the result of `inspect`, a mapping or an object by version, or None."""
     return entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
 
 
 def _fields(found: Any) -> List[str]:
-    """Names of what `inspect` gave."""
+    """Return the names of the fields of the result of `inspect`."""
     return [str(name) for name in (found if isinstance(found, Mapping) else getattr(found, "__dict__", ()))][:20]
 
 
 def _plain(found: Any) -> Dict[str, Any]:
-    """A result of `inspect` as plain data. Raises where it is none that is known."""
+    """Return the result of `inspect` as plain data. Raises if its form is unknown."""
 
     def tensor(entry: Any) -> Dict[str, Any]:
         shape, dtype, name = _get(entry, "shape"), _get(entry, "dtype"), _get(entry, "name")
         if shape is None or dtype is None:
-            raise ValueError(f"a tensor is {str(entry)[:80]!r}, wanted name, shape and dtype")
+            raise ValueError(f"a tensor is {str(entry)[:80]!r}, expected name, shape and dtype")
         # "float32", numpy's own type or class, or "torch.float32"
         kind = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype).rpartition(".")[2]
         if kind not in TYPES:
-            raise ValueError(f"a tensor's dtype is {str(dtype)[:80]!r}, wanted one of {', '.join(TYPES)}")
+            raise ValueError(f"a tensor's dtype is {str(dtype)[:80]!r}, expected one of {', '.join(TYPES)}")
         return {"name": None if name is None else str(name), "shape": [int(size) for size in shape], "dtype": kind}
 
     def bucket(entry: Any) -> Dict[str, Any]:
@@ -146,11 +146,11 @@ def _plain(found: Any) -> Dict[str, Any]:
 
 
 def _arrays(found: Any) -> List[np.ndarray]:
-    """Outputs of a run as a list, whether the runtime gives one array, a list or a tuple."""
+    """Return the outputs of a run, one array, a list or a tuple, as a list."""
     arrays = list(found) if isinstance(found, (list, tuple)) else [found]
     for entry in arrays:
         if not isinstance(entry, np.ndarray):
-            raise Fault(f"the SDK's runtime gave {type(entry).__name__}, wanted an array, or a list or tuple of them")
+            raise Fault(f"the SDK's runtime gave {type(entry).__name__}, expected an array, or a list or tuple of them")
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""What the stub and its device process share: the memory of the tensors, and the messages about it."""
+"""The interface of the stub and its device process: shared memory of the tensors, and messages about it."""
 
 from __future__ import annotations
 

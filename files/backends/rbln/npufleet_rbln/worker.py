@@ -74,12 +74,12 @@ class Worker:
         self.given: List[Sequence[np.ndarray]] = []
 
     def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
-        """A bucket with the outputs that a run with zeros gives."""
+        """Return a bucket with the outputs of a run with zeros."""
         outputs = run([sdk_array(np.zeros(tensor.shape, memory_dtype(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])
         return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
 
     def hello(self) -> Dict[str, Any]:
-        """What the stub has to know."""
+        """Return the facts for the stub."""
         return {"plan": self.plan.as_dict(), "npu": self.npu, "source": self.source}
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Worker:
 
 
 def refusal(error: BaseException) -> Dict[str, Any]:
-    """Why a worker could not be made, as the stub reads it."""
+    """Return the error for the stub if a worker could not be created."""
     if isinstance(error, Fault):
         # What the vendor raised is behind it; a refusal of ours needs no traceback.
         trace = traceback.format_exc()[-16000:] if error.__cause__ else ""
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str]) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_NAME, b"rbln-device", 0, 0, 0)
     if os.getppid() != int(arguments[1]):
-        os._exit(1)  # the stub ended before the kernel was told to say so
+        os._exit(1)  # The stub ended before prctl() took effect.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stub decides when this ends
     try:
         worker = Worker(json.loads(control.recv(1 << 20)))
@@ -155,4 +155,4 @@ def main(arguments: Sequence[str]) -> None:
     os.close(worker.descriptor)
     control.recv(1)  # the stub says nothing more: this returns when it closes its end
     worker.close()
-    os._exit(0)  # threads of the vendor's may still be there
+    os._exit(0)  # Threads of the vendor may still run.
