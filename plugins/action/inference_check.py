@@ -44,7 +44,7 @@ class ActionModule(FleetAction):
             raise self.refuse(host, error) from None
         except Refusal as refusal:
             lines = "".join(f"\n  - {reason}" for reason in refusal.reasons)
-            return {"failed": True, "msg": f"{host}: nothing was asked:{lines}"}
+            return {"failed": True, "msg": f"{host}: no request was sent:{lines}"}
         for name in ("results_dir", "models", "require_checks", "checks_dir", "golden_dir"):
             arguments.pop(name)
         arguments["server"] = checks.server

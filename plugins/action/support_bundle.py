@@ -87,7 +87,7 @@ class ActionModule(FleetAction):
             self._remove_tmp_path(directory, force=True)
         result["path"] = path
         with host_text.understood(host):
-            result["msg"] = "{} ({:.0f} KiB, {} files, {} items could not be got, {} secrets taken out)".format(
+            result["msg"] = "{} ({:.0f} KiB, {} files, {} items are missing, {} secrets removed)".format(
                 os.path.relpath(path),
                 os.path.getsize(path) / 1024,
                 len(result["files"]),
@@ -156,7 +156,9 @@ class ActionModule(FleetAction):
                 raw = archive.read()
             found = hashlib.sha256(raw).hexdigest()
             if found != result["sha256"]:
-                raise AnsibleActionFail(f"{host}: the bundle arrived with digest {found}, wanted {result['sha256']}: run it again")
+                raise AnsibleActionFail(
+                    f"{host}: the bundle arrived with digest {found}, expected {result['sha256']}: run it again"
+                )
             root = os.path.basename(path)[: -len(".tar.gz")]
             members = archives.files(raw, root, bounds)
             leaks = leaking(members, secrets)
@@ -183,7 +185,7 @@ class ActionModule(FleetAction):
             if os.path.getsize(draft) < most:
                 raise
             raise AnsibleActionFail(
-                f"{host}: found a bundle of more than {most} bytes, wanted less: nothing of it is kept; take fewer lines "
+                f"{host}: the bundle has more than {most} bytes, expected fewer: nothing of it is kept; take fewer lines "
                 "(npufleet_support_lines), or find out who changed that host"
             ) from None
 

@@ -38,7 +38,7 @@ def image_content(found: Mapping[str, Any]) -> str:
     """Return the digest of an inspected image. Raises ValueError if it has no layers."""
     digest = images.content_digest(found)
     if digest is None:
-        raise ValueError("found an image whose layers the engine does not tell, wanted RootFS.Layers of `docker image inspect`")
+        raise ValueError("the image has no layers, expected RootFS.Layers of `docker image inspect`")
     return digest
 
 

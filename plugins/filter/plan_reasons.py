@@ -55,7 +55,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout
 
-NO_PLAN = "found no plan of this host, expected one: see its failed task above, and run again"
+NO_PLAN = "the plan is missing, expected one: see its failed task above, and run again"
 
 
 def plan_reasons(
@@ -95,7 +95,7 @@ def _reasons(state: Any, left: bool) -> Optional[List[str]]:
     if isinstance(state.get("timedout"), Mapping) and not reasons:
         limit = state["timedout"].get("period")
         reasons.append(
-            f"found no answer to the query within {limit} s (npufleet_query_timeout), expected one: see what keeps the host, such "
+            f"the query has no answer within {limit} s (npufleet_query_timeout), expected one: see what keeps the host, such "
             "as a driver or a disk that hangs, or leave it out with --limit"
         )
     if state.get("failed") and not reasons:

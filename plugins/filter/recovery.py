@@ -59,7 +59,7 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
     refused: List[str] = []
     needed = -1
     if not (state["actual"].get("server") or {}).get("engine"):
-        refused.append("found no engine that answers, wanted one that runs the server: run playbooks/site.yml")
+        refused.append("the engine does not answer, expected one that runs the server: run playbooks/site.yml")
     for entry in state["plan"]:
         concern, name, action = entry["concern"], entry["name"], entry["action"]
         words = host_text.line(sentence(entry))

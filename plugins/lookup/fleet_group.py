@@ -65,8 +65,8 @@ class LookupModule(LookupBase):
         # Without any host this is a syntax check, or Ansible itself reports that there is no inventory.
         if groups.get("all") and name not in groups:
             raise AnsibleError(
-                f"found no group {name} in the inventory, wanted the hosts with NPUs in it: "
-                "put them into that group, or name theirs (-e npufleet_group=...)"
+                f"the inventory has no group {name}, expected the hosts with NPUs in it: "
+                "put them into that group, or name their group (-e npufleet_group=...)"
             )
         if PATTERN.search(name):
             raise AnsibleError(

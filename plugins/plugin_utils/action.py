@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
-from ansible import constants as C
+from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleAuthenticationFailure, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
@@ -123,7 +123,7 @@ class FleetAction(ActionBase):
             return ""
         batch = hashlib.sha256(" ".join(hosts).encode()).hexdigest()[:16]
         # No public name distinguishes the executions of a task.
-        return os.path.join(C.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
+        return os.path.join(constants.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
 
     def results_path(self, directory: str, host: str) -> str:
         """Return the path of the check results of a host, in a directory of the controller."""
@@ -208,7 +208,7 @@ class FleetAction(ActionBase):
     def _install_library(self, task_vars: Mapping[str, Any]) -> None:
         """Install the library on the host. Raises AnsibleActionFail."""
         host, version = task_vars["inventory_hostname"], library.version()
-        archive = base64.b64encode(library.packed(C.DEFAULT_LOCAL_TMP)).decode()
+        archive = base64.b64encode(library.packed(constants.DEFAULT_LOCAL_TMP)).decode()
         result = self._run("host_library", {"version": version, "archive": archive}, task_vars)
         if result.get("failed"):
             reason = host_text.line(result.get("msg", "the library cannot be installed"))
@@ -243,9 +243,11 @@ class Contact:
         self.end = time.monotonic() + limit
 
     def ask(self, call: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Return the answer of a call that is made again after each loss of contact: a host that is unreachable, a connection that
-        breaks off, a prompt that does not come in time, and a few times after one that was killed. Raises AnsibleConnectionFailure
-        when the limit is over, and at once where the host refuses the login."""
+        """Return the answer of a call, which is repeated after each loss of contact and a few times after it was killed.
+
+        Contact is lost if the host is unreachable, the connection breaks off or a prompt is late. Raises AnsibleConnectionFailure
+        after the limit, and at once if the host refuses the login.
+        """
         lost, killed = 0.0, 0
         while True:
             try:
@@ -259,7 +261,7 @@ class Contact:
                     left = max(self.end, now + RECONNECT) - now
                     why = " ".join(str(failure.message).split())
                     self.report(
-                        f"{self.host}: contact was lost, the host goes on by itself and is asked again for {left:.0f} s: {why}"
+                        f"{self.host}: contact was lost, the host goes on by itself and is called again for {left:.0f} s: {why}"
                     )
                 if now >= max(self.end, lost + RECONNECT):
                     raise

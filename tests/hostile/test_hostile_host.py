@@ -104,7 +104,7 @@ def test_an_answer_of_another_shape_is_a_refusal(hostile: Hostile, answer: dict[
 def test_collect(hostile: Hostile) -> None:
     code, output = hostile.play("collect.yml", "--limit", HOSTILE)
     assert code == 2, output
-    assert f"{HOSTILE} gave an answer that cannot be used (found " in output
+    assert f"{HOSTILE} gave an answer that cannot be used (the " in output
     assert list(build(hostile, "support").iterdir()) == []
 
 

@@ -32,11 +32,11 @@ def test_what_cannot_be_meant_is_refused_with_all_reasons(first):
     run = playbook("maintenance.yml", "-e", "maintenance=out", "-e", "maintenance_reason=' '")
     assert run.code == 2, run.output
     assert f"{FIRST} is refused, nothing was changed:" in run.output
-    assert "found no maintenance_reason" in run.output
-    assert "found no --limit" in run.output
+    assert "maintenance_reason is missing" in run.output
+    assert "--limit is missing" in run.output
     run = maintenance(maintenance="off")
     assert run.code == 2, run.output
-    assert "found maintenance=off, wanted out or in" in run.output
+    assert "maintenance is off, expected out or in" in run.output
     assert not first.file(MARK).exists
     assert running(first)
 
@@ -100,7 +100,7 @@ def test_a_host_that_is_not_proven_stays_out(first):
     run = maintenance(maintenance="in", inference_check_image="gone:1")
     assert run.code == 2, run.output
     assert "image gone:1 is not" in run.output
-    assert f"{FIRST} stays in maintenance, repair it and put it back again." in run.output
+    assert f"{FIRST} stays in maintenance, repair it and return it to service again." in run.output
     assert first.file(MARK).exists
     assert not running(first)
 

@@ -247,7 +247,9 @@ def test_an_unreachable_host_does_not_keep_the_others(tmp_path: Path) -> None:
 def test_a_protected_environment_asks_before_it_changes() -> None:
     """Nobody answers here, so nothing is changed; the name given beforehand is an answer, and a look needs none."""
     given = {"triton_server_log_verbose": 1, "npufleet_protected": "production"}
-    refused(site(**given), ("production is protected: found", 'wanted "production" before', "-e npufleet_confirm=production"))
+    refused(
+        site(**given), ("production is protected: the answer is", 'expected "production" before', "-e npufleet_confirm=production")
+    )
     refused(site(**given, npufleet_confirm="staging"), ("production is protected",))
     assert site("--check", **given).code == 0
     assert site(npufleet_protected="production").code == 0, "no change, no question"

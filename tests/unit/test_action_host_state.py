@@ -228,9 +228,9 @@ def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        ({"plan": [], "refusals": []}, "found no moves, wanted"),
-        ({"plan": [], "moves": {}}, "found no refusals, wanted"),
-        ({"plan": []}, "found no moves and no refusals, wanted"),
+        ({"plan": [], "refusals": []}, "moves is missing, expected"),
+        ({"plan": [], "moves": {}}, "refusals is missing, expected"),
+        ({"plan": []}, "moves and refusals are missing, expected"),
         ({"plan": [], "refusals": [], "moves": []}, "found moves"),
         ({"plan": [], "refusals": "none", "moves": {}}, "found refusals none, wanted a list"),
         (mounting("/:/host:rw"), "found a mount /:/host:rw, wanted files of the driver only"),

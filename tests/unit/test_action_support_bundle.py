@@ -89,7 +89,7 @@ def test_bundle_arrives_without_any_secret_and_nothing_stays(site: Path) -> None
     assert "rbln_release is not set" in found["errors.txt"]
     assert "state: npu1 is refused" in found["errors.txt"]
     assert "redaction.txt: site_password has no value that could be searched for" in found["errors.txt"]
-    assert "could not be got" in result["msg"] and str(path.name) in result["msg"]
+    assert "items are missing" in result["msg"] and str(path.name) in result["msg"]
 
 
 def test_check_mode_leaves_no_trace(site: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_bundle_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
 
     action = support_bundle.ActionModule.__new__(support_bundle.ActionModule)
     action._connection = Endless(b"")
-    with pytest.raises(Exception, match="npu1: found a bundle of more than 4096 bytes"):
+    with pytest.raises(Exception, match="npu1: the bundle has more than 4096 bytes"):
         action._fetch("x", str(tmp_path / "out/r.tar.gz"), {"sha256": ""}, [], "npu1", BOUNDS)
     assert os.listdir(tmp_path / "out") == []
     # And nothing that is written afterwards is bound by it

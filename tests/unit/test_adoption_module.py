@@ -201,9 +201,9 @@ def test_names_of_containers_and_models_that_are_none(path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_files_that_lead_elsewhere_and_digests_that_are_none(path: str) -> None:
-    with pytest.raises(host_text.NoData, match="found the path"):
+    with pytest.raises(host_text.NoData, match="the path is"):
         action.check(found_there(path=path))
-    with pytest.raises(host_text.NoData, match="wanted a SHA-256 digest"):
+    with pytest.raises(host_text.NoData, match="expected a SHA-256 digest"):
         action.check(found_there(sha256=path))
 
 

@@ -38,7 +38,7 @@ def test_a_bundle_is_read() -> None:
     "name", ["/etc/cron.d/x", "../x", "r", "r/", "r/../x", "r/a/../../x", "r//etc/x", "r/a\x1b[2J", "s/x", "r/./x"]
 )
 def test_names_that_lead_elsewhere(name: str) -> None:
-    with pytest.raises(NoData, match="found"):
+    with pytest.raises(NoData, match=r"the (archive|path)"):
         archives.files(archive((name, {})), "r", BOUNDS)
 
 
@@ -47,7 +47,7 @@ def test_names_that_lead_elsewhere(name: str) -> None:
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE],
 )
 def test_types_that_are_no_files(kind: bytes) -> None:
-    with pytest.raises(NoData, match="'r/a' in it, which is no ordinary file"):
+    with pytest.raises(NoData, match="the archive has 'r/a', which is no ordinary file"):
         archives.files(archive(("r/a", {"type": kind, "size": 0, "linkname": "/etc/shadow"})), "r", BOUNDS)
 
 
@@ -60,7 +60,7 @@ def test_a_sparse_file_is_none() -> None:
 def test_too_many_files_and_one_twice() -> None:
     with pytest.raises(NoData, match="more than 20 files"):
         archives.files(archive(*((f"r/{number}", {}) for number in range(21))), "r", BOUNDS)
-    with pytest.raises(NoData, match="found a in it twice"):
+    with pytest.raises(NoData, match="the archive has a twice"):
         archives.files(archive(("r/a", {}), ("r/a", {})), "r", BOUNDS)
 
 
@@ -86,10 +86,10 @@ def test_what_unpacks_to_more_is_not_unpacked() -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "cut off"),
+        (b"", "truncated"),
         (b"no archive", "cannot be unpacked"),
-        (pack("r", {"a": "text"})[:-20], "cut off"),
-        (pack("r", {"a": "text"}) * 2, "behind the archive's end"),
+        (pack("r", {"a": "text"})[:-20], "truncated"),
+        (pack("r", {"a": "text"}) * 2, "after its end"),
         (gzip.compress(b"no archive" * 100), "cannot be read"),
     ],
 )

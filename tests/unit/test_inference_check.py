@@ -932,7 +932,7 @@ def test_variables_of_another_type_are_refused_before_anything_is_asked(fleet: P
     run = play(fleet, "-e", json.dumps(given), limit="right")
     assert run.returncode == 2, run.stdout + run.stderr
     said = results(fleet)["right"]["msg"].splitlines()
-    assert said[0] == "right: nothing was asked:"
+    assert said[0] == "right: no request was sent:"
     assert [line.split(":")[0] for line in said[1:]] == [
         "  - inference_check_golden_dir",
         "  - npufleet_no_proxy",
@@ -972,7 +972,7 @@ def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_p
         ({"inference_check_image": "gone:1"}, "right: image gone:1 is not on the host"),
         (
             {"npufleet_lock_file": "/nowhere"},
-            "right: nothing was asked:\n  - found no image, wanted the one that is locked for the release",
+            "right: no request was sent:\n  - found no image, wanted the one that is locked for the release",
         ),
         (
             {"triton_models": [{"name": "digits"}, {"name": "words"}]},
@@ -999,7 +999,7 @@ def test_a_malformed_file_is_refused_before_anything_is_sent(fleet: Path, tmp_pa
     ):
         assert f"  - {tmp_path}/digits.yml: {words}" in run.stdout + run.stderr
     assert (fleet / "ran").read_text() == ""
-    assert (results(fleet)["right"]["checks"], "nothing was asked" in results(fleet)["right"]["msg"]) == ([], True)
+    assert (results(fleet)["right"]["checks"], "no request was sent" in results(fleet)["right"]["msg"]) == ([], True)
 
 
 def test_a_model_that_need_not_be_proven_is_named(fleet: Path) -> None:
@@ -1035,7 +1035,7 @@ def test_tls_and_key_reach_the_client_and_no_output(fleet: Path, tmp_path: Path)
     assert run.returncode == 2
     run = play(fleet, "-e", json.dumps({"inference_check_grpc_tls": {"ca": "/none", "cert": "/none"}}), limit="right")
     assert run.returncode == 2
-    assert "right: nothing was asked:\n  - grpc_tls: found cert or key alone, wanted both" in run.stdout + run.stderr
+    assert "right: no request was sent:\n  - grpc_tls: found cert or key alone, wanted both" in run.stdout + run.stderr
 
 
 def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_nothing_found_is_a_document_all_the_same(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "the following arguments are required: REPOSITORY; --help"),
+        ([], "the following arguments are required: REPOSITORY; see --help"),
         ([""], "'' is no directory"),
         (["{place}/none", "{place}/no"], "/none' is no directory, expected a Triton repository. Correct the path; "),
         ([__file__], "is no directory"),

@@ -38,7 +38,7 @@ def test_grey_and_colour() -> None:
 
 
 def test_pixels_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="found 3 bytes, wanted 4"):
+    with pytest.raises(ValueError, match="the picture has 3 bytes, expected 4"):
         picture.png(2, 2, 1, b"abc")
 
 

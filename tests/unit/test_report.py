@@ -90,7 +90,7 @@ def test_the_first_reason_and_how_many_more() -> None:
     plan = [{"concern": "server", "name": "container", "current": None, "desired": "running", "action": "start"}]
     found = row(status(state="drift", plan=plan), result(check(ok=False, why="label is 7, wanted 1")))
     assert (found["first"], found["more"]) == ("digits/http/digit 1: label is 7, wanted 1", 1)
-    assert found["plan"] == [{"what": "server container", "found": "nothing", "wanted": "running", "action": "start"}]
+    assert found["plan"] == [{"what": "server container", "actual": "nothing", "desired": "running", "action": "start"}]
 
 
 def test_models_that_are_not_served_are_wrong_whatever_they_answered() -> None:

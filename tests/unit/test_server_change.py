@@ -307,7 +307,7 @@ def test_a_connection_that_comes_back_finds_what_became_of_the_change(tmp_path: 
     entry = Action(tmp_path, UNDER_WAY, lost, lost, ENDED)
     assert entry.go()["proven"] is True
     first, back = entry.warned
-    assert first.startswith("npu1: contact was lost, the host goes on by itself and is asked again for ") and why.strip() in first
+    assert first.startswith("npu1: contact was lost, the host goes on by itself and is called again for ") and why.strip() in first
     assert back == "npu1: contact is back"
 
 

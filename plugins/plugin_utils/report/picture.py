@@ -18,7 +18,7 @@ def png(width: int, height: int, channels: int, pixels: bytes) -> bytes:
     """Eight-bit pixels, row by row, grey or red-green-blue, as a PNG file."""
     line = width * channels
     if len(pixels) != line * height:
-        raise ValueError(f"found {len(pixels)} bytes, wanted {line * height} for {width} x {height} x {channels}")
+        raise ValueError(f"the picture has {len(pixels)} bytes, expected {line * height} for {width} x {height} x {channels}")
     # Each line starts with its filter, 0 for none.
     lines = b"".join(b"\0" + pixels[start : start + line] for start in range(0, len(pixels), line))
     head = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)

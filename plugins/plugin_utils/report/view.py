@@ -110,13 +110,13 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
     if _at(status, "state") in ("unreachable", "failed", "maintenance"):
         reasons += [str(line) for line in _list(_at(status, "report"))]
     if result and not checks:
-        reasons.append(str(result.get("msg") or "no model was asked"))
+        reasons.append(str(result.get("msg") or "no model was checked"))
     reasons += ["{}: {}".format(name.get("name"), name.get("why") or "the answer was wrong") for name in wrong]
     steps = [
         {
             "what": "{} {}".format(item.get("concern"), item.get("name")),
-            "found": short(item.get("current")),
-            "wanted": short(item.get("desired")),
+            "actual": short(item.get("current")),
+            "desired": short(item.get("desired")),
             "action": str(item.get("action")),
         }
         for item in plan
@@ -144,7 +144,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
     }
     row["stale"] = any(time_["stale"] for time_ in row["times"])
     # The first line is under the state of the host.
-    lines = row["reasons"] + ["{what}: found {found}, wanted {wanted}".format(**step) for step in steps]
+    lines = row["reasons"] + ["{what} is {actual}, expected {desired}".format(**step) for step in steps]
     row["first"], row["more"] = (lines[0] if lines else ""), max(len(lines) - 1, 0)
     row["seen"] = min((time_["when"] for time_ in row["times"]), default="")
     return row

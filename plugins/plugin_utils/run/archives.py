@@ -42,16 +42,16 @@ def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(_inflated(raw, bounds.unpacked)), mode="r:") as archive:
             for member in archive:
                 if len(found) == bounds.files:
-                    raise NoData(f"found more than {bounds.files} files in it")
+                    raise NoData(f"the archive has more than {bounds.files} files")
                 name = _name(member, root)
                 if name in found:
-                    raise NoData(f"found {name} in it twice")
+                    raise NoData(f"the archive has {name} twice")
                 content = archive.extractfile(member)
                 found[name] = content.read() if content else b""
                 if len(found[name]) != member.size:
-                    raise NoData(f"found {name} cut off in it")
+                    raise NoData(f"{name} is truncated in the archive")
     except tarfile.TarError as error:
-        raise NoData(f"found an archive that cannot be read: {line(error)[:200]}") from None
+        raise NoData(f"the archive cannot be read: {line(error)[:200]}") from None
     return found
 
 
@@ -61,20 +61,20 @@ def _inflated(raw: bytes, most: int) -> bytes:
     try:
         whole = reader.decompress(raw, most + 1)
     except zlib.error as error:
-        raise NoData(f"found an archive that cannot be unpacked: {error}") from None
+        raise NoData(f"the archive cannot be unpacked: {error}") from None
     if len(whole) > most:
-        raise NoData(f"found more than {most} bytes in it")
+        raise NoData(f"the archive has more than {most} bytes")
     if not reader.eof or reader.unused_data:
-        raise NoData("found an archive that is cut off" if not reader.eof else "found data behind the archive's end")
+        raise NoData("the archive is truncated" if not reader.eof else "the archive has data after its end")
     return whole
 
 
 def _name(member: tarfile.TarInfo, root: str) -> str:
     """Return the name of an ordinary file below the root. Raises NoData for any other member."""
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-        raise NoData(f"found {line(member.name)[:80]!r} in it, which is no ordinary file")
+        raise NoData(f"the archive has {line(member.name)[:80]!r}, which is no ordinary file")
     base, slash, name = member.name.partition("/")
     if base != root or not slash:
-        raise NoData(f"found {line(member.name)[:80]!r} in it, wanted files below {root}")
+        raise NoData(f"the archive has {line(member.name)[:80]!r}, expected files below {root}")
     below(root, name)
     return name

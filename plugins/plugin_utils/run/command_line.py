@@ -16,12 +16,12 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Exit codes and their meaning. 130 and 141 are the codes of a shell for SIGINT and SIGPIPE.
 RIGHT, WRONG, MISTAKEN, NOT_ASKED, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
 CODES = {
-    RIGHT: "right: every answer, check or model is as wanted",
+    RIGHT: "right: every answer, check or model is correct",
     WRONG: "wrong: an answer, a check or a model is not",
-    MISTAKEN: "wrong use: something given is not right, and nothing was asked",
-    NOT_ASKED: "could not ask: the server or the model was not reachable, not ready or too late",
+    MISTAKEN: "wrong use: an argument is invalid, and no request was sent",
+    NOT_ASKED: "no answer: the server or the model was not reachable, not ready or too late",
     INTERRUPTED: "interrupted",
-    PIPE: "whoever read the output went away",
+    PIPE: "the reader of the output closed it",
 }
 TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {words}" for code, words in CODES.items())
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
@@ -38,17 +38,19 @@ class End(Exception):
 class Parser(argparse.ArgumentParser):
     """A command line whose errors are one line and whose help ends with the exit codes."""
 
-    def __init__(self, name: str, words: Optional[str]) -> None:
-        about, _gap, more = (words or "").partition("\n\n")
-        whole = "\n\n".join(filter(None, [more.strip("\n"), TABLE]))
+    def __init__(self, command: str, text: Optional[str]) -> None:
+        about, _gap, more = (text or "").partition("\n\n")
+        epilog = "\n\n".join(filter(None, [more.strip("\n"), TABLE]))
         # An abbreviation may match another option in a later version.
-        super().__init__(name, None, about, whole, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        super().__init__(command, None, about, epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise End(MISTAKEN, f"{message[9:] if message.startswith('argument ') else message}; --help tells more")
+        # argparse writes "argument --option: message".
+        text = message[9:].replace(": is ", " is ", 1) if message.startswith("argument ") else message
+        raise End(MISTAKEN, f"{text}; see --help")
 
 
-def run(name: str, work: Callable[[], int]) -> int:
+def run(command: str, work: Callable[[], int]) -> int:
     """Run a command and return its exit code. An error is one line on standard error."""
     # Standard output may be closed, and its encoding may lack a letter of a file or an answer.
     if sys.stdout is None:
@@ -65,20 +67,20 @@ def run(name: str, work: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except End as end:
-        return _ended_with(name, end.code, str(end))
+        return _ended_with(command, end.code, str(end))
     except KeyboardInterrupt:
-        return _ended_with(name, INTERRUPTED, "interrupted")
+        return _ended_with(command, INTERRUPTED, "interrupted")
     except BrokenPipeError:
         _drop_output()
         return PIPE
     except OSError as error:
         # Only standard output has no closer handler, such as on a full disk.
         _drop_output()
-        return _ended_with(name, MISTAKEN, f"standard output: {error.strerror or error}")
+        return _ended_with(command, MISTAKEN, f"standard output: {error.strerror or error}")
 
 
-def _ended_with(name: str, code: int, why: str) -> int:
-    print(f"{name}: {' '.join(why.split())}", file=sys.stderr)
+def _ended_with(command: str, code: int, why: str) -> int:
+    print(f"{command}: {' '.join(why.split())}", file=sys.stderr)
     return code
 
 
@@ -90,17 +92,17 @@ def _drop_output() -> None:
 # Values of options
 
 
-def whole(text: str) -> int:
+def positive(text: str) -> int:
     """Return a whole number above 0. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a whole number above 0")
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected a whole number above 0")
     return int(text)
 
 
 def index(text: str) -> int:
     """Return a whole number of at least 0. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected a whole number of at least 0")
     return int(text)
 
 
@@ -111,41 +113,41 @@ def seconds(text: str) -> float:
     except ValueError:
         found = 0
     if not 0 < found <= 86400:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted seconds above 0, a day (86400) at most")
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected seconds above 0, a day (86400) at most")
     return found
 
 
 def name(text: str) -> str:
     """Return a name that a request can hold. Raises ArgumentTypeError."""
     if not text.strip() or any(entry in text for entry in "/?#") or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a name as the server has it")
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected a name of the server")
     return text
 
 
 def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
     """Return the scheme, and host:port with the path, of a URL. The default is the first of `schemes`. Raises End."""
 
-    def wrong(found: str, wanted: str) -> End:
-        return End(MISTAKEN, f"{option}: found {found}, wanted {wanted}")
+    def wrong(actual: str, expected: str) -> End:
+        return End(MISTAKEN, f"{option} {actual}, expected {expected}")
 
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = schemes[0], url
     if scheme not in schemes:
-        raise wrong(f"{scheme}://", f"one of {', '.join(schemes)}")
+        raise wrong(f"is {scheme}://", f"one of {', '.join(schemes)}")
     host, slash, path = rest.rstrip("/").partition("/")
     if "@" in host:
-        raise wrong("a login in it", "host:port")
+        raise wrong("has a login", "host:port")
     if any(entry in rest for entry in "?#\\") or not rest.isprintable() or " " in rest:
-        raise wrong(repr(url), "host:port")
+        raise wrong(f"is {url!r}", "host:port")
     # An IPv6 address needs brackets, or its last part would be the port.
     if host.count(":") > 1 and not host.startswith("["):
-        raise wrong(host, f"an IPv6 address in brackets, [{host}]")
+        raise wrong(f"is {host}", f"an IPv6 address in brackets, [{host}]")
     bare, colon, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "")
     if not bare.strip("[]"):
-        raise wrong("no host", "host:port")
+        raise wrong("has no host", "host:port")
     if colon and not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-        raise wrong(f"port {port!r}", "a number from 1 to 65535")
+        raise wrong(f"has port {port!r}", "a number from 1 to 65535")
     if not colon:
         port = str(443 if separator and SCHEMES[scheme] else ports[scheme])
     return scheme, f"{bare}:{port}{slash}{path}"
@@ -154,9 +156,11 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
 def tls_files(given: Any) -> Dict[str, Optional[str]]:
     """Return {"ca", "cert", "key"} of a command line, each a file that TLS can use or None. Raises End with all errors."""
     files: Dict[str, Optional[str]] = {key: getattr(given, key) for key in ("ca", "cert", "key")}
-    wrong = [f"--{file}: found no file {path!r}" for file, path in files.items() if path is not None and not os.path.isfile(path)]
+    wrong = [
+        f"--{file} is {path!r}, expected a file" for file, path in files.items() if path is not None and not os.path.isfile(path)
+    ]
     if bool(files["cert"]) != bool(files["key"]):
-        wrong.append("--cert and --key: found one, wanted both")
+        wrong.append("--cert or --key is missing, expected both")
     if not wrong:
         wrong += _unusable(files)
     if wrong:
@@ -173,7 +177,7 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
         try:
             context.load_verify_locations(files["ca"])
         except (OSError, ValueError):
-            wrong.append(f"--ca: found no certificate in {files['ca']}, wanted PEM")
+            wrong.append(f"--ca is {files['ca']}, expected certificates as PEM")
     if files["cert"]:
         try:
             # Without this function OpenSSL reads a passphrase from the terminal.
@@ -181,8 +185,8 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", None) or error
             wrong.append(
-                f"--cert and --key: found {files['cert']} and {files['key']} ({why}), "
-                "wanted a certificate and its own key without a passphrase, as PEM"
+                f"--cert and --key are {files['cert']} and {files['key']} ({why}), "
+                "expected a certificate and its own key without a passphrase, as PEM"
             )
     return wrong
 
@@ -196,7 +200,7 @@ def writable(path: str, option: str) -> None:
         return
     try:
         if not path or os.path.isdir(path):
-            raise IsADirectoryError(0, "no file can be there")
+            raise IsADirectoryError(0, "it is not a file path")
         existed = os.path.exists(draft_of(path))
         with open(draft_of(path), "a", encoding="utf-8"):
             pass

@@ -50,7 +50,7 @@ def received(found: Any, deep: int = DEEPEST) -> Any:
     if isinstance(found, int):
         return found if found.bit_length() <= WIDEST else f"a number of {found.bit_length()} bits"
     if deep == 0:
-        raise NoData(f"found an answer that nests more than {DEEPEST} deep")
+        raise NoData(f"the answer is nested more than {DEEPEST} deep")
     if isinstance(found, dict):
         return {received(key, deep - 1): received(value, deep - 1) for key, value in found.items()}
     if isinstance(found, (list, tuple)):
@@ -112,14 +112,14 @@ def below(directory: str, path: str) -> str:
     """Return the path of a file below a directory. Raises NoData for a path that leaves it."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts) or not path.isprintable():
-        raise NoData(f"found the path {line(path)[:200]!r}, wanted one of a file below the model's directory")
+        raise NoData(f"the path is {line(path)[:200]!r}, expected one of a file below the directory of the model")
     return os.path.join(directory, *parts)
 
 
 def digest(text: Any) -> str:
     """Return a SHA-256 digest in hexadecimal. Raises NoData for any other text."""
     if not (isinstance(text, str) and DIGEST.fullmatch(text)):
-        raise NoData(f"found {line(text)[:80]!r}, wanted a SHA-256 digest")
+        raise NoData(f"the digest is {line(text)[:80]!r}, expected a SHA-256 digest")
     return text
 
 
@@ -127,7 +127,7 @@ def complete(found: Mapping[str, Any], *names: str) -> None:
     """Raise NoData for an answer without these parts. An empty answer must not count as in sync."""
     missing = [name for name in names if name not in found]
     if missing:
-        raise NoData(f"found no {' and no '.join(missing)}, wanted a whole answer")
+        raise NoData(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, expected a complete answer")
 
 
 class _Plain(yaml.SafeDumper):

@@ -73,7 +73,7 @@ class Sender:
         unknown = sorted(host_text.line(digest)[:80] for digest in missing if digest not in origins)
         if unknown:
             raise StoreError(
-                f"it asks for {', '.join(unknown[:5])}, which no model of the inventory has: nothing was sent; "
+                f"it requests {', '.join(unknown[:5])}, which no model of the inventory has: nothing was sent; "
                 "find out who changed that host"
             )
         try:
@@ -136,7 +136,7 @@ class Sender:
                 continue
             if time.monotonic() > deadline:
                 raise StoreError(
-                    f"found {answer['busy']} transferring to this host, wanted it done within "
+                    f"{answer['busy']} is transferring to this host, expected the end within "
                     f"{self.variables['model_repository_lock_timeout']} s: run again when it is, or raise "
                     "model_repository_lock_timeout"
                 )
@@ -289,7 +289,7 @@ class Sender:
                 if proven != digest:
                     os.unlink(partial)
                     raise StoreError(
-                        f"blob {digest[:12]} arrived from {entry['source']} with SHA-256 {proven}, wanted {digest}: it was "
+                        f"blob {digest[:12]} arrived from {entry['source']} with SHA-256 {proven}, expected {digest}: it was "
                         "removed; compare the source with `sha256` in the inventory"
                     )
                 os.chmod(partial, 0o644)

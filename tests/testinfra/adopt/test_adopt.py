@@ -287,7 +287,7 @@ def test_what_could_not_be_undone_is_refused(host, place):
     assert inspect(host, name)["State"]["StartedAt"] == started
     again = adopt(*written(place))
     assert again.code == 2, again.output
-    assert "is there already" in again.output
+    assert "exists already" in again.output
 
 
 def test_models_that_the_inventory_does_not_have_are_not_dropped(host, place):

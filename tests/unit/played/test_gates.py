@@ -301,14 +301,14 @@ def test_the_gate_holds_whatever_tags_are_given(ran: Run) -> None:
 @scenes("protected", "protected rollback", "protected recovery", "protected by a playbook")
 def test_a_protected_environment_asks_whatever_changes_it(ran: Run) -> None:
     assert ran.code == 2, ran.output
-    assert 'prod is protected: found "", wanted "prod" before npu-1' in ran.words
+    assert 'prod is protected: the answer is "", expected "prod" before npu-1' in ran.words
     assert ran.touched() == []
 
 
 @scenes("several protected")
 def test_every_protected_environment_that_changes_is_asked_about(ran: Run) -> None:
     assert ran.code == 2, ran.output
-    assert 'seoul, busan is protected: found "", wanted "seoul, busan" before npu-2, npu-3 are changed' in ran.words
+    assert 'seoul, busan is protected: the answer is "", expected "seoul, busan" before npu-2, npu-3 are changed' in ran.words
     assert ran.touched() == []
 
 

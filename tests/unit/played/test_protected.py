@@ -129,7 +129,7 @@ def test_a_protected_environment_is_asked_about(tmp_path: Path, way: str) -> Non
     given = {"npufleet_protected": "production", "npufleet_build_host": HOSTS[0] if playbook == "compile.yml" else "elsewhere"}
     ran = run(tmp_path, playbook, fleet, *options, *local, **given)
     assert ran.code == 2, ran.output
-    assert 'production is protected: found "", wanted "production" before ' in ran.words, ran.output
+    assert 'production is protected: the answer is "", expected "production" before ' in ran.words, ran.output
     assert changed(ran) == []
 
 

@@ -108,11 +108,11 @@ def test_what_cannot_work_is_refused_with_all_reasons_after_it_was_foretold(tmp_
 @pytest.mark.parametrize(
     ("options", "variables", "words"),
     [
-        ((), {}, "found no upgrade_to, wanted the row to go to: add -e upgrade_to=<row>; nothing was changed"),
+        ((), {}, "upgrade_to is missing, expected the release row to move to: add -e upgrade_to=<row>; nothing was changed"),
         (
             (*YES, "-e", "rbln_release=25.08"),
             {},
-            f"found rbln_release 25.08 on the command line beside upgrade_to {TO}: leave it out; nothing was changed",
+            f"rbln_release is 25.08 on the command line, expected only upgrade_to {TO}: leave rbln_release out",
         ),
         (
             ("-e", "upgrade_to=26.10", "-e", "upgrade_confirm=true"),
