@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import ansible_collections.npufleet.triton.plugins.module_utils.plan as imported
 import pytest
 import yaml
 from ansible.module_utils.compat.version import LooseVersion
-from helpers import ROOT, imports, load_program
+from helpers import ANSIBLE_PLAYBOOK, ROOT, imports, load_program
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 MODULES = sorted(path for path in (ROOT / "plugins/modules").glob("*.py") if path.stem != "__init__")
@@ -93,6 +95,16 @@ def test_file_names_are_snake_case() -> None:
 def test_the_group_of_actions_has_every_module_with_that_option() -> None:
     having = [path.stem for path in MODULES if '"root": {"type": "path"' in path.read_text()]
     assert load(ROOT / "meta/runtime.yml")["action_groups"] == {"root": having}
+
+
+def test_ansible_doc_shows_every_module_without_private_options(tmp_path: Path) -> None:
+    names = [f"npufleet.triton.{path.stem}" for path in MODULES]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path)}
+    command = [str(ANSIBLE_PLAYBOOK.with_name("ansible-doc")), "--json", "--type", "module", *names]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    shown = {name: entry["doc"].get("options", {}) for name, entry in json.loads(done.stdout).items()}
+    assert sorted(shown) == names
+    assert [name for name, options in shown.items() if any(option.startswith("_") for option in options)] == []
 
 
 @pytest.mark.parametrize("path", PLUGINS, ids=relative)
