@@ -156,7 +156,7 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
             lambda: container.restore(container.Docker(), root, settings["name"], settings),
             lambda error: failures.reason(error, (container.ContainerError, lease.LeaseError, OSError)),
         )
-        warn("{}: a replacement of the container broke off: {}".format(params["host"], settled or "there was none before"))
+        warn("{}: a replacement of the container broke off: {}".format(params["host"], settled or "there was no server before"))
     over = {"by": before["by"], "since": before["since"]} if before else None
     answer = {**NOTHING, "changed": changed or settled is not None, "taken": taken, "taken_over": over, "settled": settled}
     return {**answer, "fresh": taken and before is None and _counts(seen, last)}

@@ -239,8 +239,8 @@ def words(host: str, result: Mapping[str, Any]) -> str:
         return f"{host}: {result['why']}"
     if result["accepted"] is False:
         return f"{host}: the change was not accepted ({result['back']}): {result['why']}"
-    new = "the new container does not serve what was asked for"
-    what = new if result["replaces"] else "the server does not serve what was asked for"
+    new = "the new container does not serve what it should"
+    what = new if result["replaces"] else "the server does not serve what it should"
     return f"{host}: {what} ({result['back']}): {result['why']}"
 
 

@@ -152,7 +152,7 @@ class LocalServer:
             if replacement.broken_off(self.root):
                 restore = ProcessDriver(self.order, self.key).restore  # type: ignore[arg-type]
                 words = replacement.recover(self.root, self.holder, restore, lambda error: failures.reason(error, EXPECTED))
-                did.append(f"a replacement of the server broke off: {words or 'there was none before'}")
+                did.append(f"a replacement of the server broke off: {words or 'there was no server before'}")
             seen = self.look()
             missing = (seen.actual.get("models") or {}).get("missing", [])
             self.order["switch"] = switch(seen.plan, self.order, copied(self.root, missing, self.order["blobs"]))

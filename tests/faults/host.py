@@ -247,7 +247,7 @@ class Host:
             self.prove()
         except (Failed, repository_api.Refused) as error:
             self.put_back(me, str(error))
-            raise Failed(f"{self.mode}: the releases before serve again: {error}") from error
+            raise Failed(f"{self.mode}: the previous releases serve again: {error}") from error
         releases.prove(self.root, me, {"why": "", "keep": 5}, print)
         return True
 

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 WHEEL = "0.7.0"
 # Seconds that only what never comes takes, however slow the machine is
 ANSWERED = 600
-PUT_BACK = "the releases before serve again: "
+PUT_BACK = "the previous releases serve again: "
 Told = dict[str, str]
 
 

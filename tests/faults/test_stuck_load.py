@@ -192,7 +192,7 @@ class Supervised(Scene):
     """A server in the container that Ansible runs in, under its supervisor. A load is that of a change."""
 
     def start(self) -> None:
-        config = supervised.wanted(self.command, self.environment, 5, archive.digest("process.supervisor"), LIMIT)
+        config = supervised.configuration(self.command, self.environment, 5, archive.digest("process.supervisor"), LIMIT)
         program = base64.b64encode(archive.of("process.supervisor")).decode()
         supervised.start(str(self.root), config, program, sys.executable)
 

@@ -50,9 +50,9 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
 @pytest.mark.parametrize(
     ("says", "asking", "why"),
     [
-        ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", 20, "found cards still held 0 s after"),
-        ("exit 3", 20, "does not tell who has the cards open \\(it ended with 3\\) 0 s after"),
-        ("exec tail -f /dev/null", 0.2, "does not tell who has the cards open \\(.* timed out"),
+        ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", 20, "the cards are still held 0 s after"),
+        ("exit 3", 20, "does not report who has the cards open \\(it ended with 3\\) 0 s after"),
+        ("exec tail -f /dev/null", 0.2, "does not report who has the cards open \\(.* timed out"),
     ],
 )
 def test_a_new_one_is_not_started_where_the_cards_may_be_held(
@@ -336,7 +336,7 @@ def test_nothing_is_started_on_mounts_that_are_not_there(engine: PlayedEngine, t
         "replace": lambda: replace(engine, tmp_path),
         "put back": lambda: put_back(engine, tmp_path),
     }
-    with pytest.raises(container.ContainerError, match=f"found nothing at {tmp_path}/gone, which the container mounts"):
+    with pytest.raises(container.ContainerError, match=f"nothing is at {tmp_path}/gone, which the container mounts"):
         begin[begins]()
     if begins in ("restart", "replace"):
         assert (engine.serving(), engine.orders) == (old, orders)

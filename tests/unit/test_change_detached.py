@@ -89,17 +89,17 @@ def test_what_came_of_it_is_for_root_alone_and_the_order_is_gone(root: Path) -> 
     result = changed(root)
     assert (result["run"], result["refused"]) == (ALICE["run"], None)
     assert result["why"].startswith("the cards are not free")
-    assert result["back"] == "there was none before; the next run goes on from here"
+    assert result["back"] == "there was no server before; the next run goes on from here"
     assert not (root / detached.ORDER).exists()
     for name in (detached.RESULT, detached.STEPS):
         assert (root / name).stat().st_mode & 0o777 == 0o600
     steps = detached.steps(str(root))
-    assert [step["step"] for step in steps] == ["wait for the cards", "put back what served before"]
+    assert [step["step"] for step in steps] == ["wait for the cards", "restore the previous state"]
 
 
 def test_who_does_not_hold_the_host_is_refused(root: Path) -> None:
     result = changed(root)
-    assert result["refused"].startswith("found none, wanted this run's own lease of the host")
+    assert result["refused"].startswith("the lease of the host is none, expected that of this run")
 
 
 def test_a_process_that_ends_without_a_result_is_told_with_its_last_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ class Proven(host_change.HostChange):
         self.accepted = True
         why = self.decide(host_change.Outcome(["loaded digits"]))
         return host_change.Outcome(
-            ["loaded digits"], why, "" if why is None else "the releases before serve again", accepted=why is None
+            ["loaded digits"], why, "" if why is None else "the previous releases serve again", accepted=why is None
         )
 
 

@@ -186,9 +186,9 @@ def test_a_switch_is_brought_into_service_proven_and_kept(host: Host) -> None:
     assert host.said == [
         "wait for the cards",
         "restart the container",
-        "prove that it serves what was asked for",
+        "prove that it serves what it should",
         "prove by inference",
-        "keep it",
+        "keep the change",
     ]
 
 
@@ -251,8 +251,8 @@ def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None
     host.left = [RESTART] if fault == "not served" else []
     host.answers = [RIGHT, WRONG] if fault == "wrong answers" else [RIGHT]
     outcome = host.run()
-    assert outcome.why and ("label is 3, wanted 7" if host.answers[1:] else "npu1 is not as wanted:") in outcome.why
-    assert outcome.back == "the releases before serve again"
+    assert outcome.why and ("label is 3, wanted 7" if host.answers[1:] else "npu1 is not in sync:") in outcome.why
+    assert outcome.back == "the previous releases serve again"
     assert (list(outcome.checks), host.renewed) == (host.answers if host.answers[1:] else [], 0)
     assert host.serves() == {"digits": "a", "faces": "1"}
     assert open_ends(host) == []
@@ -268,7 +268,7 @@ def test_what_is_proven_waits_to_be_accepted(host: Host) -> None:
     (shown,) = host.shown
     assert (shown.why, list(shown.checks), shown.accepted) == (None, [RIGHT], None)
     assert (outcome.why, outcome.accepted, host.serves()) == (None, True, {"digits": "b", "words": "2"})
-    assert (open_ends(host), host.said[-2:]) == ([], ["wait to be accepted", "keep it"])
+    assert (open_ends(host), host.said[-2:]) == ([], ["wait to be accepted", "keep the change"])
 
 
 @pytest.mark.parametrize("replaces", [True, False])
@@ -281,7 +281,7 @@ def test_what_is_not_accepted_is_put_back(host: Host, replaces: bool) -> None:
         host.engine.add("triton-next", "created")
     outcome = host.run(accept_within=60)
     assert (outcome.why, outcome.accepted, list(outcome.checks)) == ("twice as slow", False, [RIGHT])
-    assert outcome.back == "the one before it serves again" if replaces else "the releases before serve again"
+    assert outcome.back == "the previous one serves again" if replaces else "the previous releases serve again"
     assert (host.serves(), open_ends(host)) == ({"digits": "a", "faces": "1"}, [])
     assert not replaces or host.engine.serving() == old
 
@@ -336,7 +336,7 @@ def test_a_new_container_that_does_not_serve_gives_way(host: Host) -> None:
     host.engine.add("triton-next", "created", works=False)
     host.plan, host.left = [REPLACE], [item("server", "container", "exited", "running", "start")]
     outcome = host.run()
-    assert outcome.back == "the one before it serves again"
+    assert outcome.back == "the previous one serves again"
     assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, old)
     assert open_ends(host) == []
 
@@ -347,7 +347,7 @@ def test_what_fails_before_the_change_is_put_back_with_its_reason(host: Host) ->
     host.plan = [REPLACE]
     host.engine.add("triton-next", "created")
     outcome = host.run(given_up="no space is left")
-    assert (outcome.why, outcome.back, outcome.replaces) == ("no space is left", "the releases before serve again", True)
+    assert (outcome.why, outcome.back, outcome.replaces) == ("no space is left", "the previous releases serve again", True)
     assert (host.serves(), host.engine.names()) == ({"digits": "a", "faces": "1"}, {"triton": "running"})
     assert open_ends(host) == []
     assert host.run(holds=True, given_up="no space is left").back == "nothing was changed"
@@ -357,7 +357,7 @@ def test_the_first_server_has_nothing_to_go_back_to(host: Host) -> None:
     host.engine.containers.clear()
     host.engine.add("triton-next", "created", works=False)
     host.plan, host.left = [item("server", "container", None, "running", "create")], [WAIT]
-    assert host.run().back == "there was none before; the next run goes on from here"
+    assert host.run().back == "there was no server before; the next run goes on from here"
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -411,7 +411,7 @@ def test_a_load_that_is_refused_brings_the_old_ones_back_by_another_load(host: H
     wanted = {name: {"release": B[name]["release"], "versions": ["1"]} for name in B}
     outcome = host.run(server={"mode": "explicit", "models": wanted, "grpc": True})
     assert outcome.why == "digits: no device memory"
-    assert outcome.back == "the releases before serve again"
+    assert outcome.back == "the previous releases serve again"
     assert asked == [{"digits": "b", "words": "2"}, {"digits": "a", "faces": "1"}]
     assert (host.serves(), host.engine.orders) == ({"digits": "a", "faces": "1"}, [])
 
@@ -425,7 +425,7 @@ def test_a_load_that_hangs_is_remembered_for_the_next_run(host: Host, refused: b
         host.left = [WAIT, item("server", "words", "version 1 READY a", "version 1 READY b", "wait")]
         host.triton_says, host.loading = {"words": "no memory"}, ["digits"]
     outcome = host.run(server={"mode": "poll"})
-    assert outcome.back == "the releases before serve again; the next run starts the server again, in which a load hangs"
+    assert outcome.back == "the previous releases serve again; the next run starts the server again, in which a load hangs"
     assert json.loads((host.root / store.HUNG).read_text())["models"] == ["digits"]
 
 
@@ -433,7 +433,7 @@ def test_what_cannot_be_put_back_says_both(host: Host) -> None:
     switched(host)
     host.plan, host.left, host.later = [RESTART], [RESTART], [RESTART]
     outcome = host.run()
-    assert outcome.back.startswith("what served before could not be put back, repair that and run again: npu1 is not as wanted:")
+    assert outcome.back.startswith("the previous state could not be restored, repair that and run again: npu1 is not in sync:")
     # It stays open: the next run, or the host itself, goes on
     assert open_ends(host) == [store.TRANSACTION]
 
@@ -580,7 +580,7 @@ def test_a_proven_container_is_kept_although_the_one_before_it_stayed(host: Host
         newest = host.engine.add("triton-next", "created", works=False)
         host.left = [item("server", "container", "exited", "running", "start")]
         host.looks.clear()
-        assert host.run(holds=True).back == "the one before it serves again"
+        assert host.run(holds=True).back == "the previous one serves again"
         assert newest not in host.engine.containers
     assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, new)
     assert open_ends(host) == []
@@ -608,7 +608,7 @@ def test_models_that_the_previous_server_read_elsewhere_are_expected_again(host:
     monkeypatch.setattr(proof, "see", see)
     cloud = {"release": None, "versions": None, "source": None}
     outcome = host.run(server={"models": {"rainy": cloud, "digits": {"release": B["digits"]["release"], "versions": ["1"]}}})
-    assert outcome.back == "the releases before serve again"
+    assert outcome.back == "the previous releases serve again"
     assert "rainy" in asked[0]
     assert sorted(asked[-1]) == ["cloudy", "digits", "faces"]
     assert asked[-1]["cloudy"]["release"] is None
@@ -736,7 +736,7 @@ def test_what_is_always_stuck_is_put_back(host: Host, guard: PlayedGuard, monkey
     host.plan = [RESTART]
     outcome = host.run()
     assert outcome.why and "no answer on port 8000" in outcome.why
-    assert (outcome.back, host.serves()["digits"]) == ("the releases before serve again", "a")
+    assert (outcome.back, host.serves()["digits"]) == ("the previous releases serve again", "a")
     assert outcome.did.count(ENDED) == stuck_load.ROUNDS + 1
 
 
@@ -750,7 +750,7 @@ def test_what_is_put_back_is_repeated_as_well(host: Host, guard: PlayedGuard, mo
     switched(host)
     host.plan = [RESTART]
     outcome = host.run()
-    assert outcome.why and outcome.back == "the releases before serve again"
+    assert outcome.why and outcome.back == "the previous releases serve again"
     assert open_ends(host) == []
     assert outcome.did[-1] == ENDED
 

@@ -215,7 +215,7 @@ def test_its_patience_counts_from_the_end_of_a_call(tmp_path: Path) -> None:
 
 def test_a_run_that_lost_its_lease_changes_nothing_more(tmp_path: Path) -> None:
     take(tmp_path, BOB)
-    with pytest.raises(lease.LeaseError, match="found that of bob@ops2"), lease.working(str(tmp_path), ALICE):
+    with pytest.raises(lease.LeaseError, match="the lease of the host is that of bob@ops2"), lease.working(str(tmp_path), ALICE):
         raise AssertionError("it went on")
     lease.release(str(tmp_path), BOB)
     with pytest.raises(lease.LeaseError, match="found none"), lease.working(str(tmp_path), ALICE):
@@ -241,10 +241,10 @@ def test_a_lease_that_was_released_during_a_call_does_not_come_back(tmp_path: Pa
 def test_a_host_in_maintenance_is_left_alone(tmp_path: Path) -> None:
     mark = tmp_path / "maintenance.json"
     mark.write_text(json.dumps({"reason": "swap card 2", "by": "carol", "since": "2026-01-02T03:04:05Z"}))
-    with pytest.raises(lease.LeaseError, match=r"found the host in maintenance: swap card 2 \(carol since 2026-01-02T03:04:05Z\)"):
+    with pytest.raises(lease.LeaseError, match=r"the host is in maintenance: swap card 2 \(carol since 2026-01-02T03:04:05Z\)"):
         take(tmp_path, ALICE)
     mark.write_text("{")
-    with pytest.raises(lease.LeaseError, match="found the host in maintenance: not to be read from"):
+    with pytest.raises(lease.LeaseError, match="the host is in maintenance: not to be read from"):
         take(tmp_path, ALICE)
     assert take(tmp_path, ALICE._replace(maintenance=True))[0] is True
 
@@ -267,7 +267,7 @@ def test_it_is_not_taken_while_the_watchdog_is_at_work(tmp_path: Path, watchdog:
     monkeypatch.setattr(lease, "WATCHDOG_WAIT", 0.0)
     with watchdog.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(lease.Held, match="found the watchdog at work"):
+        with pytest.raises(lease.Held, match="the watchdog is at work"):
             take(tmp_path, ALICE)
     assert take(tmp_path, ALICE)[0] is True
 

@@ -112,7 +112,7 @@ def test_a_host_in_maintenance_is_somebodys(engine: PlayedEngine, tmp_path: Path
     exchange(engine, tmp_path)
     (tmp_path / "maintenance.json").write_text(json.dumps({"reason": "card 2", "by": "carol", "since": "now"}))
     engine.orders.clear()
-    assert "found the host in maintenance: card 2" in resume.resume(str(tmp_path), engine).busy
+    assert "the host is in maintenance: card 2" in resume.resume(str(tmp_path), engine).busy
     assert engine.orders == []
 
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_put_back_is_told_once_and_stays_a_difference(engine: Pla
     old = exchange(engine, tmp_path)
     engine.containers[old]["works"] = False
     outcome = resume.resume(str(tmp_path), engine)
-    assert "could not be put back, run playbooks/site.yml: its process keeps ending" in outcome.failed
+    assert "could not be rolled back, run playbooks/site.yml: its process keeps ending" in outcome.failed
     assert resume.resume(str(tmp_path), engine) == resume.Outcome()
     (item,) = resume.unfinished(str(tmp_path), "", False)
     assert (item["name"], item["action"]) == ("replacement", "prove")

@@ -390,7 +390,7 @@ def test_a_change_with_a_server_that_lies_is_restored(proven: Path, monkeypatch:
         outcome = host_change.HostChange(order, drivers.ContainerDriver(order, played)).run()
         assert time.monotonic() - began < 120
     assert outcome.why
-    assert outcome.back == "the releases before serve again"
+    assert outcome.back == "the previous releases serve again"
     assert store.linked(root, {})["digits"]["release"] == before
     assert store.read_transaction(root) is None
     assert hashlib.sha256(b"digits1").hexdigest() == before

@@ -109,7 +109,7 @@ def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(root: str, command: list[str], **more: Any) -> dict[str, Any]:
-    return {**supervised.wanted(command, {"PATH": os.environ["PATH"]}, 5, DIGEST), **more}
+    return {**supervised.configuration(command, {"PATH": os.environ["PATH"]}, 5, DIGEST), **more}
 
 
 def start(root: str, command: list[str]) -> int:
@@ -360,7 +360,7 @@ def test_a_server_that_does_not_start_gives_way_to_the_one_before(root: str, ord
     change(root, before)
     outcome = change(root, order({"digits": 2}, "--dies"))
     assert outcome.why is not None and "no such option: --dies" in outcome.why
-    assert outcome.back == "the one before it serves again"
+    assert outcome.back == "the previous one serves again"
     assert served(before) == {"digits": release_of("digits", 1)["release"]}
     assert names(root, before) == []
 
@@ -399,7 +399,7 @@ def test_another_triton_is_not_kept(root: str, order: Any) -> None:
     outcome = change(root, order({"digits": 1}, triton="2.51.0"))
     assert outcome.why is not None and "server version" in outcome.why
     assert "2.42.0" in outcome.why and "2.51.0, as rbln_release has it" in outcome.why
-    assert outcome.back == "there was none before; the next run goes on from here"
+    assert outcome.back == "there was no server before; the next run goes on from here"
 
 
 def test_a_key_is_made_once_for_its_owner_alone(root: str, order: Any) -> None:
@@ -534,7 +534,7 @@ def test_what_is_put_back_and_stuck_is_repeated_as_well(root: str, order: Any, s
     assert change(root, before).why is None
     began.unlink()
     outcome = change(root, order({"digits": 1}, "--dies", stuck_load_limit=1))
-    assert outcome.why and outcome.back == "the one before it serves again"
+    assert outcome.why and outcome.back == "the previous one serves again"
     assert names(root, before) == []
 
 
@@ -628,14 +628,14 @@ def test_every_reason_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         found = refusals(place, triton="2.51.0", python="3.99", ports=[port], room=1 << 60)
         assert not [reason for reason in refusals(place, runs=True, ports=[port]) if "port" in reason], "our own server has it"
     words = [
-        "found Triton 2.42.0, wanted 2.51.0",
-        f"found Python {FITS['python']} as {sys.executable}, wanted 3.99",
-        "found 1 of ",
-        "rsd0, wanted it",
-        "found driver 3.2.2-abc on this machine, wanted 1.1.67",
-        "found cards RBLN-CA25, wanted RBLN-CA12",
-        f"MiB free at {place}, wanted",
-        f"port {port} cannot be had",
+        "Triton is 2.42.0, expected 2.51.0",
+        f"{sys.executable} is Python {FITS['python']}, expected 3.99",
+        "1 devices ",
+        "rsd0 is missing",
+        "the driver of this machine is 3.2.2-abc, expected 1.1.67",
+        "the cards are RBLN-CA25, expected RBLN-CA12",
+        "MiB free, expected",
+        f"port {port} is in use",
     ]
     assert len(found) == len(words), found
     assert [word for word, reason in zip(words, found) if word not in reason] == []
@@ -644,13 +644,13 @@ def test_every_reason_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_a_server_it_is_no_triton_container(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions, "HOME", str(place / "none"))
     (reason,) = refusals(place)
-    assert "found no tritonserver" in reason
+    assert "tritonserver is missing" in reason
 
 
 def test_a_server_that_cannot_run_is_no_server(place: Path, triton: Path) -> None:
     (triton / "bin/tritonserver").write_text("#!/bin/sh\necho libb64.so.0d: cannot open >&2\nexit 127\n")
     (reason,) = refusals(place)
-    assert "--help names no options (libb64.so.0d: cannot open), wanted a server that runs" in reason
+    assert "--help lists no options (libb64.so.0d: cannot open), expected a server that runs" in reason
 
 
 def test_a_driver_of_the_row_with_a_build_behind_it_is_the_rows(place: Path) -> None:
@@ -668,8 +668,8 @@ def test_what_a_python_lacks() -> None:
 def test_what_the_container_was_given_too_little_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions.resource, "getrlimit", lambda _limit: (65536, 65536))
     memlock, shared = conditions.warnings({**FITS, "shm_size": 1 << 60})
-    assert "found a memlock limit of 65536 bytes" in memlock
-    assert "MiB in /dev/shm, wanted" in shared
+    assert "the memlock limit is 65536 bytes" in memlock
+    assert "/dev/shm has " in shared and "MiB, expected" in shared
     monkeypatch.setattr(conditions.resource, "getrlimit", lambda _limit: (conditions.resource.RLIM_INFINITY,) * 2)
     assert conditions.warnings(FITS) == []
 
@@ -702,6 +702,6 @@ def test_any_error_restores_the_server_before(root: str, order: Any, monkeypatch
     monkeypatch.setattr(host_change.HostChange, "_check", fails)
     outcome = change(root, wanted)
     assert outcome.why and f"{type(error).__name__}(" in outcome.why and "playbooks/collect.yml" in outcome.why
-    assert outcome.back == "the releases before serve again"
+    assert outcome.back == "the previous releases serve again"
     assert served(wanted) == {"digits": release_of("digits", 1)["release"]}
     assert not os.path.exists(os.path.join(root, "transaction.json"))

@@ -104,10 +104,10 @@ def test_a_change_that_takes_longer_is_asked_again_and_not_begun_again(process: 
 def test_a_change_that_is_not_proven_says_why_and_what_serves_now(
     process: Process, tmp_path: Path, replaces: bool, what: str
 ) -> None:
-    process.result = {**SERVES, "why": "label is 3, wanted 7", "back": "the releases before serve again", "replaces": replaces}
+    process.result = {**SERVES, "why": "label is 3, wanted 7", "back": "the previous releases serve again", "replaces": replaces}
     found = call(tmp_path)
-    assert (found["failed"], found["proven"], found["back"]) == (True, False, "the releases before serve again")
-    words = "does not serve what was asked for (the releases before serve again): label is 3, wanted 7"
+    assert (found["failed"], found["proven"], found["back"]) == (True, False, "the previous releases serve again")
+    words = "does not serve what it should (the previous releases serve again): label is 3, wanted 7"
     assert found["msg"] == f"npu1: {what} {words}"
 
 
@@ -123,9 +123,9 @@ def test_what_is_proven_waits_to_be_accepted(process: Process, tmp_path: Path) -
     assert [(order["accept_within"], order["kept_unanswered"]) for order in process.orders] == [(60, True)]
     process.result = {**SERVES, "accepted": True}
     assert call(tmp_path, state="accepted", id="2")["accepted"] is True
-    process.result = {**SERVES, "accepted": False, "why": "slow", "back": "the releases before serve again"}
+    process.result = {**SERVES, "accepted": False, "why": "slow", "back": "the previous releases serve again"}
     msg = call(tmp_path, state="put_back", why="slow", id="3")["msg"]
-    assert msg == "npu1: the change was not accepted (the releases before serve again): slow"
+    assert msg == "npu1: the change was not accepted (the previous releases serve again): slow"
     assert (process.decisions, len(process.orders)) == ([(True, "it was not wanted"), (False, "slow")], 1)
     # Only whoever begins it hears of what is not accepted yet
     assert process.waits == [("1", True), ("first", False), ("first", False)]
@@ -177,8 +177,8 @@ def test_a_run_that_does_not_hold_the_host_begins_nothing(process: Process, tmp_
 
 
 def test_a_host_that_was_taken_out_is_told_as_such(process: Process, tmp_path: Path) -> None:
-    process.result = {**SERVES, "refused": "found the host in maintenance: card 2"}
-    assert call(tmp_path)["msg"] == "npu1: found the host in maintenance: card 2"
+    process.result = {**SERVES, "refused": "the host is in maintenance: card 2"}
+    assert call(tmp_path)["msg"] == "npu1: the host is in maintenance: card 2"
 
 
 def test_it_is_no_module_without_its_controller(process: Process, tmp_path: Path) -> None:

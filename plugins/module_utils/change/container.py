@@ -55,7 +55,7 @@ def replace(
     _end_kept(engine, root, name)
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
     if upcoming is None:
-        raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
+        raise ContainerError(f"container {name}-next is missing, expected it before it takes the place of {name}")
     refuse_absent(upcoming)
     before = replacement.read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
@@ -74,8 +74,8 @@ def replace(
         why = wait_for_cards(settings)
         if why:
             raise ContainerError(
-                f"found {why} {settings['free_timeout']} s after the old container ended, wanted the cards free: see "
-                f"{vendor_tool.find_tool()} for who holds them, and load the module anew or reboot the host"
+                f"{why} {settings['free_timeout']} s after the old container ended, expected the cards free. See "
+                f"{vendor_tool.find_tool()} for who holds them, and reload the module or reboot the host"
             )
     engine.rename(upcoming["Id"], name)
     engine.start(upcoming["Id"])
@@ -103,7 +103,7 @@ def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, An
     if inside:
         pid = int(inside["pid"])
         if not _is_server(pid):
-            raise ContainerError(f"found process {pid} to be no tritonserver, wanted the server that was looked at: look again")
+            raise ContainerError(f"process {pid} is no tritonserver, expected the server that the plan names. Run again")
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + settings["stop_timeout"]
@@ -133,10 +133,10 @@ def _busy_cards() -> str:
     try:
         done = capture([tool, "-j"], TOOL)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"that {tool} does not tell who has the cards open ({error})"
+        return f"{tool} does not report who has the cards open ({error})"
     if done.returncode:
-        return f"that {tool} does not tell who has the cards open (it ended with {done.returncode})"
-    return "cards still held" if "ctx_id" in done.stdout else ""
+        return f"{tool} does not report who has the cards open (it ended with {done.returncode})"
+    return "the cards are still held" if "ctx_id" in done.stdout else ""
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:
@@ -251,7 +251,7 @@ def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
     why = wait_for_cards(settings)
     engine.start(found["Id"])
     if why:
-        raise ContainerError(f"found {why} {settings['free_timeout']} s after {name} was stopped, wanted the cards free")
+        raise ContainerError(f"{why} {settings['free_timeout']} s after {name} was stopped, expected the cards free")
 
 
 def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
@@ -268,7 +268,7 @@ def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
 def _there(engine: Docker, name: str) -> Dict[str, Any]:
     found = engine.inspect(name)
     if found is None:
-        raise ContainerError(f"found no container {name}, wanted it to be there: somebody removed it meanwhile")
+        raise ContainerError(f"container {name} is missing, expected it: somebody has removed it meanwhile")
     return found
 
 
@@ -308,9 +308,7 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
         if at is None or _is_ready(*at, deadline - time.monotonic()):
             return
         if time.monotonic() >= deadline:
-            raise ContainerError(
-                f"found {name} not ready on {at[0]}:{at[1]} within {timeout:.0f} s, wanted it to serve: see `docker logs {name}`"
-            )
+            raise ContainerError(f"{name} is not ready on {at[0]}:{at[1]} within {timeout:.0f} s. See `docker logs {name}`")
         time.sleep(LOOK)
 
 

@@ -66,4 +66,4 @@ def refuse_absent(container: Mapping[str, Any]) -> None:
     """Raise ContainerError if the engine would create directories for the mounts of a container."""
     gone = missing_binds(container)
     if gone:
-        raise ContainerError(f"found nothing at {', '.join(gone)}, which the container mounts: put it back, then run site.yml")
+        raise ContainerError(f"nothing is at {', '.join(gone)}, which the container mounts. Restore it, then run site.yml")

@@ -149,7 +149,7 @@ class HostChange:
         self.log_step("switch the models")
         answer = self._store(switch["state"], switch, withdraw)
         self.moves = answer["moves"]
-        self.did += [f"put {path} right" for path in answer.get("mended", [])]
+        self.did += [f"repaired {path}" for path in answer.get("mended", [])]
         return True
 
     def _serve(self, seen: proof.Seen) -> List[Dict[str, Any]]:
@@ -160,7 +160,7 @@ class HostChange:
         self._prove()
         checks = self._check()
         self._accept(checks)
-        self.log_step("keep it")
+        self.log_step("keep the change")
         self._store("proven", {"why": "", "keep": self.order["keep"]})
         self.proven = True
         return checks
@@ -231,10 +231,10 @@ class HostChange:
     # The proof
 
     def _prove(self) -> None:
-        self.log_step("prove that it serves what was asked for")
+        self.log_step("prove that it serves what it should")
         seen = self._wait_until_served(["models", "server"], self.order["linked"])
         if seen.plan:
-            raise Unproven(f"{self.order['host']} is not as wanted:{seen.words()}", self._hanging(seen))
+            raise Unproven(f"{self.order['host']} is not in sync:{seen.words()}", self._hanging(seen))
 
     def _wait_until_served(self, concerns: List[str], linked: bool) -> proof.Seen:
         """Return the proof, after each load that was stuck in it was repeated."""
@@ -323,9 +323,9 @@ class HostChange:
         """Restore the previous state. Returns what serves now, or why it could not be restored."""
         previous: Mapping[str, Any] = seen.actual.get("server") or {}
         try:
-            self.log_step("put back what served before")
+            self.log_step("restore the previous state")
             if not self.driver.existed(previous):
-                return "there was none before; the next run goes on from here"
+                return "there was no server before; the next run goes on from here"
             self.models = self._models_before(previous)
             # A server that serves is worth the attempt, even if links could not be restored. It starts with the links as they are.
             moves, failure = self._restore_links(why, hung)
@@ -337,12 +337,12 @@ class HostChange:
             if (restored or moves) and self.driver.serves_store(previous):
                 again = self._wait_until_served(["server"], linked=True)
                 if again.plan:
-                    raise Unproven(f"{self.order['host']} is not as wanted:{again.words()}")
+                    raise Unproven(f"{self.order['host']} is not in sync:{again.words()}")
             self._store("proven", {"why": why, "keep": self.order["keep"]})
         except Exception as error:
-            return f"what served before could not be put back, repair that and run again: {self._reason(error)}"
+            return f"the previous state could not be restored, repair that and run again: {self._reason(error)}"
         nothing = "nothing was switched" if self.begun else NOTHING
-        words = "the one before it serves again" if restored else "the releases before serve again" if moves else nothing
+        words = "the previous one serves again" if restored else "the previous releases serve again" if moves else nothing
         return words + ("; the next run starts the server again, in which a load hangs" if hung else "")
 
     def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:

@@ -149,7 +149,7 @@ def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
 def _locked(root: str) -> Iterator[None]:
     """Lock the lease against all other processes, for moments only. Raises Held."""
     path = os.path.join(root, LOCK)
-    with _flocked(path, time.monotonic() + 60, f"found {path} locked for 60 s, wanted to read the lease: see `fuser {path}`"):
+    with _flocked(path, time.monotonic() + 60, f"{path} is locked for 60 s. See `fuser {path}`"):
         yield
 
 
@@ -158,7 +158,7 @@ def watchdog_idle() -> Any:
     return _flocked(
         WATCHDOG,
         time.monotonic() + WATCHDOG_WAIT,
-        f"found the watchdog at work for {WATCHDOG_WAIT:.0f} s, wanted it to end: see journalctl --unit npufleet-watchdog",
+        f"the watchdog is at work for {WATCHDOG_WAIT:.0f} s, expected it to end. See journalctl --unit npufleet-watchdog",
     )
 
 
@@ -176,7 +176,7 @@ def refuse_maintenance(root: str, allowed: bool) -> None:
     mark = maintenance(os.path.join(root, MARK))
     if mark and not allowed:
         why = "{reason} ({by} since {since})".format(**mark)
-        raise LeaseError(f"found the host in maintenance: {why}; wanted it in service: nothing was changed, put it back first")
+        raise LeaseError(f"the host is in maintenance: {why}. Nothing was changed. End the maintenance first")
 
 
 def acquire(
@@ -253,8 +253,8 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
         if holder and (lease is None or lease["run"] != holder.run):
             found = f"that of {lease['by']} since {lease['since']}" if lease else "none"
             raise LeaseError(
-                f"found {found}, wanted this run's own lease of the host: it has ended meanwhile, and what was under way was put "
-                "back or taken over; run again"
+                f"the lease of the host is {found}, expected that of this run. It has ended meanwhile, and its change was rolled "
+                "back or taken over. Run again"
             )
         calls = _shared(root) if lease else None
     try:

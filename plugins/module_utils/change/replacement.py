@@ -86,4 +86,4 @@ def recover(
         with lease.working(root, holder):
             return restore()
     except Exception as error:
-        return f"could not be put back: {failure(error)}"
+        return f"it could not be restored: {failure(error)}"

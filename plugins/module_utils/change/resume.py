@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import damag
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import from_elsewhere, read_served
 
-WHY = "its run is gone, the host put it back by itself"
+WHY = "its run is gone, the host rolled it back"
 # Errors whose message is meant for an operator
 EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
 # Time limits of a container that its lease does not name (container.py)
@@ -58,7 +58,7 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
     except Exception as error:
         why = failures.reason(error, EXPECTED)
         return Outcome(
-            failed=f"the change of {found['by']} since {found['since']} could not be put back, run playbooks/site.yml: {why}"
+            failed=f"the change of {found['by']} since {found['since']} could not be rolled back, run playbooks/site.yml: {why}"
         )
     finally:
         # After a failure, too: what is open stays a difference of the host, and is not tried again and again. A lease that cannot
@@ -78,7 +78,7 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
         found = "a replacement by {by} since {since}, which nobody has proven".format(**entry)
         if entry["phase"] == replacement.PROVEN:
             found = "the container before the replacement by {by} since {since}, which was not removed".format(**entry)
-        items.append(item(server.CONCERN, "replacement", found, "proven or put back", PROVE))
+        items.append(item(server.CONCERN, "replacement", found, "proven or rolled back", PROVE))
     held = lease.read(root)
     if held is not None and held["run"] != run and not lease.live(root, held, ended):
         found = "that of {by} since {since}, whose run is gone".format(**held)
@@ -102,7 +102,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
     name = settings.get("name")
     entry = replacement.read(root)
     if entry is not None and not name:
-        raise container.ContainerError(f"found a lease of {whose} that does not tell the container, wanted it to serve what it did")
+        raise container.ContainerError(f"the lease of {whose} does not name the container, expected its name to restore it")
     settings = {**SETTINGS, **settings}
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
     if name:
@@ -120,7 +120,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
         with store.locked(root, time.monotonic() + STORE_WAIT):
             store.close_transaction(root, run, "proven", f"{whose}: {WHY}")
     return (
-        f"put back what {whose} had begun: {'; '.join(done)}"
+        f"rolled back what {whose} had begun: {'; '.join(done)}"
         if done
         else f"ended the lease of {whose}, under which nothing was begun"
     )

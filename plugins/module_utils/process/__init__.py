@@ -1,3 +1,3 @@
-"""A Triton server as a process of the container that Ansible itself runs in: supervised, changed, proven, put back."""
+"""The server as a process of the container in which Ansible runs: start, stop and read."""
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment.update(desired["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(root, "venv"))
     program = desired["supervisor"]["digest"]
-    return supervised.wanted(line, environment, desired["stop_timeout"], program, desired["stuck_load_limit"])
+    return supervised.configuration(line, environment, desired["stop_timeout"], program, desired["stuck_load_limit"])
 
 
 def _is_unknown(word: str, maybe: List[str], known: List[str]) -> bool:

@@ -74,7 +74,7 @@ def holder(root: str) -> Optional[int]:
 
 
 def running(root: str) -> Optional[Dict[str, Any]]:
-    """Return what the supervisor was started with, as `wanted` returns it: empty if it is unknown, None if no supervisor runs."""
+    """Return the configuration that the supervisor was started with: empty if it is unknown, None if no supervisor runs."""
     return None if holder(root) is None else {name: value for name, value in _config(root).items() if name not in OF_START}
 
 
@@ -84,7 +84,7 @@ def _config(root: str) -> Dict[str, Any]:
     return {name: found.content[name] for name in known if name in found.content} if found.exists and not found.flaw else {}
 
 
-def wanted(
+def configuration(
     command: Any, environment: Mapping[str, str], stop_timeout: int, program: str, stuck_load_limit: int = 0
 ) -> Dict[str, Any]:
     """Return what a supervisor has to be started with. `program` is the digest of its sources."""

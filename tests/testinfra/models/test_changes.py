@@ -142,7 +142,7 @@ def test_what_is_proven_is_kept_when_it_is_accepted(place: Fleet, answer: str, w
     variables = {"models_repository": place.edited(alpha=[]), "answer": answer, "within": within}
     run = place.run("../tests/testinfra/models/accept.yml", limit=HOSTS["explicit"], **variables)
     assert run.code == code, run.output
-    refused = "the change was not accepted (the releases before serve again): the traffic is slower"
+    refused = "the change was not accepted (the previous releases serve again): the traffic is slower"
     assert (refused in " ".join(run.output.split())) is (code == 2), run.output
     wait_for(lambda: not host.file(TRANSACTION).exists)
     wait_for(lambda: place.clients.answered("explicit", "alpha", time.monotonic() - 5, edition))

@@ -23,7 +23,7 @@ from test_4_watchdog import signal, stubs
 # The fixture `place`
 pytest_plugins = ["fleet"]
 # What a run says of a change that it took back
-PUT_BACK = r"the server does not serve what was asked for \(the releases before serve again\)"
+PUT_BACK = r"the server does not serve what it should \(the previous releases serve again\)"
 PYTHON = 'backend: "python"\n'
 DOUBLE = "            y = x * 2\n"
 Told = dict[str, str]

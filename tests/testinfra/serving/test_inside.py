@@ -154,15 +154,15 @@ def test_what_cannot_serve_is_refused_with_all_reasons(session: Session):
     run = session.play()
     assert run.code == 2, run.output
     for reason in (
-        "found 2 of /dev/rbln*, wanted 3",
-        "may not write to /srv, wanted a directory of its own",
-        "port 8999 cannot be had",
+        "2 devices /dev/rbln* exist, expected 3",
+        "may not write to /srv, expected a directory of its own",
+        "port 8999 is in use",
     ):
         assert reason in run.output, run.output
     session.inventory(rbln_release="lab-24.10", npufleet_card="RBLN-CA22", triton_models=[{"name": "add"}])
     run = session.play()
     assert run.code == 2, run.output
-    assert "Triton 2.42.0, wanted 2.51.0" in run.output, run.output
+    assert "Triton is 2.42.0, expected 2.51.0" in run.output, run.output
     assert session.work("test", "-e", PLACE).returncode == 1, "a refusal changes nothing"
 
 
@@ -221,7 +221,7 @@ def test_a_server_that_does_not_start_gives_way(session: Session):
     session.inventory(triton_server_extra_args=["--no-such-option"])
     run = session.play()
     assert run.code == 2, run.output
-    assert "the one before it serves again" in run.output, run.output
+    assert "the previous one serves again" in run.output, run.output
     assert session.served() == before
     session.inventory()
     assert set(session.play().changed().values()) == {0}

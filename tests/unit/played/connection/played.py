@@ -84,7 +84,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
         plan.append({"concern": "server", "name": "container", "current": "exited", "desired": "running", "action": "start"})
     mark = MARK if "out" in part and happened(part["out"]) else None
     if arguments.get("prove") and plan:
-        return {"failed": True, "msg": f"{host} is not as wanted: {plan}", "plan": plan}
+        return {"failed": True, "msg": f"{host} is not in sync: {plan}", "plan": plan}
     down = stopped(host) or any(item["concern"] == "server" and item["action"] == "start" for item in plan)
     container = {"command": [], "id": "1"}
     actual = {
@@ -154,7 +154,7 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
     if module == "server_change" and arguments.get("state") == "put_back":
         return {
             "failed": True,
-            "msg": f"{host}: the releases before serve again: {arguments['why']}",
+            "msg": f"{host}: the previous releases serve again: {arguments['why']}",
             "back": "the releases before",
         }
     released = {"released": arguments.get("release_host", False)} if module == "server_change" else {}
