@@ -211,7 +211,7 @@ def test_names_that_nobody_knows(tmp_path: Path) -> None:
     text = """backend: "rbln" max_batch_size: 1 input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
         output [ { name: "y" data_type: TYPE_FP16 dims: [ 2 ] } ]"""
     (reason,) = refused(tmp_path, text, record(buckets=[bucket]))
-    assert "y as TYPE_FP16 [2], wanted TYPE_FP32 [2]" in reason
+    assert "y as TYPE_FP16 [2], expected TYPE_FP32 [2]" in reason
 
 
 # Where instances go, and how they are batched
