@@ -39,7 +39,7 @@ class ActionModule(FleetAction):
                 raise Refusal(variables.type_errors)
             self._task.args = order.with_defaults(self._task.args, variables)
             _validation, arguments = self.validate_argument_spec(argument_spec=OPTIONS)
-            checks = order.of(host, arguments, variables)
+            checks = order.checks_of(host, arguments, variables)
         except AnsibleUndefinedVariable as error:
             raise self.refuse(host, error) from None
         except Refusal as refusal:

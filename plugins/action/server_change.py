@@ -33,7 +33,7 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             handed = self._handed(host, task_vars, variables)
             if asks:
-                checks = order.of(host, order.with_defaults({}, variables), variables)
+                checks = order.checks_of(host, order.with_defaults({}, variables), variables)
                 handed["secrets"] = _secrets(checks.server)
                 handed["checks"] = checks.of_change(variables, variables["inference_check_image"], checks.key)
         check_results.forget(path)

@@ -140,7 +140,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _checks(variables: Templated, host: str, root: str) -> Dict[str, Any]:
-        found = check_order.of(host, check_order.with_defaults({"image": "this container"}, variables), variables)
+        found = check_order.checks_of(host, check_order.with_defaults({"image": "this container"}, variables), variables)
         return found.of_change(variables, "", {**found.key, "path": key_path(root)} if found.key else None)
 
 

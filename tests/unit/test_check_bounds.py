@@ -39,7 +39,7 @@ def findings(place: Path, where: tuple[Any, ...] = (), value: Any = None) -> lis
 def read(place: Path) -> list[str]:
     file = check_files.CheckFile("m", str(place / "m.yml"), [str(place)])
     file.read(0)
-    return file.findings
+    return file.errors
 
 
 def test_a_good_file_has_no_findings(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def judged(tmp_path: Any, recorded: list[Any], now: list[float]) -> list[str]:
         np.save(tmp_path / "words" / name, array)
     file = CheckFile("words", str(tmp_path / "words.yml"), [str(tmp_path)])
     (check,) = file.read(0)["checks"]
-    assert file.findings == []
+    assert file.errors == []
     (request,) = inference.requests("words", check, 0)
     got = inference.Output("FP32", [1, 3], np.array([now], "float32"))
     return inference.judge({"OUTPUT__0": got}, request, inference.with_rows(check["expect"]))

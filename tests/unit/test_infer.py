@@ -180,22 +180,22 @@ def test_files_of_tls_are_handed_on(run: Any, server: Server, tls: dict[str, str
         (["--url", "a:70000"], "--url has port '70000', expected a number from 1 to 65535"),
         (["--url", "::1"], "--url is ::1, expected an IPv6 address in brackets, [::1]"),
         (["--url", "a b"], "--url is 'a b', expected host:port"),
-        (["--url", "grpc://a/path"], "--url: found a path in a:8001/path, wanted host:port: gRPC has no paths"),
+        (["--url", "grpc://a/path"], "--url is a:8001/path with a path, expected host:port, as gRPC has no paths"),
         (["--protocol", "tcp"], "--protocol: invalid choice: 'tcp'"),
         (["--model-version", "x"], "--model-version is 'x', expected a whole number above 0; see --help"),
         (["--model-version", "0"], "--model-version is '0', expected a whole number above 0"),
         (["--ca", "/none"], "--ca is '/none', expected a file"),
         (["--ca", __file__], f"--ca is {__file__}, expected certificates as PEM"),
-        (["--insecure", "--protocol", "grpc"], "--insecure: found it beside gRPC, which always verifies; name the "),
-        (["--insecure", "--url", "http://a"], "--insecure: found it beside http://, wanted https://, which has TLS"),
+        (["--insecure", "--protocol", "grpc"], "--insecure is set for gRPC, which always verifies. Name the "),
+        (["--insecure", "--url", "http://a"], "--insecure: --url begins with http://, expected https://, which has TLS"),
         (["--cert", __file__], "--cert or --key is missing, expected both"),
         (["--key", __file__], "--cert or --key is missing, expected both"),
         (["--cert", __file__, "--key", __file__], "--cert and --key are "),
-        (["--ca", "{ca}", "--url", "grpc://a"], "--ca: found it beside grpc://, wanted grpcs://, which has TLS"),
-        (["--labels", "/none"], "--labels: found /none (No such file or directory), wanted a file that can be read"),
-        (["--labels", ""], "--labels: found no name (Is a directory), wanted a file that can be read"),
-        (["--labels", "{bytes}"], "--labels: found "),
-        (["--expect", " "], "--expect: found ' ', wanted a label"),
+        (["--ca", "{ca}", "--url", "grpc://a"], "--ca: --url begins with grpc://, expected grpcs://, which has TLS"),
+        (["--labels", "/none"], "--labels is /none (No such file or directory), expected a file that can be read"),
+        (["--labels", ""], "--labels is no name (Is a directory), expected a file that can be read"),
+        (["--labels", "{bytes}"], "--labels is "),
+        (["--expect", " "], "--expect is ' ', expected a label"),
         (["--class-count", "0"], "--class-count is '0', expected a whole number above 0"),
         (["--top", "-1"], "--top is '-1', expected a whole number above 0"),
         (["--top", "many"], "--top is 'many', expected a whole number above 0"),
@@ -207,15 +207,15 @@ def test_files_of_tls_are_handed_on(run: Any, server: Server, tls: dict[str, str
         (["--json=yes"], "--json: ignored explicit argument 'yes'"),
         (["--js"], "unrecognized arguments: --js"),
         (["another"], "unrecognized arguments: another"),
-        (["--output", "A"], "--output: found A, the model gives OUT"),
+        (["--output", "A"], "--output is A, expected some of OUT"),
         (["--output", ""], "--output is '', expected a name of the server"),
-        (["--input", "IN"], "--input: found IN, wanted NAME=KIND:VALUE with a KIND of npy, text, "),
-        (["--input", "IN=many:1"], "--input: found IN=many:1, wanted NAME=KIND:VALUE with a KIND of npy, text, "),
-        (["--input", "A=numbers:1"], "--input: found A, the model takes IN FP32 [-1, 4]"),
-        (["--input", "IN=numbers:1"], "IN: found 2 values, wanted one, or several of text, image or file"),
-        (["--npy", "x"], "--npy: found 0 inputs without a value, wanted one; the model takes IN FP32 [-1, 4]"),
-        (["--text", "x"], "--text: found 0 inputs without a value, wanted one; the model takes IN FP32 [-1, 4]"),
-        (["--image", "x"], "--image: found 0 inputs without a value, wanted one; the model takes IN FP32 [-1, 4]"),
+        (["--input", "IN"], "--input is IN, expected NAME=KIND:VALUE with a KIND of npy, text, "),
+        (["--input", "IN=many:1"], "--input is IN=many:1, expected NAME=KIND:VALUE with a KIND of npy, text, "),
+        (["--input", "A=numbers:1"], "--input is for A, expected one of the model's inputs: IN FP32 [-1, 4]"),
+        (["--input", "IN=numbers:1"], "IN is set with 2 values, expected one value, or several of text, image or file"),
+        (["--npy", "x"], "--npy is for the only input without a value, and there are 0: IN FP32 [-1, 4]"),
+        (["--text", "x"], "--text is for the only input without a value, and there are 0: IN FP32 [-1, 4]"),
+        (["--image", "x"], "--image is for the only input without a value, and there are 0: IN FP32 [-1, 4]"),
     ],
 )
 def test_wrong_use_is_one_line_and_nothing_is_asked(
@@ -237,7 +237,7 @@ def test_a_model_that_no_request_can_name(run: Any, server: Server, model: str) 
 
 def test_without_an_input_it_says_what_the_model_takes(run: Any, server: Server) -> None:
     server.inputs = TEXTS
-    assert run("m") == (2, [], "found no input, the model takes TEXT BYTES [-1]; LIMIT INT32 [1]")
+    assert run("m") == (2, [], "no input is set, expected those of the model: TEXT BYTES [-1]; LIMIT INT32 [1]")
 
 
 def test_every_mistake_in_inputs_at_once(run: Any, server: Server) -> None:
@@ -245,7 +245,7 @@ def test_every_mistake_in_inputs_at_once(run: Any, server: Server) -> None:
     code, _out, err = run("m", "--input", "TEXT=numbers:1", "--input", "LIMIT=numbers:0.5")
     assert (code, err) == (
         2,
-        "TEXT: found BYTES, wanted a dtype of numbers, or text; LIMIT: found 0.5, wanted numbers that INT32 holds",
+        "TEXT is BYTES, expected a dtype of numbers, or text; LIMIT is 0.5, expected numbers that INT32 can represent",
     )
 
 
@@ -298,30 +298,30 @@ def test_made_up_values_fill_the_shape(run: Any, server: Server) -> None:
 @pytest.mark.parametrize(
     ("shape", "given", "why"),
     [
-        ([-1, 4], "numbers:1,2", "IN: found shape [1, 2], wanted [-1, 4], where -1 is any"),
-        ([-1, 4], "npy:{ints}", "IN: found INT64, wanted FP32"),
-        ([-1, 4], "file:{ints}", "IN: found file for FP32 [-1, 4], wanted BYTES or UINT8 [-1]"),
-        ([-1, 4], "raw:{ints}", "IN: found "),
-        ([-1, 4], "npy:/none", "IN: found /none (No such file or directory), wanted an array of rows, as numpy.save writes it"),
-        ([-1, 4], "npy:", "IN: found nothing after npy:, wanted a value"),
-        ([-1, 4], "npy:{npz}", "IN: found {npz}, an .npz of the arrays a, b, wanted one array in an .npy"),
-        ([-1, 4], "npy:{text}", "IN: found {text}, which is no .npy file, wanted "),
-        ([-1, 4], "npy:{objects}", "IN: found {objects}, which holds Python objects or is cut short ("),
-        ([-1, 4], "npy:{cut}", "IN: found {cut}, which holds Python objects or is cut short ("),
-        ([-1, 4], "npy:{one}", "IN: found {one}, a single value without rows, wanted "),
-        ([-1, 4], "npy:{dates}", "IN: found datetime64[D] in {dates}, wanted numbers or bytes"),
-        ([-1, 4], "raw:/none", "IN: found /none (No such file or directory), wanted a file that can be read"),
-        ([-1, 4], "generated:x", "IN: found x, wanted a whole number as the seed, from 0 to 4294967295"),
-        ([-1, 4], "generated:4294967296", "IN: found 4294967296, wanted a whole number as the seed, from 0 to 4294967295"),
-        ([-1, 4], "numbers:1,", "IN: found 1,, wanted numbers with commas between them, as 1,2.5 or [[1,2],[3,4]]"),
-        ([-1, 4], "numbers:a,b", "IN: found a,b, wanted numbers with commas between them, as 1,2.5 or [[1,2],[3,4]]"),
-        ([-1, 4], "numbers:" + "[" * 100000, "IN: found [[["),
-        ([-1, 4], 'numbers:"a"', "IN: found 'a', wanted numbers"),
-        ([-1, 4], "numbers:[[1],[2,3]]", "IN: found lists of different lengths, wanted numbers in lists of one length"),
-        ([-1, 4], "text:\udcff", "IN: found bytes that are no UTF-8, wanted a text in UTF-8, or a file of bytes"),
-        ([-1, 3, 8, 8], "image:/none", "IN: found /none (No such file or directory), wanted a file that can be read"),
-        ([-1, 3, 8, 8], "image:{text}", "IN: found {text} (UnidentifiedImageError), wanted a picture that Pillow reads"),
-        ([-1, 4, 8, 8], "image:{text}", "IN: found image for FP32 [-1, 4, 8, 8], wanted BYTES or UINT8 [-1], or FP32 [3, H, W]"),
+        ([-1, 4], "numbers:1,2", "IN is of shape [1, 2], expected [-1, 4], where -1 is any size"),
+        ([-1, 4], "npy:{ints}", "IN is INT64, expected FP32"),
+        ([-1, 4], "file:{ints}", "IN is file for FP32 [-1, 4], expected BYTES or UINT8 [-1]"),
+        ([-1, 4], "raw:{ints}", "IN is "),
+        ([-1, 4], "npy:/none", "IN is /none (No such file or directory), expected an array of rows, as numpy.save writes it"),
+        ([-1, 4], "npy:", "IN is empty after npy:, expected a value"),
+        ([-1, 4], "npy:{npz}", "IN is {npz}, an .npz of the arrays a, b, expected one array in an .npy"),
+        ([-1, 4], "npy:{text}", "IN is {text}, which is no .npy file, expected "),
+        ([-1, 4], "npy:{objects}", "IN is {objects}, which contains Python objects or is truncated ("),
+        ([-1, 4], "npy:{cut}", "IN is {cut}, which contains Python objects or is truncated ("),
+        ([-1, 4], "npy:{one}", "IN is {one}, a single value without rows, expected "),
+        ([-1, 4], "npy:{dates}", "IN is datetime64[D] in {dates}, expected numbers or bytes"),
+        ([-1, 4], "raw:/none", "IN is /none (No such file or directory), expected a file that can be read"),
+        ([-1, 4], "generated:x", "IN is x, expected a whole number as the seed, from 0 to 4294967295"),
+        ([-1, 4], "generated:4294967296", "IN is 4294967296, expected a whole number as the seed, from 0 to 4294967295"),
+        ([-1, 4], "numbers:1,", "IN is 1,, expected numbers with commas between them, such as 1,2.5 or [[1,2],[3,4]]"),
+        ([-1, 4], "numbers:a,b", "IN is a,b, expected numbers with commas between them, such as 1,2.5 or [[1,2],[3,4]]"),
+        ([-1, 4], "numbers:" + "[" * 100000, "IN is [[["),
+        ([-1, 4], 'numbers:"a"', "IN is 'a', expected numbers"),
+        ([-1, 4], "numbers:[[1],[2,3]]", "IN is nested lists of different lengths, expected numbers in lists of equal lengths"),
+        ([-1, 4], "text:\udcff", "IN is a text that is no UTF-8, expected a text in UTF-8, or a file of bytes"),
+        ([-1, 3, 8, 8], "image:/none", "IN is /none (No such file or directory), expected a file that can be read"),
+        ([-1, 3, 8, 8], "image:{text}", "IN is {text} (UnidentifiedImageError), expected a picture that Pillow reads"),
+        ([-1, 4, 8, 8], "image:{text}", "IN is image for FP32 [-1, 4, 8, 8], expected BYTES or UINT8 [-1], or FP32 [3, H, W]"),
     ],
 )
 def test_inputs_that_do_not_fit(run: Any, server: Server, tmp_path: Path, shape: list[int], given: str, why: str) -> None:
@@ -538,17 +538,17 @@ def test_no_answer_is_one_line(run: Any, server: Server, error: Exception, code:
 @pytest.mark.parametrize(
     ("gone", "todo"),
     [
-        ("no Triton answers http at h:1: refused", "start it, or name another with --url"),
-        ("no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED", "name its authority with --ca"),
+        ("no Triton answers http at h:1: refused", "Start it, or name another one with --url"),
+        ("no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED", "Name its authority with --ca"),
         (
             "no Triton answers http at h:1: what listens there does not speak HTTP",
-            "name the other port with --url, or ask with --protocol grpc",
+            "Name the other port with --url, or use --protocol grpc",
         ),
     ],
 )
 def test_a_server_that_is_not_there(run: Any, server: Server, gone: str, todo: str) -> None:
     server.gone = gone
-    assert run("m", "--input", "IN=numbers:1,2,3,4") == (3, [], f"{gone}: {todo}")
+    assert run("m", "--input", "IN=numbers:1,2,3,4") == (3, [], f"{gone}. {todo}")
 
 
 def test_an_unknown_model_and_what_there_is(run: Any) -> None:
@@ -590,7 +590,7 @@ def test_it_runs_from_anywhere_and_tells_how_to_get_a_client(tmp_path: Path) -> 
         [sys.executable, "-S", str(COMMAND), "m", "--npy", "x"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("npufleet-infer: found no client (")
+    assert done.stderr.startswith("npufleet-infer: the client is not installed (")
     assert done.stderr.count("\n") == 1 and 'pip install "tritonclient[http,grpc]' in done.stderr
     told = subprocess.run([str(COMMAND), "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "NAME=KIND:VALUE" in told.stdout

@@ -123,7 +123,7 @@ def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
     assert found["checks"] == []
     (entry,) = found["unproven"]
     assert (entry["name"], entry["model"], entry["ok"], entry["ms"]) == ("words/check file", "words", False, None)
-    assert entry["why"].startswith(f"found no {site}/a/words.yml or {site}/checks/words.yml: write one as ")
+    assert entry["why"].startswith(f"the check file is missing, expected {site}/a/words.yml or {site}/checks/words.yml. Write one ")
 
 
 CHECK0 = "checks[0]."
@@ -133,18 +133,18 @@ CHECK0 = "checks[0]."
     ("whole", "wrong"),
     [
         ("model: [", ["is not a YAML file: while parsing a flow node "]),
-        ("", ["the file: found null, wanted a mapping that is not empty"]),
-        ({"checks": [good_check()]}, ["model: found nothing, wanted a value"]),
-        ({"model": "n", "golden": "m", "checks": [good_check()]}, ["model: found n, wanted m, which the file is named after"]),
-        ({"model": "m"}, ["checks: found nothing, wanted a value"]),
-        ({"model": "m", "checks": []}, ["checks: found [], wanted a list that is not empty"]),
-        ({"model": "m", "checks": {"a": 1}}, ['checks: found {"a": 1}, wanted a list that is not empty']),
-        ({"model": "m", "checks": ["x"]}, ["checks[0]: found x, wanted a mapping that is not empty"]),
-        ({"model": "m", "golden": 3, "checks": [good_check()]}, ["golden: found 3, wanted a text"]),
-        ({"model": "m", "kind": 3, "checks": [good_check()]}, ["kind: found an unknown key, wanted one of model, golden, checks"]),
+        ("", ["the file is null, expected a map that is not empty"]),
+        ({"checks": [good_check()]}, ["model is missing, expected a value"]),
+        ({"model": "n", "golden": "m", "checks": [good_check()]}, ["model is n, expected m, as the name of the file"]),
+        ({"model": "m"}, ["checks is missing, expected a value"]),
+        ({"model": "m", "checks": []}, ["checks is [], expected a list that is not empty"]),
+        ({"model": "m", "checks": {"a": 1}}, ['checks is {"a": 1}, expected a list that is not empty']),
+        ({"model": "m", "checks": ["x"]}, ["checks[0] is x, expected a map that is not empty"]),
+        ({"model": "m", "golden": 3, "checks": [good_check()]}, ["golden is 3, expected a text"]),
+        ({"model": "m", "kind": 3, "checks": [good_check()]}, ["kind is an unknown key, expected one of model, golden, checks"]),
         (
             {"model": "m", "checks": [good_check(), good_check()]},
-            ["checks[1].name: found row, wanted a name that no other check of the file has"],
+            ["checks[1].name is row, expected a unique name"],
         ),
     ],
 )
@@ -156,88 +156,97 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"name": None}, ["name: found nothing, wanted a value"]),
-        ({"name": ["x"]}, ['name: found ["x"], wanted a text']),
-        ({"note": "x"}, ["note: found an unknown key, wanted one of name, protocols, inputs, rows, expect, error, "]),
-        ({"protocols": None}, ["protocols: found nothing, wanted a value"]),
-        ({"protocols": []}, ["protocols: found [], wanted a list"]),
-        ({"protocols": "http"}, ["protocols: found http, wanted a list"]),
-        ({"protocols": ["smtp"]}, ["protocols: found smtp, wanted each of http, grpc, stream, raw at most once"]),
-        ({"protocols": ["http", "http"]}, ["protocols: found http, wanted each of http, grpc, stream, raw at most once"]),
-        ({"inputs": None}, ["inputs: found nothing, wanted a value"]),
-        ({"inputs": {}}, ["inputs: found {}, wanted a mapping that is not empty"]),
-        ({"inputs": {"IN": {}}}, ["inputs.IN: found none, wanted exactly one of npy, raw, text, numbers, file, image, generated"]),
-        ({"inputs": {"IN": {"npy": 3}}}, ["inputs.IN.npy: found 3, wanted a text"]),
-        ({"inputs": {"IN": {"npy": "rows.npy", "raw": 1}}}, ["inputs.IN: found npy and raw, wanted exactly one of npy, raw, "]),
-        ({"inputs": {"IN": {"npx": "rows.npy", "npy": "rows.npy"}}}, ["inputs.IN.npx: found an unknown key, wanted one of npy, "]),
-        ({"inputs": {3: {"npy": "rows.npy"}}}, ["inputs.3: found 3, wanted a text"]),
-        ({"inputs": {"IN": {"npy": "gone.npy"}}}, ["inputs.IN.npy: found no such file, wanted {golden}/m/gone.npy"]),
-        ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy: found {golden}/m/text.npy, which is no .npy file, wanted "]),
-        ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy: found {golden}/m/empty.npy, which is no .npy file, wanted "]),
+        ({"name": None}, ["name is missing, expected a value"]),
+        ({"name": ["x"]}, ['name is ["x"], expected a text']),
+        ({"note": "x"}, ["note is an unknown key, expected one of name, protocols, inputs, rows, expect, error, "]),
+        ({"protocols": None}, ["protocols is missing, expected a value"]),
+        ({"protocols": []}, ["protocols is [], expected a list"]),
+        ({"protocols": "http"}, ["protocols is http, expected a list"]),
+        ({"protocols": ["smtp"]}, ["protocols is smtp, expected each of http, grpc, stream, raw at most once"]),
+        ({"protocols": ["http", "http"]}, ["protocols is http, expected each of http, grpc, stream, raw at most once"]),
+        ({"inputs": None}, ["inputs is missing, expected a value"]),
+        ({"inputs": {}}, ["inputs is {}, expected a map that is not empty"]),
+        ({"inputs": {"IN": {}}}, ["inputs.IN is empty, expected exactly one of npy, raw, text, numbers, file, image, generated"]),
+        ({"inputs": {"IN": {"npy": 3}}}, ["inputs.IN.npy is 3, expected a text"]),
+        (
+            {"inputs": {"IN": {"npy": "rows.npy", "raw": 1}}},
+            ["inputs.IN is set with npy and raw, expected exactly one of npy, raw, "],
+        ),
+        ({"inputs": {"IN": {"npx": "rows.npy", "npy": "rows.npy"}}}, ["inputs.IN.npx is an unknown key, expected one of npy, "]),
+        ({"inputs": {3: {"npy": "rows.npy"}}}, ["inputs.3 is 3, expected a text"]),
+        (
+            {"inputs": {"IN": {"npy": "gone.npy"}}},
+            ["inputs.IN.npy is gone.npy, which does not exist, expected {golden}/m/gone.npy"],
+        ),
+        ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy is {golden}/m/text.npy, which is no .npy file, expected "]),
+        ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy is {golden}/m/empty.npy, which is no .npy file, expected "]),
         (
             {"inputs": {"IN": {"npy": "scalar.npy"}}},
-            ["inputs.IN.npy: found {golden}/m/scalar.npy, a single value without rows, wanted "],
+            ["inputs.IN.npy is {golden}/m/scalar.npy, a single value without rows, expected "],
         ),
-        ({"inputs": {"IN": {"npy": "many.npz"}}}, ["inputs.IN.npy: found {golden}/m/many.npz, an .npz of the arrays rows, "]),
-        ({"inputs": {"IN": {"npy": "dates.npy"}}}, ["inputs.IN.npy: found datetime64[D] in {golden}/m/dates.npy, wanted numbers"]),
-        ({"rows": {"count": 2}}, ["rows.first: found nothing, wanted a value"]),
+        ({"inputs": {"IN": {"npy": "many.npz"}}}, ["inputs.IN.npy is {golden}/m/many.npz, an .npz of the arrays rows, "]),
+        ({"inputs": {"IN": {"npy": "dates.npy"}}}, ["inputs.IN.npy is datetime64[D] in {golden}/m/dates.npy, expected numbers"]),
+        ({"rows": {"count": 2}}, ["rows.first is missing, expected a value"]),
         (
             {"rows": {"first": -1, "count": 0}},
-            ["rows.first: found -1, wanted a whole", "rows.count: found 0, wanted a whole number of at least 1"],
+            ["rows.first is -1, expected a whole", "rows.count is 0, expected a whole number of at least 1"],
         ),
         (
             {"rows": {"first": 1.5, "count": True}},
-            ["rows.first: found 1.5, wanted a whole", "rows.count: found true, wanted a whole"],
+            ["rows.first is 1.5, expected a whole", "rows.count is true, expected a whole"],
         ),
-        ({"rows": {"first": 0, "count": 6, "spread": 1}}, ["rows.spread: found 1, wanted true or false"]),
-        ({"rows": {"first": 0, "count": 6, "batch": "yes"}}, ["rows.batch: found yes, wanted true or false"]),
+        ({"rows": {"first": 0, "count": 6, "spread": 1}}, ["rows.spread is 1, expected true or false"]),
+        ({"rows": {"first": 0, "count": 6, "batch": "yes"}}, ["rows.batch is yes, expected true or false"]),
         (
             {"rows": {"first": 0, "count": 6, "step": 1}},
-            ["rows.step: found an unknown key, wanted one of first, count, spread, batch"],
+            ["rows.step is an unknown key, expected one of first, count, spread, batch"],
         ),
-        ({"rows": {"first": 0, "count": 5}}, ["expect.OUT.argmax: found 6 labels, wanted 5, one for each row"]),
-        ({"rows": {"first": 0, "count": 4, "spread": True}}, ["expect.OUT.argmax: found 6 labels, wanted a multiple of 4"]),
+        ({"rows": {"first": 0, "count": 5}}, ["expect.OUT.argmax is a list of 6 labels, expected 5, one for each row"]),
+        ({"rows": {"first": 0, "count": 4, "spread": True}}, ["expect.OUT.argmax is a list of 6 labels, expected a multiple of 4"]),
         (
             {"rows": {"first": 3, "count": 6}},
-            ["inputs.IN.npy: found 8 rows, wanted at least 9", "expect.OUT.values.npy: found 8 rows, wanted at least 9"],
+            [
+                "inputs.IN.npy is an array of 8 rows, expected at least 9",
+                "expect.OUT.values.npy is an array of 8 rows, expected at least 9",
+            ],
         ),
-        ({"expect": {}}, ["expect: found {}, wanted a mapping that is not empty"]),
-        ({"expect": {"OUT": {}}}, ["expect.OUT: found {}, wanted at least one of dtype, shape, finite, argmax, values, text, "]),
+        ({"expect": {}}, ["expect is {}, expected a map that is not empty"]),
+        ({"expect": {"OUT": {}}}, ["expect.OUT is {}, expected at least one of dtype, shape, finite, argmax, values, text, "]),
         (
             {"expect": {"OUT": {"max": 1}}},
-            ["expect.OUT.max: found an unknown key, wanted one of dtype, shape, finite, argmax, values, text, "],
+            ["expect.OUT.max is an unknown key, expected one of dtype, shape, finite, argmax, values, text, "],
         ),
-        ({"expect": {"OUT": {"dtype": "float"}}}, ["expect.OUT.dtype: found float, wanted one of BOOL, "]),
-        ({"expect": {"OUT": {"shape": [1, "x"]}}}, ['expect.OUT.shape: found [1, "x"], wanted whole numbers']),
-        ({"expect": {"OUT": {"shape": 10}}}, ["expect.OUT.shape: found 10, wanted a list"]),
-        ({"expect": {"OUT": {"finite": "very"}}}, ["expect.OUT.finite: found very, wanted true, or the key left out"]),
-        ({"expect": {"OUT": {"finite": False}}}, ["expect.OUT.finite: found false, wanted true, or the key left out"]),
+        ({"expect": {"OUT": {"dtype": "float"}}}, ["expect.OUT.dtype is float, expected one of BOOL, "]),
+        ({"expect": {"OUT": {"shape": [1, "x"]}}}, ['expect.OUT.shape is [1, "x"], expected whole numbers']),
+        ({"expect": {"OUT": {"shape": 10}}}, ["expect.OUT.shape is 10, expected a list"]),
+        ({"expect": {"OUT": {"finite": "very"}}}, ["expect.OUT.finite is very, expected true, or no such key"]),
+        ({"expect": {"OUT": {"finite": False}}}, ["expect.OUT.finite is false, expected true, or no such key"]),
         (
             {"expect": {"OUT": {"shape": [1, 0], "finite": True}}},
-            ["expect.OUT.finite: found it beside shape [1, 0], wanted one of the two: an empty output has no values"],
+            ["expect.OUT.finite is set beside shape [1, 0], expected one of the two, as an empty output has no values"],
         ),
         (
             {"expect": {"OUT": {"values": {"npy": "none.npy"}}}},
-            ["expect.OUT.values: found no value in shape [8, 0], wanted one at "],
+            ["expect.OUT.values is without a value in shape [8, 0], expected one value or more"],
         ),
-        ({"expect": {"OUT": {"values": {"npy": "nan.npy"}}}}, ["expect.OUT.values: found 1 values that are nan, wanted numbers"]),
+        ({"expect": {"OUT": {"values": {"npy": "nan.npy"}}}}, ["expect.OUT.values is 1 values that are nan, expected numbers"]),
         (
             {"expect": {"OUT": {"values": {"npy": "scores.npy", "atol": 1}}}},
-            ["expect.OUT.values.atol: found a tolerance of 1, wanted one that an output of zeros does not pass"],
+            ["expect.OUT.values.atol is 1, expected a tolerance that an output of zeros does not pass"],
         ),
         (
             {"expect": {"OUT": {"values": {"npy": "scores.npy", "rtol": 1}}}},
-            ["expect.OUT.values.rtol: found a tolerance of 1, wanted one that an output of zeros does not pass"],
+            ["expect.OUT.values.rtol is 1, expected a tolerance that an output of zeros does not pass"],
         ),
-        ({"expect": {"OUT": {"argmax": [0, -1]}}}, ["expect.OUT.argmax: found [0, -1], wanted whole numbers"]),
+        ({"expect": {"OUT": {"argmax": [0, -1]}}}, ["expect.OUT.argmax is [0, -1], expected whole numbers"]),
         (
             {"expect": {"A": {"argmax": [0, 1]}, "B": {"argmax": [0, 1, 2, 3]}}},
-            ["expect.B.argmax: found 4 labels, wanted a multiple of 2, one block after the other and as many as "],
+            ["expect.B.argmax is a list of 4 labels, expected a multiple of 2, in consecutive blocks, as many as "],
         ),
-        ({"expect": {"OUT": {"values": {"atol": 1}}}}, ["expect.OUT.values: found none, wanted exactly one of npy, numbers, file"]),
+        ({"expect": {"OUT": {"values": {"atol": 1}}}}, ["expect.OUT.values is empty, expected exactly one of npy, numbers, file"]),
         (
             {"expect": {"OUT": {"values": {"npy": "scores.npy", "atol": -1, "rtol": "x"}}}},
-            ["expect.OUT.values.atol: found -1, wanted a number", "expect.OUT.values.rtol: found x, wanted a number"],
+            ["expect.OUT.values.atol is -1, expected a number", "expect.OUT.values.rtol is x, expected a number"],
         ),
     ],
 )
@@ -260,127 +269,133 @@ STREAM = {"protocols": ["stream"], "expect": None}
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"expect": None}, ["expect: found nothing, wanted a value, or one of error, responses, cancel, latency"]),
+        ({"expect": None}, ["expect is missing, expected a value, or one of error, responses, cancel, latency"]),
         (
             {"inputs": {"IN": {"text": [["a"], "b"]}}},
-            ["inputs.IN.text: found lists of different lengths, wanted texts in lists of"],
+            ["inputs.IN.text is nested lists of different lengths, expected texts in lists of"],
         ),
-        ({"inputs": {"IN": {"text": []}}}, ["inputs.IN.text: found an empty list, wanted texts"]),
-        ({"inputs": {"IN": {"text": [1]}}}, ["inputs.IN.text: found 1, wanted texts"]),
-        ({"inputs": {"IN": {"text": "a", "dtype": "BYTES"}}}, ["inputs.IN.dtype: found BYTES, wanted none beside text"]),
-        ({"inputs": {"IN": {"numbers": [1]}}}, ["inputs.IN.dtype: found nothing, wanted a value, as numbers needs one"]),
+        ({"inputs": {"IN": {"text": []}}}, ["inputs.IN.text is an empty list, expected texts"]),
+        ({"inputs": {"IN": {"text": [1]}}}, ["inputs.IN.text is 1, expected texts"]),
+        ({"inputs": {"IN": {"text": "a", "dtype": "BYTES"}}}, ["inputs.IN.dtype is BYTES, expected no dtype beside text"]),
+        ({"inputs": {"IN": {"numbers": [1]}}}, ["inputs.IN.dtype is missing, expected a value, as numbers needs one"]),
         (
             {"inputs": {"IN": {"numbers": [256], "dtype": "UINT8"}}},
-            ["inputs.IN.numbers: found 256, wanted numbers that UINT8 holds"],
+            ["inputs.IN.numbers is 256, expected numbers that UINT8 can represent"],
         ),
         (
             {"inputs": {"IN": {"numbers": [-1], "dtype": "UINT64"}}},
-            ["inputs.IN.numbers: found -1, wanted numbers that UINT64 holds"],
+            ["inputs.IN.numbers is -1, expected numbers that UINT64 can represent"],
         ),
-        ({"inputs": {"IN": {"numbers": [0.5], "dtype": "INT8"}}}, ["inputs.IN.numbers: found 0.5, wanted numbers that INT8 holds"]),
+        (
+            {"inputs": {"IN": {"numbers": [0.5], "dtype": "INT8"}}},
+            ["inputs.IN.numbers is 0.5, expected numbers that INT8 can represent"],
+        ),
         (
             {"inputs": {"IN": {"numbers": [1e9], "dtype": "FP16"}}},
-            ["inputs.IN.numbers: found 1000000000.0, wanted numbers that FP16"],
+            ["inputs.IN.numbers is 1000000000.0, expected numbers that FP16"],
         ),
-        ({"inputs": {"IN": {"numbers": ["1"], "dtype": "INT8"}}}, ["inputs.IN.numbers: found '1', wanted numbers"]),
+        ({"inputs": {"IN": {"numbers": ["1"], "dtype": "INT8"}}}, ["inputs.IN.numbers is '1', expected numbers"]),
         (
             {"inputs": {"IN": {"numbers": [1], "dtype": "BYTES"}}},
-            ["inputs.IN.numbers: found BYTES, wanted a dtype of numbers, or text"],
+            ["inputs.IN.numbers is BYTES, expected a dtype of numbers, or text"],
         ),
-        ({"inputs": {"IN": {"numbers": [1], "dtype": "INT"}}}, ["inputs.IN.dtype: found INT, wanted one of BOOL, "]),
+        ({"inputs": {"IN": {"numbers": [1], "dtype": "INT"}}}, ["inputs.IN.dtype is INT, expected one of BOOL, "]),
         (
             {"inputs": {"IN": {"numbers": [1], "dtype": "INT8", "shape": [1]}}},
-            ["inputs.IN.shape: found [1], wanted none beside numbers"],
+            ["inputs.IN.shape is [1], expected no shape beside numbers"],
         ),
         (
             {"inputs": {"IN": {"npy": "rows.npy", "dtype": "FP64"}}},
-            ["inputs.IN.dtype: found FP64 beside float32 in rows.npy, wanted none"],
+            ["inputs.IN.dtype is FP64 beside float32 in rows.npy, expected no dtype"],
         ),
         (
             {"inputs": {"IN": {"raw": "four.bin"}}},
-            ["inputs.IN.dtype: found nothing, wanted a value, as raw", "inputs.IN.shape: found nothing, wanted a value, as raw"],
+            ["inputs.IN.dtype is missing, expected a value, as raw", "inputs.IN.shape is missing, expected a value, as raw"],
         ),
         (
             {"inputs": {"IN": {"raw": "five.bin", "dtype": "FP32", "shape": [1, 1]}}},
-            ["inputs.IN.raw: found 5 bytes, wanted 4, 1 values of FP32 for shape [1, 1]"],
+            ["inputs.IN.raw is 5 bytes, expected 4, 1 values of FP32 for shape [1, 1]"],
         ),
         (
             {"inputs": {"IN": {"raw": "gone", "dtype": "FP32", "shape": [1]}}},
-            ["inputs.IN.raw: found no such file, wanted {golden}/m/gone"],
+            ["inputs.IN.raw is gone, which does not exist, expected {golden}/m/gone"],
         ),
         (
             {"inputs": {"IN": {"raw": "four.bin", "dtype": "BYTES", "shape": [1]}}},
-            ["inputs.IN.raw: found BYTES, wanted another dtype"],
+            ["inputs.IN.raw is BYTES, expected another dtype"],
         ),
-        ({"inputs": {"IN": {"file": "gone"}}}, ["inputs.IN.file: found no such file, wanted {golden}/m/gone"]),
-        ({"inputs": {"IN": {"file": "four.bin", "dtype": "FP32"}}}, ["inputs.IN.file: found FP32, wanted BYTES or UINT8"]),
+        ({"inputs": {"IN": {"file": "gone"}}}, ["inputs.IN.file is gone, which does not exist, expected {golden}/m/gone"]),
+        ({"inputs": {"IN": {"file": "four.bin", "dtype": "FP32"}}}, ["inputs.IN.file is FP32, expected BYTES or UINT8"]),
         (
             {"inputs": {"IN": {"file": ["four.bin", "five.bin"], "dtype": "UINT8"}}},
-            ["inputs.IN.file: found files of 4 and 5 bytes, wanted one length"],
+            ["inputs.IN.file is a list of files of 4 and 5 bytes, expected one length"],
         ),
         (
             {"inputs": {"IN": {"image": "four.bin"}}},
-            ["inputs.IN.image: found {golden}/m/four.bin, which is neither, wanted a JPEG or PNG"],
+            ["inputs.IN.image is {golden}/m/four.bin, which is neither, expected a JPEG or PNG"],
         ),
         (
             {"inputs": {"IN": {"image": "p.jpg", "dtype": "FP32"}}},
-            ["inputs.IN.shape: found nothing, wanted a value, as image needs one"],
+            ["inputs.IN.shape is missing, expected a value, as image needs one"],
         ),
         (
             {"inputs": {"IN": {"image": "p.jpg", "dtype": "FP32", "shape": [4, 8, 8]}}},
-            ["inputs.IN.image: found shape [4, 8, 8], wanted [3, H, W] for the pixels of a picture"],
+            ["inputs.IN.image is shape [4, 8, 8], expected [3, H, W] for the pixels of a picture"],
         ),
         (
             {"inputs": {"IN": {"image": "p.jpg", "dtype": "FP32", "shape": [3, 8, 8]}}},
-            ["inputs.IN.image: found p.jpg (UnidentifiedImageError), wanted a picture that Pillow reads"],
+            ["inputs.IN.image is p.jpg (UnidentifiedImageError), expected a picture that Pillow reads"],
         ),
         (
             {"inputs": {"IN": {"image": "p.jpg", "dtype": "INT8"}}},
-            ["inputs.IN.image: found INT8, wanted BYTES or UINT8 for the bytes of a file, or FP32 and shape [3, H, W]"],
+            ["inputs.IN.image is INT8, expected BYTES or UINT8 for the bytes of a file, or FP32 and shape [3, H, W]"],
         ),
         (
             {"inputs": {"IN": {"generated": {"seed": -1}, "dtype": "FP32", "shape": [1]}}},
-            ["inputs.IN.generated.seed: found -1, wanted a whole number from 0"],
+            ["inputs.IN.generated.seed is -1, expected a whole number from 0"],
         ),
         (
             {"inputs": {"IN": {"generated": {"low": 5, "high": 300}, "dtype": "UINT8", "shape": [1]}}},
-            ["inputs.IN.generated: found low 5 and high 300, wanted low below high, both within UINT8"],
+            ["inputs.IN.generated is low 5 and high 300, expected low below high, both within UINT8"],
         ),
         (
             {"inputs": {"IN": {"generated": {}, "dtype": "UINT8", "shape": [0]}}},
-            ["inputs.IN.shape: found [0], wanted whole numbers above 0"],
+            ["inputs.IN.shape is [0], expected whole numbers above 0"],
         ),
         (
             {"expect": {"O": {"text": ["a"], "values": {"numbers": [1]}}}},
-            ["expect.O.text: found it beside values, wanted one of the two"],
+            ["expect.O.text is set beside values, expected one of the two"],
         ),
-        ({"expect": {"O": {"text": [3]}}}, ["expect.O.text: found 3, wanted texts"]),
-        ({"expect": {"O": {"label": [3]}}}, ["expect.O.label: found 3, wanted a text"]),
-        ({"expect": {"O": {"class_count": 0}}}, ["expect.O.class_count: found 0, wanted a whole number of at least 1"]),
+        ({"expect": {"O": {"text": [3]}}}, ["expect.O.text is 3, expected texts"]),
+        ({"expect": {"O": {"label": [3]}}}, ["expect.O.label is 3, expected a text"]),
+        ({"expect": {"O": {"class_count": 0}}}, ["expect.O.class_count is 0, expected a whole number of at least 1"]),
         (
             {"expect": {"O": {"label": ["a"], "finite": True}}},
-            ["expect.O.finite: found it beside class_count or label, wanted it in"],
+            ["expect.O.finite is set beside class_count or label, expected a check"],
         ),
-        ({"ms": 0, "timeout": "x"}, ["ms: found 0, wanted a number above 0", "timeout: found x, wanted a number above 0"]),
-        ({"responses": 1}, ["responses: found protocols other than stream, wanted protocols: [stream]"]),
-        ({**STREAM, "responses": -1}, ["responses: found -1, wanted a whole number of at least 0"]),
-        ({**STREAM, "cancel": {}}, ["cancel.after: found nothing, wanted a value"]),
-        ({**STREAM, "cancel": {"after": 0, "times": 1.5}}, ["cancel.after: found 0, wanted", "cancel.times: found 1.5, wanted"]),
-        ({**STREAM, "cancel": {"after": 1}, "responses": 1}, ["cancel: found it beside responses, wanted it without"]),
-        ({"expect": None, "error": {}}, ["error: found {}, wanted at least one of status, contains"]),
-        ({"expect": None, "error": {"status": 400}}, ["error.status: found 400, wanted one of INVALID_ARGUMENT, "]),
-        ({**STREAM, "error": {"status": "INTERNAL"}}, ["error.contains: found nothing, wanted a value, as not every server tells"]),
+        ({"ms": 0, "timeout": "x"}, ["ms is 0, expected a number above 0", "timeout is x, expected a number above 0"]),
+        ({"responses": 1}, ["responses is set for protocols other than stream, expected protocols: [stream]"]),
+        ({**STREAM, "responses": -1}, ["responses is -1, expected a whole number of at least 0"]),
+        ({**STREAM, "cancel": {}}, ["cancel.after is missing, expected a value"]),
+        ({**STREAM, "cancel": {"after": 0, "times": 1.5}}, ["cancel.after is 0, expected", "cancel.times is 1.5, expected"]),
+        ({**STREAM, "cancel": {"after": 1}, "responses": 1}, ["cancel is set beside responses, expected no responses beside it"]),
+        ({"expect": None, "error": {}}, ["error is {}, expected at least one of status, contains"]),
+        ({"expect": None, "error": {"status": 400}}, ["error.status is 400, expected one of INVALID_ARGUMENT, "]),
+        ({**STREAM, "error": {"status": "INTERNAL"}}, ["error.contains is missing, expected a value, as not every server sends"]),
         (
             {"expect": None, "error": {"status": "UNAVAILABLE"}},
-            ["error.contains: found nothing, wanted a value: over gRPC a connection"],
+            ["error.contains is missing, expected a value, as a broken connection"],
         ),
-        ({"expect": None, "error": {"contains": ""}}, ["error.contains: found , wanted a text"]),
+        ({"expect": None, "error": {"contains": ""}}, ["error.contains is , expected a text"]),
         (
             {"error": {"contains": "x"}},
-            ["expect: found it beside error, wanted one of the two: only a stream answers before it fails"],
+            ["expect is set beside error, expected one of the two, as only a stream responds before it fails"],
         ),
-        ({"instances": 1}, ["instances: found 1, wanted true or false"]),
-        ({"expect": None, "error": {"contains": "x"}, "instances": True}, ["instances: found it beside error, wanted it without"]),
+        ({"instances": 1}, ["instances is 1, expected true or false"]),
+        (
+            {"expect": None, "error": {"contains": "x"}, "instances": True},
+            ["instances is set beside error, expected no error beside it"],
+        ),
     ],
 )
 def test_a_malformed_check_of_any_model_is_refused(site: Path, changes: dict[str, Any], wrong: list[str]) -> None:
@@ -460,7 +475,7 @@ def test_texts_and_literal_numbers_are_golden_values_by_row(site: Path) -> None:
     assert (check.expect["B"]["values"]["rows"].take([3]).tolist(), check.expect["B"]["values"]["atol"]) == ([[4]], 1)
     short = {"A": {"text": [["a"], ["b"]]}}
     assert findings(site, {"model": "m", "checks": [good_check(rows={"first": 2, "count": 2}, expect=short)]}) == [
-        "checks[0].expect.A.text: found 2 rows, wanted at least 4"
+        "checks[0].expect.A.text is an array of 2 rows, expected at least 4"
     ]
 
 
@@ -615,7 +630,10 @@ def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
     found, _ran = call(
         answers(result("a")), document={**DOCUMENT, "unproven": [result("words/check file", False, "found no file")]}
     )
-    assert (found["failed"], found["msg"]) == (True, "npu1: 1 of 2 checks passed\n  - words/check file: found no file")
+    assert (found["failed"], found["msg"]) == (
+        True,
+        "npu1: 1 of 2 checks passed\n  - words/check file: found no file",
+    )
     assert [check["name"] for check in found["checks"]] == ["words/check file", "a"]
 
 
@@ -932,8 +950,8 @@ def test_variables_of_another_type_are_refused_before_anything_is_asked(fleet: P
     run = play(fleet, "-e", json.dumps(given), limit="right")
     assert run.returncode == 2, run.stdout + run.stderr
     said = results(fleet)["right"]["msg"].splitlines()
-    assert said[0] == "right: no request was sent:"
-    assert [line.split(":")[0] for line in said[1:]] == [
+    assert said[0] == "right: nothing was asked:"
+    assert [line.split(" is ")[0] for line in said[1:]] == [
         "  - inference_check_golden_dir",
         "  - npufleet_no_proxy",
         "  - triton_models[digits].hosts",
@@ -972,11 +990,11 @@ def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_p
         ({"inference_check_image": "gone:1"}, "right: image gone:1 is not on the host"),
         (
             {"npufleet_lock_file": "/nowhere"},
-            "right: no request was sent:\n  - found no image, wanted the one that is locked for the release",
+            "right: nothing was asked:\n  - image is empty, expected the one that is locked for the release",
         ),
         (
             {"triton_models": [{"name": "digits"}, {"name": "words"}]},
-            "right: 22 of 23 checks passed\n  - words/check file: found no ",
+            "right: 22 of 23 checks passed\n  - words/check file: the check file is missing, expected ",
         ),
         ({"inference_check_timeout": "soon"}, "inference_check_timeout"),
     ],
@@ -994,8 +1012,8 @@ def test_a_malformed_file_is_refused_before_anything_is_sent(fleet: Path, tmp_pa
     run = play(fleet, "-e", json.dumps({"inference_check_checks_dir": [str(tmp_path)]}), limit="right")
     assert run.returncode == 2
     for words in (
-        "models: found an unknown key, wanted one of model, golden, checks",
-        "checks: found [], wanted a list that is not empty",
+        "models is an unknown key, expected one of model, golden, checks",
+        "checks is [], expected a list that is not empty",
     ):
         assert f"  - {tmp_path}/digits.yml: {words}" in run.stdout + run.stderr
     assert (fleet / "ran").read_text() == ""
@@ -1035,7 +1053,7 @@ def test_tls_and_key_reach_the_client_and_no_output(fleet: Path, tmp_path: Path)
     assert run.returncode == 2
     run = play(fleet, "-e", json.dumps({"inference_check_grpc_tls": {"ca": "/none", "cert": "/none"}}), limit="right")
     assert run.returncode == 2
-    assert "right: no request was sent:\n  - grpc_tls: found cert or key alone, wanted both" in run.stdout + run.stderr
+    assert "right: nothing was asked:\n  - grpc_tls has only one of cert and key, expected both" in run.stdout + run.stderr
 
 
 def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_path: Path) -> None:

@@ -133,10 +133,10 @@ def test_result_on_standard_output_stands_there_alone(site: Site, triton: SmallT
 def test_model_without_a_check_file_is_not_proven(site: Site, triton: SmallTriton) -> None:
     triton.models = ["double", "words"]
     ended = site(triton)
-    assert (ended.code, "FAILED words/check file: found no " in ended.out) == (1, True)
+    assert (ended.code, "FAILED words/check file: the check file is missing, expected " in ended.out) == (1, True)
     assert "--allow-unchecked" in ended.out
     ended = site(triton, "--allow-unchecked")
-    assert (ended.code, "not asked, as they have no check file: words" in ended.out) == (0, True)
+    assert (ended.code, "not checked, as they have no check file: words" in ended.out) == (0, True)
     assert site(triton, "--models", "double").code == 0
     # What nobody was asked is no proof.
     assert site(triton, "--models", "words", "--allow-unchecked").code == 2
@@ -179,26 +179,26 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
         (["--ca", __file__, "--url", "https://x"], f"--ca is {__file__}, expected certificates as PEM"),
         (["--cert", __file__, "--key", __file__, "--url", "https://x"], "--cert and --key are "),
         (["--key", __file__], "--cert or --key is missing, expected both"),
-        (["--ca", "{ca}"], "--ca, --cert and --key: found no https:// and no grpcs:// to use them with"),
+        (["--ca", "{ca}"], "--ca, --cert and --key are for https:// and grpcs://, and no address begins with them"),
         (
             ["--cert", "{client}", "--key", "{ca_key}", "--url", "https://x"],
             "expected a certificate and its own key without a passphrase",
         ),
-        (["--header", "a=b"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
-        (["--header", "a=b:c"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
-        (["--header", "=env:HOME"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
-        (["--header", "a b=env:HOME"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
-        (["--header", "a=env:NO_SUCH_VARIABLE"], "--header 1: wanted a variable NO_SUCH_VARIABLE of the environment"),
+        (["--header", "a=b"], "--header 1: expected NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "a=b:c"], "--header 1: expected NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "=env:HOME"], "--header 1: expected NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "a b=env:HOME"], "--header 1: expected NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "a=env:NO_SUCH_VARIABLE"], "--header 1: expected a variable NO_SUCH_VARIABLE of the environment"),
         (["--header", "a=file:/none"], "--header 1: /none: No such file or directory"),
-        (["--header", "a=file:/dev/null"], "--header 1: found nothing in /dev/null, wanted one line of ASCII"),
-        (["--header", "a=file:" + __file__], "--header 1: found what no header can hold in "),
-        (["--header", "a=env:HOME", "--header", "A=env:HOME"], "--header 2: found A again, wanted it once"),
+        (["--header", "a=file:/dev/null"], "--header 1: /dev/null is empty, expected one line of ASCII"),
+        (["--header", "a=file:" + __file__], f"--header 1: {__file__} is no value of a header"),
+        (["--header", "a=env:HOME", "--header", "A=env:HOME"], "--header 2 is A again, expected each header once"),
         (["--models", "a,,b"], "--models is '', expected a name of the server"),
-        (["--models", "a,a"], "--models: found 'a,a', wanted each name once"),
+        (["--models", "a,a"], "--models is 'a,a', expected each name once"),
         (["--models", "a/b"], "--models is 'a/b', expected a name of the server"),
-        (["--checks", "/none", "--models", "double"], "--checks: found no directory '/none'"),
-        (["--checks", __file__], "--checks: found no directory "),
-        (["--golden", "/none", "--models", "double"], "--golden: found no directory '/none'"),
+        (["--checks", "/none", "--models", "double"], "--checks is '/none', which is no directory"),
+        (["--checks", __file__], "--checks is "),
+        (["--golden", "/none", "--models", "double"], "--golden is '/none', which is no directory"),
         (["--timeout", "0"], "--timeout is '0', expected seconds above 0"),
         (["--timeout", "nan"], "--timeout is 'nan', expected seconds above 0"),
         (["--timeout", "1e9"], "--timeout is '1e9', expected seconds above 0, a day (86400) at most"),
@@ -208,8 +208,8 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
         (["--json", "/"], "--json: '/' cannot be written: it is not a file path"),
         (["--json", ""], "--json: '' cannot be written: it is not a file path"),
         (["--junit", "/proc/r.xml"], "--junit: '/proc/r.xml' cannot be written: "),
-        (["--json", "-", "--junit", "-"], "--junit: found '-', which --json writes to, wanted another file"),
-        (["--json", "/tmp/r", "--junit", "/tmp/../tmp/r"], "--junit: found '/tmp/../tmp/r', which --json writes to"),
+        (["--json", "-", "--junit", "-"], "--junit is '-', which --json writes to, expected another file"),
+        (["--json", "/tmp/r", "--junit", "/tmp/../tmp/r"], "--junit is '/tmp/../tmp/r', which --json writes to"),
         (["--allow-unchecked=yes"], "--allow-unchecked: ignored explicit argument 'yes'"),
         (["--no-latency=1"], "--no-latency: ignored explicit argument '1'"),
         (["--speed", "1"], "unrecognized arguments: --speed 1"),
@@ -244,14 +244,14 @@ def test_malformed_check_file_is_refused_before_anything_is_asked(site: Site, tr
     site.checks(latency={"clients": 1})
     ended = site(triton)
     assert (ended.code, triton.asked) == (2, [])
-    assert "double.yml: checks[0].latency: found no length, wanted exactly one of seconds, requests" in ended.err
+    assert "double.yml: checks[0].latency is without a length, expected exactly one of seconds, requests" in ended.err
 
 
 def test_server_that_does_not_say_its_models_needs_names(site: Site, triton: SmallTriton) -> None:
     triton.key = SECRET
     ended = site(triton)
     assert ended.code == 3
-    assert "the server does not say which models it has: This API is restricted" in ended.err
+    assert "the server does not list its models: This API is restricted" in ended.err
 
 
 # Nothing that could be judged
@@ -523,14 +523,17 @@ def test_missed_limits_name_what_was_asked_and_whether_the_client_was_the_limit(
 @pytest.mark.parametrize(
     ("latency", "wrong"),
     [
-        ({"seconds": 1}, "found no limit, wanted at least one of p50_ms, p95_ms, p99_ms, infer_per_s"),
-        ({"seconds": 1, "requests": 200, "p99_ms": 1}, "found seconds and requests, wanted exactly one of seconds, requests"),
-        ({"requests": 99, "p99_ms": 1}, "requests: found 99, wanted at least 100 for p99_ms"),
-        ({"requests": 19, "p95_ms": 1}, "requests: found 19, wanted at least 20 for p95_ms"),
-        ({"seconds": 601, "p50_ms": 1}, "seconds: found 601, wanted at most 600"),
-        ({"seconds": 1, "p50_ms": 0}, "p50_ms: found 0, wanted a number above 0"),
-        ({"seconds": 1, "p50_ms": 1, "clients": 65}, "clients: found 65, wanted at most 64"),
-        ({"seconds": 1, "p90_ms": 1}, "p90_ms: found an unknown key, wanted one of clients, seconds, requests, p50_ms"),
+        ({"seconds": 1}, "latency is without a limit, expected at least one of p50_ms, p95_ms, p99_ms, infer_per_s"),
+        (
+            {"seconds": 1, "requests": 200, "p99_ms": 1},
+            "latency is set with seconds and requests, expected exactly one of seconds, requests",
+        ),
+        ({"requests": 99, "p99_ms": 1}, "requests is 99, expected at least 100 for p99_ms"),
+        ({"requests": 19, "p95_ms": 1}, "requests is 19, expected at least 20 for p95_ms"),
+        ({"seconds": 601, "p50_ms": 1}, "seconds is 601, expected at most 600"),
+        ({"seconds": 1, "p50_ms": 0}, "p50_ms is 0, expected a number above 0"),
+        ({"seconds": 1, "p50_ms": 1, "clients": 65}, "clients is 65, expected at most 64"),
+        ({"seconds": 1, "p90_ms": 1}, "p90_ms is an unknown key, expected one of clients, seconds, requests, p50_ms"),
     ],
 )
 def test_malformed_limits_are_refused(site: Site, latency: dict[str, Any], wrong: str) -> None:
@@ -543,9 +546,9 @@ def test_malformed_limits_are_refused(site: Site, latency: dict[str, Any], wrong
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"protocols": ["stream"]}, "latency: found it beside protocol stream"),
-        ({"ms": 5}, "latency: found it beside ms, wanted it without"),
-        ({"instances": True}, "latency: found it beside instances, wanted it without"),
+        ({"protocols": ["stream"]}, "latency is set for protocol stream"),
+        ({"ms": 5}, "latency is set beside ms, expected no ms beside it"),
+        ({"instances": True}, "latency is set beside instances, expected no instances beside it"),
     ],
 )
 def test_what_does_not_go_with_a_load(site: Site, changes: dict[str, Any], wrong: str) -> None:

@@ -1,3 +1,3 @@
-"""Check files: what each model is asked, read and validated, and the arrays that they name."""
+"""Check files: the requests to each model, the expected responses, and the arrays of both."""
 
 from __future__ import annotations

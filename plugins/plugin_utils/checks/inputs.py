@@ -1,6 +1,6 @@
-"""What the checks of a host are made of: files on the controller, and one digest over all that they follow from.
+"""Inputs of the checks of a host: files on the controller, the server, and one digest of everything. Controller only.
 
-The digest costs no reading of arrays, so that every run can compare what a host keeps for its probe. Controller only.
+The digest is computed without parsing arrays, so that every run can compare it with that of the host's probe.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 
 CHECKS = os.path.join(COLLECTION, "files", "checks")
 GOLDEN = os.path.join(COLLECTION, "files", "golden")
-# Code that a document follows from, beside the one that travels with it
-CODE = ("check_files.py", "tensors.py")
-# Of a name in a file system
+# Files whose code computes the document, beside the program that is sent with it
+CODE = ("arrays.py", "check_files.py", "fields.py", "tensors.py")
+# The most bytes of a file name
 NAME_BYTES = 255
 TLS = ("http_tls", "grpc_tls")
 
 
-def found_in(directories: Sequence[str], *names: str) -> Optional[str]:
-    """Where a file is: the first directory that has it wins."""
-    paths = (os.path.join(directory, *names) for directory in directories)
+def found_in(parents: Sequence[str], *names: str) -> Optional[str]:
+    """Return the path of a file in the first directory that has it, or None."""
+    paths = (os.path.join(parent, *names) for parent in parents)
     return next((path for path in paths if os.path.isfile(path)), None)
 
 
 def is_inside(path: str) -> bool:
-    """Return True for a relative path of a file or directory that stays in the directory that it is looked for in."""
+    """Return True for a relative path that does not leave its directory."""
     return os.path.normpath(path) == path and path not in (".", "..") and not path.startswith(("/", "../")) and is_line(path)
 
 
@@ -44,41 +44,41 @@ def is_line(text: str) -> bool:
 
 
 def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
-    """(directories of check files, of their golden data): those of the site, and then the collection's own."""
+    """Return (directories of check files, directories of golden data), those of the site before the collection's."""
     checks, golden = (
-        [os.path.expanduser(variable) for variable in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
+        [os.path.expanduser(path) for path in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
     )
     return [*checks, CHECKS], [*golden, GOLDEN]
 
 
 def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
-    """The server of a task's arguments with the content of each file of its TLS, and without what is not set. Raises Refusal."""
-    found = {name: value for name, value in server.items() if value is not None}
+    """Return the server of a task's arguments with the contents of its TLS files and without unset values. Raises Refusal."""
+    result = {name: value for name, value in server.items() if value is not None}
     reasons: List[str] = []
     for kind in TLS:
-        files = {name: path for name, path in (found.get(kind) or {}).items() if path}
+        files = {name: path for name, path in (result.get(kind) or {}).items() if path}
         if not files:
-            found.pop(kind, None)
+            result.pop(kind, None)
             continue
         if bool(files.get("cert")) != bool(files.get("key")):
-            reasons.append(f"{kind}: found cert or key alone, wanted both or none")
-        found[kind] = {}
+            reasons.append(f"{kind} has only one of cert and key, expected both or neither")
+        result[kind] = {}
         for name, path in files.items():
             try:
                 with open(os.path.expanduser(path), encoding="utf-8") as source:
-                    found[kind][name] = source.read()
+                    result[kind][name] = source.read()
             except (OSError, UnicodeDecodeError) as error:
-                reasons.append(f"{kind}.{name}: found {error}, wanted a PEM file on the controller")
+                reasons.append(f"{kind}.{name} is {path} ({error}), expected a PEM file on the controller")
                 continue
-            if "-----BEGIN" not in found[kind][name]:
-                reasons.append(f"{kind}.{name}: found {path} without -----BEGIN, wanted a PEM file")
+            if "-----BEGIN" not in result[kind][name]:
+                reasons.append(f"{kind}.{name} is {path} without -----BEGIN, expected a PEM file")
     if reasons:
         raise Refusal(reasons)
-    return found
+    return result
 
 
 def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """The server as the inventory has it."""
+    """Return the server that the inventory describes."""
     return {
         "address": variables["inference_check_address"] or address(variables),
         "http_port": int(variables["npufleet_http_port"]),
@@ -90,50 +90,50 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def place(variables: Mapping[str, Any]) -> int:
-    """The host's place in the fleet, by which checks that spread choose their rows."""
+def host_index(variables: Mapping[str, Any]) -> int:
+    """Return the host's index in the fleet, by which checks with `spread` choose their rows."""
     fleet, host = list((variables.get("groups") or {}).get(variables["npufleet_group"], [])), variables["inventory_hostname"]
     return fleet.index(host) if host in fleet else 0
 
 
 def digest(variables: Mapping[str, Any], files: str) -> str:
-    """SHA-256 over everything that the document of a host's probe follows from; `files` is files_digest's. Raises Refusal."""
+    """Return the SHA-256 of all inputs of the document of a host's probe. `files` is that of files_digest. Raises Refusal."""
     host = variables["inventory_hostname"]
-    said = {
+    parts = {
         "files": files,
-        "host": [host, place(variables)],
+        "host": [host, host_index(variables)],
         "server": with_pem(server_of(variables)),
         "timeout": int(variables["inference_check_timeout"]),
         "require_checks": str(variables["inference_check_require_checks"]).lower(),
         "latency": str(variables["monitoring_probe_latency"]).lower(),
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
-    """SHA-256 over the client, the names of these models, and their check files with their golden data."""
+    """Return the SHA-256 of the client, the names of these models, and their check files with their golden data."""
     checks_dirs, golden_dirs = directories(variables)
-    whole = hashlib.sha256(archive.of(check_client.ENTRY))
+    sha256 = hashlib.sha256(archive.of(check_client.ENTRY))
     for name in CODE:
-        whole.update(_of(os.path.join(os.path.dirname(__file__), name)))
+        sha256.update(_file_digest(os.path.join(os.path.dirname(__file__), name)))
     for model in models:
         path = found_in(checks_dirs, f"{model}.yml")
-        whole.update(f"\0{model}\0".encode())
+        sha256.update(f"\0{model}\0".encode())
         if path is None:
             continue
-        whole.update(_of(path))
-        for data in _data(_golden(path, model), golden_dirs):
-            whole.update(data)
-    return whole.hexdigest()
+        sha256.update(_file_digest(path))
+        for data in _golden_digests(_golden(path, model), golden_dirs):
+            sha256.update(data)
+    return sha256.hexdigest()
 
 
-def _of(path: str) -> bytes:
+def _file_digest(path: str) -> bytes:
     with open(path, "rb") as source:
         return hashlib.sha256(source.read()).digest()
 
 
 def _golden(path: str, model: str) -> str:
-    """The directory of a check file's data. A file that is none is refused where it is read as a whole."""
+    """Return the directory of a check file's golden data. check_files.py refuses an invalid file."""
     try:
         golden = yaml_of(path).get("golden", model)
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):
@@ -141,14 +141,14 @@ def _golden(path: str, model: str) -> str:
     return golden if isinstance(golden, str) and is_inside(golden) else model
 
 
-def _data(golden: str, directories: Sequence[str]) -> Iterator[bytes]:
-    """Name and digest of every file that a check may read, of the first directory that has it."""
+def _golden_digests(golden: str, golden_dirs: Sequence[str]) -> Iterator[bytes]:
+    """Yield name and digest of each golden file in the first directory that has it."""
     seen = set()
-    for directory in directories:
+    for directory in golden_dirs:
         base = os.path.join(directory, golden)
-        for place, _names, files in trees.walk(base):
-            for path in (os.path.join(place, name) for name in files):
+        for parent, _names, files in trees.walk(base):
+            for path in (os.path.join(parent, name) for name in files):
                 name = os.path.relpath(path, base)
                 if name not in seen:
                     seen.add(name)
-                    yield name.encode() + b"\0" + _of(path)
+                    yield name.encode() + b"\0" + _file_digest(path)

@@ -1,4 +1,4 @@
-"""What a host is handed to ask the checks of its models: the inventory's own, or what a task says instead. Controller only."""
+"""The checks of a host for its client: those of the inventory, or those of a task's arguments. Controller only."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import chec
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import CHECKS, GOLDEN, place, server_of, with_pem
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import CHECKS, GOLDEN, host_index, server_of, with_pem
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
-# Once in a run, for all processes that read the arrays of checks; where it is missing, whoever needs it says so
+# numpy is loaded once for all processes of a run. The code that needs it reports its absence.
 with suppress(ImportError):
     importlib.import_module("numpy")
-# Options of the module inference_check, and the variables that they follow
-FOLLOWS = {
+# {option of the module inference_check: variable of its default}
+DEFAULTS = {
     "image": "inference_check_image",
     "timeout": "inference_check_timeout",
     "latency": "inference_check_latency",
@@ -30,13 +30,13 @@ FOLLOWS = {
 
 
 class Checks(NamedTuple):
-    """The document with the program that asks it, the key of the server's restricted APIs, the server with its TLS."""
+    """The document of the checks, the program that runs them, the key of restricted APIs, and the server with its TLS."""
 
     document: Dict[str, Any]
     program: str
     key: Optional[Dict[str, str]]
     server: Dict[str, Any]
-    # Models without a check file that nobody has to prove
+    # Models without a check file, if none is required
     unasked: List[str]
 
     def of_change(self, variables: Mapping[str, Any], image: str, key: Optional[Dict[str, str]]) -> Dict[str, Any]:
@@ -46,31 +46,31 @@ class Checks(NamedTuple):
 
 
 def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """A task's arguments, and what the inventory says where it has none."""
-    arguments: Dict[str, Any] = {option: variables[name] for option, name in FOLLOWS.items()}
+    """Return a task's arguments over the values of the inventory."""
+    arguments: Dict[str, Any] = {option: variables[name] for option, name in DEFAULTS.items()}
     own = {name: value for name, value in (given.get("server") or {}).items() if value is not None}
     server = {name: value for name, value in server_of(variables).items() if value is not None}
-    return {**arguments, "host_index": place(variables), **given, "server": {**server, **own}}
+    return {**arguments, "host_index": host_index(variables), **given, "server": {**server, **own}}
 
 
-def of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:
-    """The checks of the models that are placed on a host, or of those that the arguments name. Raises Refusal."""
+def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:
+    """Return the checks of the models on a host, or of those that the arguments name. Raises Refusal."""
     models = arguments.get("models")
     try:
         if models is None:
             models = [str(entry["name"]) for entry in placed_here(variables)]
         if not arguments["image"]:
-            raise Refusal(["found no image, wanted the one that is locked for the release: run playbooks/site.yml, or name one"])
+            raise Refusal(["image is empty, expected the one that is locked for the release. Run playbooks/site.yml, or set image"])
         checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS], [*arguments["golden_dir"], GOLDEN]
         server, key = with_pem(arguments["server"]), server_key.for_checks(variables)
         document = documents(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
-        raise Refusal([f"found no {error.args[0]} in the models to check: set triton_models, or name models"]) from None
+        raise Refusal([f"{error.args[0]} is not set, expected the models to check. Set triton_models, or name models"]) from None
     unasked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("unproven")]
     program = base64.b64encode(archive.of(check_client.ENTRY)).decode()
     return Checks({"host": host, **document, "unasked": unasked}, program, key, server, unasked)
 
 
 def warning(host: str, unasked: Sequence[str]) -> str:
-    """What is to be said of models that nobody asks."""
+    """Return a warning about models without a check file."""
     return f"{host}: not proven, as they have no check file: " + ", ".join(unasked)

@@ -1,7 +1,4 @@
-"""The inputs of one request as a command line gives them, NAME=KIND:VALUE, in dtype and shape of the model that takes them.
-
-For npufleet-infer. Everything that is wrong with them ends it before anything is asked.
-"""
+"""The inputs of one request of npufleet-infer, from NAME=KIND:VALUE to arrays with the model's dtype and shape."""
 
 from __future__ import annotations
 
@@ -15,62 +12,62 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tens
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import MISTAKEN, End
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
-# Shorthands for the one input that is not named
+# Options for the only input without a name
 SHORT = ("image", "text", "npy")
 
 
 def inputs_of(
-    given: Sequence[str], short: Sequence[Tuple[str, str]], takes: Sequence[Mapping[str, Any]]
+    options: Sequence[str], short: Sequence[Tuple[str, str]], inputs: Sequence[Mapping[str, Any]]
 ) -> Dict[str, Tuple[str, Any]]:
-    """{name: (dtype, array)} of what is given for a model that takes these inputs. Raises End with everything that is wrong.
+    """Return {name: (dtype, array)} for a model with these inputs. Raises End with all errors.
 
-    `given` are the texts of --input, `short` (kind, value) of the one input that is not named.
+    `options` are the values of --input, `short` are (kind, value) of the options for the only input without a name.
     """
-    described = {str(take["name"]): take for take in takes}
-    what = "; ".join(f"{name} {entry['datatype']} {entry['shape']}" for name, entry in described.items())
+    by_name = {str(entry["name"]): entry for entry in inputs}
+    described = "; ".join(f"{name} {entry['datatype']} {entry['shape']}" for name, entry in by_name.items())
     named: Dict[str, List[Tuple[str, str]]] = {}
-    wrong = []
-    for element in given:
-        name, equals, rest = element.partition("=")
+    errors = []
+    for option in options:
+        name, equals, rest = option.partition("=")
         kind, colon, value = rest.partition(":")
         if not equals or not colon or kind not in KINDS:
-            wrong.append(f"--input: found {element}, wanted NAME=KIND:VALUE with a KIND of {', '.join(KINDS)}")
-        elif name not in described:
-            wrong.append(f"--input: found {name}, the model takes {what}")
+            errors.append(f"--input is {option}, expected NAME=KIND:VALUE with a KIND of {', '.join(KINDS)}")
+        elif name not in by_name:
+            errors.append(f"--input is for {name}, expected one of the model's inputs: {described}")
         else:
             named.setdefault(name, []).append((kind, value))
-    left = [name for name in described if name not in named]
+    left = [name for name in by_name if name not in named]
     if short and len(left) != 1:
-        wrong.append(f"--{short[0][0]}: found {len(left)} inputs without a value, wanted one; the model takes {what}")
+        errors.append(f"--{short[0][0]} is for the only input without a value, and there are {len(left)}: {described}")
     elif short:
         named[left[0]] = list(short)
-    if not named and not wrong:
-        wrong.append(f"found no input, the model takes {what}")
-    made = {}
-    for name, sources in named.items() if not wrong else ():
+    if not named and not errors:
+        errors.append(f"no input is set, expected those of the model: {described}")
+    arrays = {}
+    for name, sources in named.items() if not errors else ():
         try:
-            dtype = str(described[name]["datatype"])
-            made[name] = (dtype, array_of(sources, dtype, described[name]["shape"]))
-        except tensors.Unfit as unfit:
-            wrong.append(f"{name}: {unfit}")
+            dtype = str(by_name[name]["datatype"])
+            arrays[name] = (dtype, array_of(sources, dtype, by_name[name]["shape"]))
+        except tensors.ArrayError as error:
+            errors.append(f"{name} {error}")
         except MemoryError:
-            wrong.append(f"{name}: found more than this machine's memory holds, wanted less at once")
-    if wrong:
-        raise End(MISTAKEN, "; ".join(wrong))
-    return made
+            errors.append(f"{name} is larger than the memory of this machine, expected smaller data")
+    if errors:
+        raise End(MISTAKEN, "; ".join(errors))
+    return arrays
 
 
 def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int]) -> Any:
-    """The array of one input, in a shape that the model takes. Raises Unfit."""
+    """Return the array of one input in a shape of the model. Raises ArrayError."""
     import numpy as np
 
     kinds = {kind for kind, _value in sources}
     kind, value = sources[0]
     if len(kinds) > 1 or (len(sources) > 1 and kind not in ("text", "image", "file")):
-        raise tensors.Unfit(f"{len(sources)} values", "one, or several of text, image or file")
+        raise tensors.ArrayError(f"set with {len(sources)} values", "one value, or several of text, image or file")
     values = [source for _kind, source in sources]
     if not all(values) and kind not in ("text",):
-        raise tensors.Unfit(f"nothing after {kind}:", "a value")
+        raise tensors.ArrayError(f"empty after {kind}:", "a value")
     if kind == "text":
         array = elements(tensors.of_text(values), shape)
     elif kind in ("image", "file"):
@@ -82,7 +79,7 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
             pictures = tensors.of_pictures(values, content, shape[-3:])
             array = pictures if len(shape) == 4 else pictures[0]
         else:
-            raise tensors.Unfit(
+            raise tensors.ArrayError(
                 f"{kind} for {dtype} {list(shape)}", "BYTES or UINT8 [-1]" + ", or FP32 [3, H, W]" * (kind == "image")
             )
     elif kind == "npy":
@@ -91,52 +88,52 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
         array = tensors.of_numbers(numbers(value), dtype)
     elif kind == "generated":
         if not (value.isascii() and value.isdecimal() and int(value) < 2**32):
-            raise tensors.Unfit(value, "a whole number as the seed, from 0 to 4294967295")
+            raise tensors.ArrayError(value, "a whole number as the seed, from 0 to 4294967295")
         array = tensors.generated(dtype, [max(int(size), 1) for size in shape], int(value))
     else:
         data = content(value)
         array = tensors.of_raw(data, dtype, solved(shape, len(data) // np.dtype(inference.NUMPY[dtype]).itemsize))
     try:
-        found = inference.triton_dtype(array)
+        actual = inference.triton_dtype(array)
     except ValueError as error:
-        raise tensors.Unfit(str(error), dtype) from None
-    if found != dtype and (found, dtype) != ("FP32", "BF16"):
-        raise tensors.Unfit(found, dtype)
-    # The batch dimension is the model's; a single row needs none.
+        raise tensors.ArrayError(str(error), dtype) from None
+    if actual != dtype and (actual, dtype) != ("FP32", "BF16"):
+        raise tensors.ArrayError(actual, dtype)
+    # A single row may lack the model's batch dimension.
     if array.ndim == len(shape) - 1 and shape[0] in (-1, 1):
         array = array[None]
-    if array.ndim != len(shape) or any(wanted not in (-1, size) for wanted, size in zip(shape, array.shape)):
-        raise tensors.Unfit(f"shape {list(array.shape)}", f"{list(shape)}, where -1 is any")
+    if array.ndim != len(shape) or any(expected not in (-1, size) for expected, size in zip(shape, array.shape)):
+        raise tensors.ArrayError(f"of shape {list(array.shape)}", f"{list(shape)}, where -1 is any size")
     return np.ascontiguousarray(array)
 
 
 def elements(array: Any, shape: Sequence[int]) -> Any:
-    """Texts [n] in the shape of an input: a row each where a row is one element, else all of them in one row."""
+    """Return texts [n] in the shape of an input: one in each row if a row has one element, else all in one row."""
     if len(shape) == 2 and shape[1] == 1:
         return array[:, None]
     return array.reshape([1] * (len(shape) - 1) + [-1])
 
 
 def solved(shape: Sequence[int], count: int) -> List[int]:
-    """A shape for so many values: its first -1 becomes what is left, any other 1."""
+    """Return a shape for this number of values. Its first -1 becomes the number that is left, any other becomes 1."""
     known = math.prod(size for size in shape if size > 0)
     first = next((number for number, size in enumerate(shape) if size < 0), None)
     return [max(count // known, 1) if number == first else max(int(size), 1) for number, size in enumerate(shape)]
 
 
 def numbers(text: str) -> Any:
-    """The numbers of a text, as JSON has them."""
+    """Return the numbers of a text in the form of JSON. Raises ArrayError."""
     try:
         return json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
     except (ValueError, RecursionError):
-        raise tensors.Unfit(text, "numbers with commas between them, as 1,2.5 or [[1,2],[3,4]]") from None
+        raise tensors.ArrayError(text, "numbers with commas between them, such as 1,2.5 or [[1,2],[3,4]]") from None
 
 
 def content(path: str) -> bytes:
-    """The bytes of a file. Raises Unfit."""
+    """Return the bytes of a file. Raises ArrayError."""
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise tensors.Unfit(
+        raise tensors.ArrayError(
             f"{path or 'no name'} ({getattr(error, 'strerror', None) or error})", "a file that can be read"
         ) from None

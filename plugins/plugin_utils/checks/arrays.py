@@ -1,0 +1,183 @@
+"""The arrays that a check file names: inputs, and the values that an output is compared with. Controller only."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.fields import Fields, is_number, is_whole
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in, is_inside
+
+DTYPES = tuple(inference.NUMPY)
+# Sources of arrays, in the inputs of a check and in its expected values
+SOURCES = ("npy", "raw", "text", "numbers", "file", "image", "generated")
+GOLDEN_SOURCES = ("npy", "numbers", "file")
+# Sources that need a dtype and a shape, and those that may have a dtype
+SHAPED = ("raw", "generated")
+TYPED = (*SHAPED, "numbers", "file", "image", "npy")
+GENERATED = {"seed": False, "low": False, "high": False}
+# The most elements of an array, elements of dtype BYTES, dimensions, and bytes of a file
+ELEMENTS, OBJECTS, DIMENSIONS, FILE_BYTES = 1 << 26, 1 << 20, 32, 1 << 30
+
+
+class Arrays(Fields):
+    """The arrays of one check file. The first of `golden_dirs` that has a file wins."""
+
+    def __init__(self, model: str, path: str, golden_dirs: Sequence[str]) -> None:
+        super().__init__(path)
+        self.golden_dirs = golden_dirs
+        # The directory of golden data
+        self.golden = model
+        # {path of an .npy file: its array}, and {field: the parameters of its generated array}
+        self.arrays: Dict[str, Any] = {}
+        self.generated: Dict[str, Dict[str, Any]] = {}
+
+    def array(self, entry: Mapping[str, Any], field: str, sources: Sequence[str]) -> Any:
+        """Return the array of an input or of expected values, or None if it has errors."""
+        before = len(self.errors)
+        try:
+            source = tensors.source_of(entry, sources)
+        except tensors.ArrayError as error:
+            self.error(field, error.actual, error.expected)
+            return None
+        dtype, shape = entry.get("dtype"), entry.get("shape", [])
+        pixels = source == "image" and dtype == "FP32"
+        if dtype is not None and source not in TYPED:
+            self.error(f"{field}.dtype", dtype, f"no dtype beside {source}")
+        elif dtype is not None and dtype not in DTYPES:
+            self.error(f"{field}.dtype", dtype, f"one of {', '.join(DTYPES)}")
+        if "shape" in entry:
+            self._shape(shape, dtype, f"{field}.shape")
+            if source not in SHAPED and not pixels:
+                self.error(f"{field}.shape", shape, f"no shape beside {source}, which has its own")
+        for key, needed in (("dtype", (*SHAPED, "numbers")), ("shape", (*SHAPED, "image") if pixels else SHAPED)):
+            if key not in entry and source in needed and sources is SOURCES:
+                self.error(f"{field}.{key}", "missing", f"a value, as {source} needs one")
+        if len(self.errors) > before:
+            return None
+        try:
+            return self._read(source, entry[source], dtype, shape, field)
+        except tensors.ArrayError as error:
+            self.error(f"{field}.{source}", error.actual, error.expected)
+            return None
+
+    def _shape(self, shape: Any, dtype: Any, field: str) -> None:
+        """Check the shape of an array."""
+        most = OBJECTS if dtype == "BYTES" else ELEMENTS
+        if not all(is_whole(size) and size > 0 for size in self.as_list(shape, field)):
+            self.error(field, shape, "whole numbers above 0")
+        elif len(shape) > DIMENSIONS or math.prod(shape) > most:
+            self.error(field, shape, f"at most {DIMENSIONS} sizes, and at most {most} values")
+
+    def _read(self, source: str, value: Any, dtype: Optional[str], shape: List[int], field: str) -> Any:
+        """Return the array of one source. Raises ArrayError."""
+        where = f"{field}.{source}"
+        if source == "npy":
+            path = self._path(self.as_text(value, where), where)
+            if path and path not in self.arrays:
+                self.arrays[path] = tensors.of_npy(path)
+            array = self.arrays[path] if path else None
+            if array is not None and dtype and (dtype, array.dtype.name) != ("BF16", "float32"):
+                self.error(f"{field}.dtype", f"{dtype} beside {array.dtype} in {value}", "no dtype, or BF16 beside float32")
+            return array
+        if source == "text":
+            return tensors.of_text(value)
+        if source == "numbers":
+            return tensors.of_numbers(value, dtype)
+        if source == "generated":
+            return self._generated(value, str(dtype), shape, field)
+        if source == "raw":
+            path = self._path(self.as_text(value, where), where)
+            return tensors.of_raw(_content(path), str(dtype), shape) if path else None
+        if source == "image" and dtype == "FP32":
+            return tensors.of_pictures(value, lambda name: self._file(name, where, True), shape)
+        if dtype not in (None, "BYTES", "UINT8"):
+            pixels = ", or FP32 and shape [3, H, W] for the pixels of a picture" * (source == "image")
+            raise tensors.ArrayError(dtype, f"BYTES or UINT8 for the bytes of a file{pixels}")
+        return tensors.of_files(value, lambda name: self._file(name, where, source == "image"), dtype or "BYTES")
+
+    def _generated(self, value: Any, dtype: str, shape: List[int], field: str) -> Any:
+        """Return a generated array, or None if its parameters have an error."""
+        parameters = self.as_map(value, GENERATED, f"{field}.generated")
+        for key in GENERATED:
+            if key == "seed" and key in parameters and not (is_whole(parameters[key]) and 0 <= parameters[key] < 2**32):
+                self.error(f"{field}.generated.seed", parameters[key], "a whole number from 0 to 4294967295")
+                return None
+            if key in parameters and not is_number(parameters[key]):
+                self.error(f"{field}.generated.{key}", parameters[key], "a number")
+                return None
+        self.generated[field] = {"dtype": dtype, "shape": shape, **parameters}
+        return tensors.generated(**self.generated[field])
+
+    def _file(self, name: str, field: str, image: bool) -> bytes:
+        """Return the bytes of a file, which for an image is JPEG or PNG, or b"" if the file does not exist."""
+        path = self._path(name, field)
+        content = _content(path) if path else b""
+        if path and image and not content.startswith(inference.PICTURES):
+            raise tensors.ArrayError(f"{path}, which is neither", "a JPEG or PNG file; `file` reads any other file")
+        return content
+
+    def _path(self, name: str, field: str) -> Optional[str]:
+        """Return the path of a file of golden data, or None if it does not exist."""
+        if not name:
+            return None
+        if not is_inside(name):
+            self.error(field, ascii(name[:80]), "the name of a file of golden data, without ..")
+            return None
+        path = found_in(self.golden_dirs, self.golden, name)
+        if path is None:
+            places = " or ".join(os.path.join(directory, self.golden, name) for directory in self.golden_dirs)
+            self.error(field, f"{name}, which does not exist", places)
+        return path
+
+    def golden_array(self, expectation: Dict[str, Any], key: str, field: str) -> Any:
+        """Return the array that an output is compared with, or None. Remove its source from the expectation."""
+        if key == "text":
+            text, expectation["text"] = expectation["text"], True
+            if "values" in expectation:
+                self.error(f"{field}.text", "set beside values", "one of the two")
+            try:
+                return tensors.of_text(text)
+            except tensors.ArrayError as error:
+                self.error(f"{field}.text", error.actual, error.expected)
+                return None
+        array = self.array(expectation["values"], f"{field}.values", GOLDEN_SOURCES)
+        for source in GOLDEN_SOURCES[1:]:
+            expectation["values"].pop(source, None)
+        if array is not None:
+            self._judgeable(array, expectation["values"], f"{field}.values")
+        return array
+
+    def _judgeable(self, golden: Any, values: Mapping[str, Any], field: str) -> None:
+        """Refuse golden values that every output would pass, or none."""
+        import numpy as np
+
+        if not golden.size:
+            self.error(
+                field, f"without a value in shape {list(golden.shape)}", "one value or more; set `shape` for an empty output"
+            )
+        if golden.dtype.kind not in inference.NUMBERS:
+            return
+        numbers = np.abs(golden.astype(np.float64))
+        if np.isnan(numbers).any():
+            self.error(field, f"{int(np.isnan(numbers).sum())} values that are nan", "numbers, as nothing equals nan")
+        atol, rtol = values.get("atol", 0), values.get("rtol", 0)
+        if is_number(atol) and is_number(rtol) and numbers.any() and (numbers <= atol + rtol * numbers).all():
+            tolerance = " and ".join(f"{limit:g}" for limit in (atol, rtol) if limit)
+            expected = "a tolerance that an output of zeros does not pass"
+            self.error(f"{field}.{'atol' if atol else 'rtol'}", tolerance, expected)
+
+
+def _content(path: str) -> bytes:
+    """Return the bytes of a file. Raises ArrayError."""
+    try:
+        with open(path, "rb") as source:
+            content = source.read(FILE_BYTES + 1)
+    except OSError as error:
+        raise tensors.ArrayError(f"{path} ({error.strerror})", "a file that can be read") from None
+    if len(content) > FILE_BYTES:
+        raise tensors.ArrayError(f"{path} of more than {FILE_BYTES} bytes", "a smaller file")
+    return content
