@@ -950,7 +950,7 @@ def test_variables_of_another_type_are_refused_before_anything_is_asked(fleet: P
     run = play(fleet, "-e", json.dumps(given), limit="right")
     assert run.returncode == 2, run.stdout + run.stderr
     said = results(fleet)["right"]["msg"].splitlines()
-    assert said[0] == "right: nothing was asked:"
+    assert said[0] == "right: no request was sent:"
     assert [line.split(" is ")[0] for line in said[1:]] == [
         "  - inference_check_golden_dir",
         "  - npufleet_no_proxy",
@@ -990,7 +990,7 @@ def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_p
         ({"inference_check_image": "gone:1"}, "right: image gone:1 is not on the host"),
         (
             {"npufleet_lock_file": "/nowhere"},
-            "right: nothing was asked:\n  - image is empty, expected the one that is locked for the release",
+            "right: no request was sent:\n  - image is empty, expected the one that is locked for the release",
         ),
         (
             {"triton_models": [{"name": "digits"}, {"name": "words"}]},
@@ -1053,7 +1053,7 @@ def test_tls_and_key_reach_the_client_and_no_output(fleet: Path, tmp_path: Path)
     assert run.returncode == 2
     run = play(fleet, "-e", json.dumps({"inference_check_grpc_tls": {"ca": "/none", "cert": "/none"}}), limit="right")
     assert run.returncode == 2
-    assert "right: nothing was asked:\n  - grpc_tls has only one of cert and key, expected both" in run.stdout + run.stderr
+    assert "right: no request was sent:\n  - grpc_tls has only one of cert and key, expected both" in run.stdout + run.stderr
 
 
 def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_path: Path) -> None:
