@@ -1,7 +1,7 @@
-"""The server's container as a file of Docker Compose: what the concern `server` wants of it, in another notation.
+"""The desired container of the server as a file of Docker Compose.
 
-The file says nothing of its own but how the engine asks whether the server is well. Every value that status would show as a digest
-is not in it: it stands in the file `.env` beside it, which Compose reads by itself.
+The file adds only the health check. A value that status shows as a digest is not in the file but in `.env` beside it, which Compose
+reads by itself.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import ser
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
 
 SERVICE = "triton"
-# By which the values of .env are named in the file
+# The prefix of the names of values in .env
 PREFIX = "NPUFLEET_VALUE_"
-# An image as an engine names it, and nothing that Compose could fetch from elsewhere
+# The ID of an image, which Compose cannot pull
 IDENT = re.compile("sha256:[0-9a-f]{64}")
-# What the two Composes, 1.29 and 2, do not read alike in the quotes of an .env
+# Compose 1.29 and 2 read these differently inside the quotes of an .env.
 AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
-# Seconds between two questions of the engine, and until it gives one up
+# Seconds between two health checks, and until a check fails
 INTERVAL, TIMEOUT = 30, 10
-# Not by urllib, which would ask a proxy that is meant for the server's own downloads
+# urllib would use a proxy that is meant for the server's own downloads.
 ASK = (
     "import http.client, sys; asked = http.client.HTTPConnection('127.0.0.1', 8000, timeout=5); "
     "asked.request('GET', '/v2/health/ready', headers=HEADER); sys.exit(asked.getresponse().status != 200)"
@@ -32,7 +32,7 @@ ASK = (
 
 
 def _limits(found: Mapping[str, str]) -> Dict[str, Any]:
-    """{"memlock": "-1:-1"} as {"memlock": {"soft": -1, "hard": -1}}."""
+    """Return {"memlock": {"soft": -1, "hard": -1}} for {"memlock": "-1:-1"}."""
     pairs = {name: both.split(":") for name, both in found.items()}
     return {name: {"soft": int(soft), "hard": int(hard)} for name, (soft, hard) in pairs.items()}
 
@@ -42,12 +42,12 @@ def _same(value: Any) -> Any:
 
 
 def _by_name(requests: Any) -> Dict[str, Any]:
-    """["cdi rebellions.ai/npu=0,..."] as a reservation. Compose wants capabilities, of which an engine asks none here."""
+    """Return ["cdi rebellions.ai/npu=0,..."] as a reservation. Compose requires capabilities, which the engine ignores here."""
     names = [name for request in requests for name in request.removeprefix("cdi ").split(",")]
     return {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names, "capabilities": ["npu"]}]}}}
 
 
-# For each fact of a container, as `docker inspect` is compared with it: the option of Compose, and its form there
+# {fact of a container: (option of Compose, function that returns the form of Compose)}
 OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "image": ("image", _same),
     "command": ("command", list),
@@ -71,7 +71,7 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "ipc": ("ipc", _same),
     "cpus": ("cpus", _same),
     "memory": ("mem_limit", _same),
-    # A network of its own, which Compose would make, is another one than the managed container has
+    # Compose would create another network than that of the managed container.
     "network": ("network_mode", lambda network: "bridge" if network == DEFAULTS["network"] else network),
     "pid": ("pid", _same),
     "pids_limit": ("pids_limit", _same),
@@ -81,24 +81,23 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "user": ("user", _same),
     "working_dir": ("working_dir", _same),
 }
-# Said although it is the engine's default: Compose has another one
+# Facts that are written although they are defaults of the engine, because Compose has other defaults
 ALWAYS = ("network",)
 
 
 def compose_file(
     wanted: Mapping[str, Any], sealed: Mapping[str, Any], actual: Mapping[str, Any], host: str, health: Mapping[str, Any]
 ) -> Dict[str, str]:
-    """{"file": the Compose file, "env": the text of .env beside it, empty where nothing is kept out of the file}.
+    """Return {"file": the Compose file, "env": the text of .env, empty if no value is kept out of the file}. Raises Refusal.
 
-    `wanted` and `sealed` are the desired state of the concern `server`, once in the clear and once with digests, `actual` what
-    was read of it, all as host_state returns them. `health` has the `start_period` in seconds and the `restricted` APIs. Raises
-    Refusal.
+    `wanted` and `sealed` are the desired state of the concern `server` in the clear and with digests, `actual` is its actual state,
+    all as host_state returns them. `health` has the `start_period` in seconds and the `restricted` APIs.
     """
     container = dict(wanted["container"])
     reasons = _reasons(container, actual, host)
     if reasons:
         raise Refusal(reasons)
-    # Under the ID that this engine has given it
+    # The ID that this engine has given to the image
     container.update(image=actual["image"], volumes=sorted({*container["volumes"], *actual["driver_files"]["binds"]}))
     container.update({key: actual["access"][key] for key in ("devices", "groups")})
     values: Dict[str, str] = {}
@@ -109,45 +108,43 @@ def compose_file(
         if fact in ALWAYS or container[fact] != DEFAULTS.get(fact):
             service[option] = form(container[fact])
     service["healthcheck"] = _health(wanted, health)
-    # Through JSON: texts of variables are no plain ones to YAML
+    # JSON turns texts of variables into plain texts for YAML.
     plain = json.loads(json.dumps({"services": {SERVICE: service}}))
     text = yaml.safe_dump(plain, sort_keys=False, width=1000, allow_unicode=True)
     return {"file": _head(wanted, host, bool(values)) + text, "env": _env(values, host)}
 
 
 def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
-    """Why there can be no such file."""
+    """Return the reasons against a Compose file of this host."""
     reasons = []
     unknown = sorted(fact for fact in set(container) - set(OPTIONS) if container[fact] != DEFAULTS.get(fact, ...))
     if unknown:
-        reasons.append(f"{host}: found container.{', container.'.join(unknown)}, wanted options that a Compose file has a form for")
+        reasons.append(f"{host}: container.{', container.'.join(unknown)} is set, expected only options that a Compose file has")
     if not container["image"]:
-        reasons.append(f"{host}: found no image in the lock file, wanted the one of this release: run playbooks/site.yml first")
+        reasons.append(f"{host}: the lock file has no image, expected the one of this release. Run playbooks/site.yml first")
     elif not IDENT.fullmatch(str(actual.get("image"))):
-        reasons.append(
-            f"{host}: found no image on the host, wanted the locked one: run playbooks/site.yml --tags engine,image first"
-        )
+        reasons.append(f"{host}: the host has no image, expected the locked one. Run playbooks/site.yml --tags engine,image first")
     reasons += [f"{host}: {why}" for why in (*actual["access"]["missing"], *actual["access"]["closed"])]
     absent = [*actual["absent"], *actual["driver_files"]["missing"]]
     if absent:
-        # The engine would make directories of them
+        # The engine would create missing sources of mounts as directories.
         reasons.append(
-            f"{host}: found nothing of what the container mounts at {', '.join(absent)}, wanted it on the host: make it, "
-            "install the driver that brings it, or correct triton_server_volumes or triton_server_driver_files"
+            f"{host}: {', '.join(absent)} is missing, expected the source of a mount. Create it, install the driver for it, or "
+            "correct triton_server_volumes or triton_server_driver_files"
         )
     return reasons
 
 
 def _kept_out(value: Any, shown: Any, values: Dict[str, str]) -> Any:
-    """A value as the file has it: what is shown as a digest becomes a variable, whose value is added to `values`."""
+    """Return a value for the file. A part that is shown as a digest becomes a variable, whose value is added to `values`."""
     if isinstance(value, Mapping):
         return {name: _kept_out(entry, shown[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_kept_out(entry, seen, values) for entry, seen in zip(value, shown)]
-    # The shell that reads the host's key has none in its words
+    # The text of the shell that reads the key holds no secret.
     if value == shown or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
         return _plain(value)
-    # What a digest stands for is the tail of a word such as --cache-config=redis,password=...
+    # A digest replaces the end of a text such as --cache-config=redis,password=...
     head = _common(str(value), str(shown)) if isinstance(value, str) else ""
     name = f"{PREFIX}{len(values) + 1}"
     values[name] = str(value)[len(head) :]
@@ -155,18 +152,18 @@ def _kept_out(value: Any, shown: Any, values: Dict[str, str]) -> Any:
 
 
 def _common(value: str, shown: str) -> str:
-    """What a word and its digested form begin with, up to the equals sign before the digest."""
+    """Return the common start of a text and its form with a digest."""
     head = shown.partition("digest:")[0]
     return head if value.startswith(head) else ""
 
 
 def _plain(value: Any) -> Any:
-    """A value in which Compose finds no variable of its own. Numbers and switches are texts in an environment."""
+    """Return a value in which Compose finds no variables."""
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
 def _health(wanted: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, Any]:
-    """Whether the server says that it is ready, asked inside the container by the Python that Triton's image has."""
+    """Return the health check, which the Python of Triton's image runs in the container."""
     key = wanted["key"] if "health" in health["restricted"] else None
     header = "{{{!r}: open({!r}).read().strip()}}".format(key["name"], key["path"]) if key else "{}"
     return {
@@ -179,26 +176,28 @@ def _health(wanted: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, A
 
 
 def _head(wanted: Mapping[str, Any], host: str, kept_out: bool) -> str:
-    """What whoever opens the file has to know."""
+    """Return the comment at the top of the file."""
     lines = [
         f"The container {wanted['name']} of {json.dumps(host)}, equal to the one that playbooks/site.yml starts. Written by",
         "playbooks/compose.yml: change the inventory and run it again. The host has to have the image, under this ID, and what is",
         "mounted; two containers of this name, or on these ports, cannot run at once.",
     ]
     if kept_out:
-        lines.append("Values that may be secret are in the file .env, which has to lie beside this one, for its owner alone.")
+        lines.append(
+            "Values that may be secret are in the file .env, which has to be beside this one and readable only for its owner."
+        )
     return "".join(f"# {line}\n" for line in lines)
 
 
 def _env(values: Mapping[str, str], host: str) -> str:
-    """The values that are kept out of the file, in quotes that both Composes read alike. Raises Refusal."""
+    """Return the text of .env, in quotes that both versions of Compose read alike. Raises Refusal."""
     crooked = [name for name, value in values.items() if AMBIGUOUS.search(value)]
     if crooked:
         raise Refusal(
             [
-                f"{host}: found a quote, a backslash, a line's end or ${{ in {len(crooked)} of the values of "
-                "triton_server_environment, triton_server_extra_args and triton_server_log_options that may be secret, "
-                "wanted none: Compose 1.29 and 2 read these otherwise in .env"
+                f"{host}: {len(crooked)} values of triton_server_environment, triton_server_extra_args and "
+                "triton_server_log_options that may be secret have a quote, a backslash, a line break or ${, expected none, as "
+                "Compose 1.29 and 2 read these differently in .env"
             ]
         )
     return "".join(f"{name}='{value}'\n" for name, value in values.items())

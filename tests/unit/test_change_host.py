@@ -86,7 +86,7 @@ class Host:
 
     def renew(self, _since: float) -> str:
         self.renewed += 1
-        return "the probe cannot be asked anew"
+        return "the probe cannot be repeated"
 
     def say(self, step: str) -> None:
         if self.dies is not None and len(self.said) >= self.dies:
@@ -178,7 +178,7 @@ def test_a_switch_is_brought_into_service_proven_and_kept(host: Host) -> None:
     outcome = host.run()
     assert (outcome.why, list(outcome.checks)) == (None, [RIGHT])
     # What it said was of the releases before
-    assert (host.renewed, outcome.warnings) == (1, ["the probe cannot be asked anew"])
+    assert (host.renewed, outcome.warnings) == (1, ["the probe cannot be repeated"])
     assert host.serves() == {"digits": "b", "words": "2"}
     assert [order.split("/")[-1] for order in host.engine.orders] == ["stop", "start"]
     assert open_ends(host) == []

@@ -160,7 +160,7 @@ def test_cards_that_the_engine_finds_by_name_are_a_reservation() -> None:
 def test_an_option_without_a_form_is_refused() -> None:
     part = wanted()
     part["container"]["devicerequests"] = ["x"]
-    with pytest.raises(Refusal, match=r"npu1: found container\.devicerequests, wanted options that a Compose file has a form for"):
+    with pytest.raises(Refusal, match=r"npu1: container\.devicerequests is set, expected only options that a Compose file has"):
         written(part)
 
 
@@ -182,7 +182,7 @@ def test_without_secrets_there_is_no_env() -> None:
 
 @pytest.mark.parametrize("value", ["it's", "back\\slash", "two\nlines", "${HOME}"])
 def test_a_value_that_the_two_composes_read_otherwise_is_refused(value: str) -> None:
-    with pytest.raises(Refusal, match="in 1 of the values of triton_server_environment") as told:
+    with pytest.raises(Refusal, match="1 values of triton_server_environment") as told:
         written(wanted(triton_server_environment={"API_TOKEN": value}))
     assert value not in str(told.value)
 
@@ -192,9 +192,9 @@ def test_every_reason_at_once() -> None:
     with pytest.raises(Refusal) as told:
         written(part, absent=["/srv/data"], driver_files={"binds": [], "missing": ["/usr/lib/librbln-ml.so"]})
     assert told.value.reasons == [
-        "npu1: found no image in the lock file, wanted the one of this release: run playbooks/site.yml first",
-        "npu1: found nothing of what the container mounts at /srv/data, /usr/lib/librbln-ml.so, wanted it on the host: make it, "
-        "install the driver that brings it, or correct triton_server_volumes or triton_server_driver_files",
+        "npu1: the lock file has no image, expected the one of this release. Run playbooks/site.yml first",
+        "npu1: /srv/data, /usr/lib/librbln-ml.so is missing, expected the source of a mount. Create it, "
+        "install the driver for it, or correct triton_server_volumes or triton_server_driver_files",
     ]
 
 
@@ -205,7 +205,7 @@ def test_an_engine_that_has_the_image_under_another_id_is_told_that_one() -> Non
 
 @pytest.mark.parametrize("image", [None, "somebody/else:latest"])
 def test_a_host_without_the_image_is_refused(image: Any) -> None:
-    with pytest.raises(Refusal, match="npu1: found no image on the host, wanted the locked one"):
+    with pytest.raises(Refusal, match="npu1: the host has no image, expected the locked one"):
         written(wanted(), image=image)
 
 

@@ -657,7 +657,7 @@ def test_a_proof_renews_what_the_probe_has_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any] | None, starts: int
 ) -> None:
     config, state = tmp_path / "config.json", tmp_path / "probe.json"
-    config.write_text(json.dumps({"state": str(state)}))
+    config.write_text(json.dumps({"root": str(tmp_path)}))
     monkeypatch.setattr(probe, "CONFIG", str(config))
     if said is not None:
         state.write_text(json.dumps({"at": 1, "interval": 3600, "paused": None, "unavailable": None, **said}))
@@ -684,7 +684,7 @@ def test_a_probe_that_was_under_way_is_asked_once_more_and_one_that_cannot_is_to
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, state = tmp_path / "config.json", tmp_path / "probe.json"
-    config.write_text(json.dumps({"state": str(state)}))
+    config.write_text(json.dumps({"root": str(tmp_path)}))
     bad = {"at": 1, "interval": 3600, "checks": [{"name": "m/http/a", "ok": False, "why": "wrong"}]}
     state.write_text(json.dumps(bad))
     monkeypatch.setattr(probe, "CONFIG", str(config))
@@ -698,10 +698,10 @@ def test_a_probe_that_was_under_way_is_asked_once_more_and_one_that_cannot_is_to
     assert probe.renew({"at": 10}) is None
     assert next(moments, None) is None
     monkeypatch.setattr(probe, "run", lambda *_words: (0, ""))
-    assert probe.renew({"at": 20}) == "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
+    assert probe.renew({"at": 20}) == "the repeated probe has no result. See journalctl --unit npufleet-probe"
     monkeypatch.setattr(probe, "run", lambda *_words: (1, "Unit npufleet-probe.service not found.\n" * 50))
     told = str(probe.renew({"at": 20}))
-    assert told.startswith("the probe cannot be asked anew: Unit npufleet-probe.service not found. ")
+    assert told.startswith("the probe cannot be repeated: Unit npufleet-probe.service not found. ")
     assert len(told) < 200
 
 
@@ -709,7 +709,7 @@ def test_a_probe_that_was_asked_anew_is_known_by_a_clock_that_does_not_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, state = tmp_path / "config.json", tmp_path / "probe.json"
-    config.write_text(json.dumps({"state": str(state)}))
+    config.write_text(json.dumps({"root": str(tmp_path)}))
     bad = {"at": 1, "interval": 3600, "checks": [{"name": "m/http/a", "ok": False, "why": "wrong"}]}
     state.write_text(json.dumps(bad))
     monkeypatch.setattr(probe, "CONFIG", str(config))

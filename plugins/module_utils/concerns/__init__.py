@@ -1,3 +1,3 @@
-"""What a host must have, concern by concern: what is wanted, how it is read, and the difference."""
+"""The concerns of a host: how each is read and compared with its desired state."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Driver and cards: package, hold, module, device nodes, what the vendor's tool says of every card, and its spec for containers."""
+"""The driver and its cards: package, hold, module, device nodes, the vendor's tool, and the vendor's spec for containers."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ BOOT_FILE = "/etc/modules-load.d/npufleet.conf"
 UNIT = "npufleet-cards.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
-# The role's mark of a driver that only a reboot helps, gone with the boot
+# The role's mark of a driver that needs a reboot, which removes the mark
 REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
-# Forms: a driver that somebody else has installed and keeps, which is proven and held and never installed; the vendor's installer
+# Forms: a driver that others install, which is only proven and held; the vendor's installer
 PRESENT, RUN = "present", "run"
-# The item of a plan that asks whoever looks after a driver for another one
+# The item of a plan that requires another driver from those who install it
 BY_OTHERS = "installed module"
-# Packages that an installed driver may be of: `rebellions` below 3.0; from there on those that the vendor's installer leaves
+# Packages of an installed driver: `rebellions` below 3.0, later those of the vendor's installer
 PACKAGES = ("rebellions*", "librbln-*")
 PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
-# Services of the driver, by age, which keep its module in use
+# Services of the driver, the older one first, which keep its module in use
 SERVICES = ("rbln_daemon.service", "rbln-smd.service")
 UNITS = ("/etc/systemd/system", "/lib/systemd/system", "/usr/local/lib/systemd/system")
-# Where DKMS keeps what it has built, by module; a link for each kernel that it is installed for
+# The directory of DKMS for each module, with a link for each kernel that the module is installed for
 DKMS = "/var/lib/dkms/rebellions*"
-# Packages that bring another kernel with an upgrade: linux-generic, linux-image-generic-hwe-22.04, linux-headers-amd64
+# Packages whose upgrade installs another kernel: linux-generic, linux-image-generic-hwe-22.04, linux-headers-amd64
 FLAVOURS = "generic|virtual|lowlatency|oem|kvm|aws|azure|gcp|oracle|ibm|(?:cloud-|rt-)?amd64"
 KERNELS = re.compile(rf"linux-(?:image-|headers-)?(?:{FLAVOURS})(?:-hwe)?(?:-[0-9.]+)?(?:-edge)?")
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the package manager, the kernel and the vendor's tool say."""
+    """Return what the package manager, the kernel and the vendor's tool report."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
     built = wanted["form"] in (PRESENT, RUN)
     installed = installed_packages([wanted["package"], *kernel, "linux-*", *PACKAGES], broken=True)
     version = read_text(f"/sys/module/{MODULE}/version")
     return {
         "package": installed.get(wanted["package"]),
-        # Every package of a driver, and of one that an installer has left its module on the disk, and where DKMS has installed it
+        # Every package of a driver; for a driver of an installer, the module on the disk and in DKMS
         "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
         "installed": _installed() if built else None,
         "dkms": _dkms() if built else None,
-        # What an engine has made where a container was to mount the tool: no package can put a file there
+        # Directories that an engine created as sources of a mount: no package can install its file there.
         "in_the_way": [path for path in TOOLS if os.path.isdir(path) and not os.listdir(path)],
         "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(place, unit)) for place in UNITS)],
         "kernel_packages": {
@@ -77,13 +77,13 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _installed() -> Optional[str]:
-    """Version of the module that would be loaded now, None for none."""
+    """Return the version of the module that would be loaded now, None without a module."""
     code, output = run("/sbin/modinfo", "--field", "version", MODULE)
     return output.strip() or None if code == 0 else None
 
 
 def _dkms() -> Optional[bool]:
-    """Whether DKMS has installed the module for the running kernel; None where it does not know the module."""
+    """Return True if DKMS has installed the module for the running kernel, None if it does not know the module."""
     known = glob.glob(DKMS)
     return any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in known) if known else None
 
@@ -96,7 +96,7 @@ def _is_device(path: str) -> bool:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Package first, then the module, then what only hands can repair."""
+    """Return the differences: the package, the module, then the faults that need an operator."""
     plan = []
     package, present = actual["package"] or {}, wanted["form"] == PRESENT
     if present:
@@ -117,7 +117,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     elif not actual["unit_enabled"]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
-    # What is not there cannot be loaded
+    # A missing module cannot be loaded.
     there = not present or same_version(actual["installed"], wanted["version"])
     lost = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
     if there and not same_version(loaded, wanted["version"]):
@@ -129,12 +129,12 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if len(actual["bus"]) < wanted["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(wanted["npus"]), INSPECT))
     cards = _diff_cards(wanted, actual, judged=lost is None) if loaded is not None else []
-    # Of cards that are not all there, whoever repairs them makes a spec anew
+    # The vendor's spec is compared when all cards are present: a repair of cards makes another spec necessary.
     return [*plan, *cards, *cdi.diff(CONCERN, actual["toolkit"], wanted["cdi"], loaded is not None and not lost and not cards)]
 
 
 def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """What is wrong with a driver that only whoever has installed it can put right."""
+    """Return the differences of a driver that others install."""
     plan = []
     if not same_version(actual["installed"], wanted["version"]):
         plan.append(item(CONCERN, BY_OTHERS, actual["installed"], wanted["version"], INSPECT))
@@ -144,7 +144,7 @@ def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[
 
 
 def _diff_run(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """What the vendor's installer puts right, and firmware that it has not."""
+    """Return the differences that the vendor's installer ends, and firmware that it has not installed."""
     found = actual["installed"]
     if not same_version(found, wanted["version"]):
         return [item(CONCERN, "package", found, wanted["version"], "install")]
@@ -155,7 +155,7 @@ def _diff_run(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item
 
 
 def _diff_firmware(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Cards whose firmware is not the driver's, which is seen under a loaded module only."""
+    """Return the cards whose firmware is not that of the driver, which only a loaded module shows."""
     devices = actual["tool"].get("devices") or []
     other = [
         f"{card['device']} {card['firmware'] or 'unknown'}"
@@ -168,7 +168,7 @@ def _diff_firmware(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List
 
 
 def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bool) -> List[Item]:
-    """Cards under a loaded module: without one there is nothing to see. What the tool lists is `judged` unless it has lost them."""
+    """Return the differences of the cards under a loaded module. The list of the tool is `judged` unless it has lost them."""
     plan = []
     if not actual["rsd0"]:
         plan.append(item(CONCERN, "/dev/rsd0", None, "a character device", INSPECT))
@@ -183,7 +183,7 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bo
     if not judged:
         return plan
     if "groups_error" in tool:
-        # No recovery by a reload, which would end what serves in every group
+        # A reload would end the servers of every group.
         plan.append(item(CONCERN, "groups", tool["groups_error"], "the group of every NPU", INSPECT))
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]
@@ -199,5 +199,5 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bo
 
 
 def same_version(found: Optional[str], wanted: str) -> bool:
-    """Kernel and packages add the build to the version: `1.2.92-6d00b56` and `2.0.1-2` are 1.2.92 and 2.0.1."""
+    """Return True if the versions are equal apart from the build that kernel and packages add, such as in `1.2.92-6d00b56`."""
     return found is not None and (found == wanted or found.startswith(wanted + "-"))

@@ -1,4 +1,4 @@
-"""Docker engine: packages, daemon.json (merged, never overwritten), limits and order of its units, and that it answers."""
+"""The Docker engine: packages, daemon.json (merged, never overwritten), drop-ins of its units, and its answer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import cand
 
 CONCERN = "engine"
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
-# Options of daemon.json that are no secret
+# Options of daemon.json that hold no secret
 CLEAR = (
     "log-driver", "storage-driver", "storage-opts", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent",
     "registry-mirrors", "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
 )  # fmt: skip
 # Packages of an engine
 ENGINES = ("docker.io", "docker-ce", "moby-engine")
-# Debian 13 has the engine's client in a package of its own
+# Debian 13 has the client of the engine in a package of its own.
 CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
-# The first that finds devices by name
+# The oldest engine that finds devices by name, and the item of a plan about its version
 OLDEST_BY_NAME, VERSION = 25, "version"
-# Beside the paths of whoever asks
+# Paths beside those of the calling process
 ALSO = "/usr/bin:/usr/local/bin:/usr/sbin"
 # The item of a plan that lists options with which dockerd does not start
 FLAGS = "flags"
@@ -56,12 +56,12 @@ def secret_file(content: str, mode: int, user: int, key: str) -> str:
 
 
 def lacking(wanted: List[str], installed: List[str]) -> List[str]:
-    """What to install: of `docker.io|docker-ce` the first, unless one of them is there."""
+    """Return the packages to install: the first one of `docker.io|docker-ce`, unless one of them is installed."""
     return [entry.split("|")[0] for entry in wanted if not set(entry.split("|")) & set(installed)]
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Files as they are and what the running engine says of itself."""
+    """Return the files and the facts of the running engine."""
     raw = read_text(DAEMON_JSON)
     actual: Dict[str, Any] = {
         "packages": sorted(installed_packages([name for package in wanted["packages"] for name in package.split("|")])),
@@ -88,7 +88,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _proxies(path: str, key: str) -> Optional[str]:
-    """The file of proxies that is there."""
+    """Return the description of the file of proxies, None if there is no file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             found = os.fstat(source.fileno())
@@ -98,10 +98,10 @@ def _proxies(path: str, key: str) -> Optional[str]:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Packages, files, then the running engine where the files alone do not explain it."""
+    """Return the differences: packages, files, then the running engine if the files do not explain it."""
     plan = []
     missing = lacking(wanted["packages"], actual["packages"])
-    # Whether an engine that is about to come brings it, only its package knows
+    # Only the package of an engine that will be installed knows if it has the client.
     if not missing and not actual["client"]:
         missing = [CLIENT_PACKAGE]
     if missing:
@@ -111,7 +111,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "daemon.json", broken, wanted["daemon"], "repair by hand"))
     elif merge(actual["daemon"], wanted["daemon"]) != actual["daemon"]:
         merged = merge(actual["daemon"], wanted["daemon"])
-        # Options of another driver go with it
+        # Options of another log driver are removed with that driver.
         ours = {key: actual["daemon"].get(key) for key in (*wanted["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
         plan.append(item(CONCERN, "daemon.json", ours, wanted["daemon"], "configure"))
     clashes = daemon_config.clashes(merge(actual["daemon"], wanted["daemon"]), actual["flags"])
@@ -119,7 +119,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, FLAGS, ", ".join(clashes), f"options in {DAEMON_JSON} alone", INSPECT))
     for path, content in wanted["drop_ins"].items():
         if actual["drop_ins"][path] != content:
-            # An order counts from the next boot on: the running engine need not be restarted for it
+            # The order matters at the next boot, so that the running engine is not restarted for it.
             action = "order" if path == ORDER_FILE else "configure"
             plan.append(item(CONCERN, path, actual["drop_ins"][path], content, action))
     if wanted["ca"] is not None and actual["ca"] != wanted["ca"]:
@@ -148,13 +148,13 @@ def flag_reasons(plan: List[Item]) -> Iterator[str]:
 
 
 def older(found: Optional[str], oldest: Optional[int]) -> bool:
-    """Whether an engine, or its package, such as `5:27.3.1-1`, is older than this; unknown for one without a number."""
+    """Return True if the version of an engine or its package, such as `5:27.3.1-1`, is older. A version without a number is not."""
     major = re.match(r"(?:\d+:)?(\d+)\.", found or "")
     return bool(oldest and major and int(major[1]) < oldest)
 
 
 def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
-    """Why the engine that is there, or the one that would be installed, cannot find devices by name."""
+    """Yield the reason if the engine, installed or to be installed, cannot find devices by name."""
     if actual["running"]:
         found, todo = actual["running"]["version"], "Upgrade it"
     else:

@@ -9,12 +9,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 
 CONCERN = "image"
-# Label with what was installed, as `name==version`, proven at the build.
+# The label of an image that lists its packages as `name==version`
 CONTENTS = "io.npufleet.contents"
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """The image behind the reference, None without one; `engine` tells whether there was anyone to ask."""
+    """Return the image of the reference, with None for a missing one; `engine` is False if no engine answers."""
     try:
         found = images.inspect_image(Engine(), wanted["reference"])
     except OSError:
@@ -25,10 +25,10 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Not built yet, not on this host yet or another one under its name, or not where the other hosts get it."""
+    """Return the differences: an image that is not built, not delivered or not published."""
     if wanted["id"] is None:
         return [item(CONCERN, wanted["reference"], actual["id"], "an image of this recipe", "build")]
-    # Of two engines with stores of other kinds the same image has two IDs
+    # Engines with different kinds of stores give the same image different IDs.
     kind = "content" if wanted["content"] else "id"
     plan = []
     if actual[kind] != wanted[kind]:

@@ -1,4 +1,4 @@
-"""The model store on a host: blobs, releases, and which release `served/<model>` links to."""
+"""The model store of a host: blobs, releases, and the release that `served/<model>` links to."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 CONCERN = "models"
-# What is left to do after a switch that nobody has proven yet
+# The action for a switch that is not proven yet
 PROVE = "prove"
-# What a change does to a file of the store that is damaged
+# The action for a damaged file of the store
 MEND = "mend"
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Served links, what differs below each, the blobs that are not here yet, and the switch that is open."""
+    """Return the served links with their differences, the missing blobs, and the open switch."""
     root = wanted["root"]
     served: Dict[str, Dict[str, Any]] = {}
     digests = {file["sha256"] for model in wanted["models"].values() for file in model["files"].values() if file["blob"]}
@@ -44,7 +44,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
         if model and release and _path(root, name, release) in damaged:
             lost = damage.lost_record(root, name, release)
-            differs += [f"its record cannot be made anew: {lost}"] if lost else []
+            differs += [f"its record cannot be written again: {lost}"] if lost else []
         served[name] = {"release": release, "differs": differs}
         if model and release and not release.endswith("-" + model["release"][:12]) and model["cached"]:
             served[name]["in_place"] = _in_place(root, name, release, model)
@@ -62,12 +62,12 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _path(root: str, name: str, label: str) -> str:
-    """A record as damage names it."""
+    """Return the path of a record in the form of the damage report."""
     return os.path.relpath(record_path(root, name, label), root)
 
 
 def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
-    """Whether going from a release to another changes a served version under its number."""
+    """Return True if the new release changes a served version without a new number."""
     try:
         return in_place(read_record(root, name, old), new)
     except StoreError:
@@ -75,7 +75,7 @@ def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
 
 
 def _opened(root: str) -> Optional[Dict[str, Any]]:
-    """The open transaction, and in `stale` the models of it whose old answers a response cache may still know."""
+    """Return the open transaction, with its models whose old answers a response cache may still have as `stale`."""
     opened = read_transaction(root)
     if opened is None:
         return None
@@ -98,9 +98,9 @@ def drift(
     files: Mapping[str, Mapping[str, Any]],
     flaws: Optional[Mapping[str, Optional[str]]] = None,
 ) -> List[str]:
-    """What in a release is not as it was made: content of small files, targets and sizes of blobs, missing and extra files.
+    """Return the differences of a release from its record: small files, links and sizes of blobs, missing and extra files.
 
-    `flaws` are those of the blobs, by digest.
+    `flaws` has the flaws of the blobs by digest.
     """
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)
@@ -131,7 +131,7 @@ def drift(
 
 
 def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """What of a release, and on the way to it, a server that is not root cannot read."""
+    """Return the paths of a release, and of its parents, that a server that is not root cannot read."""
     places = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
     places += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
     wanted = [*((place, 0o005) for place in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
@@ -141,7 +141,7 @@ def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> Lis
             if os.stat(path).st_mode & mode != mode:
                 found.append("others cannot read " + os.path.relpath(os.path.realpath(path), os.path.realpath(root)))
         except OSError:
-            # Told as what is gone
+            # A missing path is another difference.
             continue
     return found
 
@@ -162,9 +162,9 @@ def _digest(path: str) -> Optional[str]:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """A model that is new, of another release, or changed under our feet; and one that is no longer wanted."""
+    """Return the differences: models that are new, of another release, changed on the host, or to be withdrawn."""
     plan = []
-    # A release makes it by the way.
+    # A release also creates the store.
     if not wanted["models"] and not actual["store"]:
         plan.append(item(CONCERN, "store", None, "empty", "prepare"))
     for name in sorted(wanted["models"]):

@@ -1,4 +1,4 @@
-"""Prometheus: one file of targets, one scrape job, one file of rules, and whether it really scrapes and judges by them."""
+"""Prometheus: its files of targets and rules, its scrape job, and the health and rules that it reports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 
 CONCERN = "monitoring"
 JOB = "npufleet-triton"
-# A target that was up within this time is no drift: a server that restarts misses a scrape or two.
+# A target that was up within this time is in sync: a server that restarts misses a scrape or two.
 WINDOW = "2m"
-# Where Prometheus' configuration lists files of rules
+# The key of the configuration that lists files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
-# What Prometheus answers, as far as anything is made of it
+# Shapes of the responses of Prometheus
 RULES = {"data": {"groups": [{"file?": str, "rules": [{"name": str}]}]}}
 _LABELS = {re.compile(".*", re.DOTALL): str}
 TARGETS = {"data": {"activeTargets": [{"labels": _LABELS, "scrapeUrl": str, "health": str, "lastError": str}]}}
@@ -24,7 +24,7 @@ QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Files, and the health of the job's targets as Prometheus itself sees them."""
+    """Return the files, and the health of the targets as Prometheus reports it."""
     health = _targets(wanted["port"])
     if health and not wanted["now"]:
         lately = _up_lately(wanted["port"])
@@ -43,16 +43,16 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _rules(port: int, path: str) -> List[str]:
-    """Names of the alerts that Prometheus has from a file."""
+    """Return the names of the alerts that Prometheus has from a file."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules?type=alert")
     groups = answer["data"]["groups"] if status == 200 and not shapes.mismatch(answer, RULES) else []
     return sorted(rule["name"] for group in groups if group.get("file") == path for rule in group["rules"])
 
 
 def _targets(port: int) -> Optional[Dict[str, str]]:
-    """{host: `up` or the last error} of the job's targets, None while Prometheus does not answer."""
+    """Return {host: `up` or the last error} of the targets, None while Prometheus does not answer."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
-    # What answers in another shape is no Prometheus
+    # A response of another shape comes from another program.
     if status != 200 or shapes.mismatch(answer, TARGETS):
         return None
     return {
@@ -63,7 +63,7 @@ def _targets(port: int) -> Optional[Dict[str, str]]:
 
 
 def _up_lately(port: int) -> List[str]:
-    """Hosts that were up at least once within WINDOW."""
+    """Return the hosts that were up at least once within WINDOW."""
     from urllib.parse import quote
 
     query = quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
@@ -73,7 +73,7 @@ def _up_lately(port: int) -> List[str]:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Packages and files first; `up` is judged once Prometheus answers."""
+    """Return the differences: packages, files, and the health of the targets once Prometheus answers."""
     plan = []
     missing = sorted(set(wanted["packages"]) - set(actual["packages"]))
     if missing:

@@ -19,16 +19,16 @@ SERVICE = "npufleet-probe.service"
 SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"
 TIMER_FILE = "/etc/systemd/system/" + TIMER
 CONFIG = "/etc/npufleet/probe.json"
-# Golden data, and maybe the key of a restricted API: for root alone
+# Golden data, possibly with the key of a restricted API, so only for root
 DOCUMENT = "/etc/npufleet/probe_checks.json"
-# A probe that has not run for so many intervals is late.
+# A probe is late if it has not run for this many intervals.
 LATE = 5
-# A warning names so many checks, each in so many characters: the journal has them all.
+# The number of checks in a warning, and the characters of each; the journal has all of them
 SHOWN, WORDS = 3, 120
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """The files, and the result that was left last."""
+    """Return the files and the last result."""
     return {
         "service": read_text(SERVICE_FILE),
         "timer": read_text(TIMER_FILE),
@@ -40,7 +40,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _checks(path: str) -> Optional[str]:
-    """The digest that the kept checks follow from, empty where they are not as they were written, None without any."""
+    """Return the digest of the installed checks, empty if the file was changed, None without a file."""
     try:
         with open(path, "rb") as source:
             head = shapes.parse(source.readline())
@@ -53,7 +53,7 @@ def _checks(path: str) -> Optional[str]:
 
 
 def _state(path: str) -> Dict[str, Any]:
-    """The last result without the checks that passed."""
+    """Return the last result without the checks that passed."""
     try:
         state = shapes.parse(read_text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
@@ -67,12 +67,12 @@ def _state(path: str) -> Dict[str, Any]:
 
 
 def moment() -> Dict[str, Any]:
-    """This moment, by the clock that does not step, and by the time of day that a probe of a version before has alone."""
+    """Return the present moment by uptime, and by the time of day, which older probes write."""
     return {**clock.mark(), "at": time.time()}
 
 
 def renew(since: Mapping[str, Any]) -> Optional[str]:
-    """Have a probe that found something wrong ask anew: it spoke of what was before a moment. Returns what kept it from that."""
+    """Repeat a probe that failed before `since`. Return the reason if it cannot be repeated, else None."""
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
@@ -80,14 +80,14 @@ def renew(since: Mapping[str, Any]) -> Optional[str]:
     said = _state(path)
     if not said or not (said["failed"] or said.get("unavailable")):
         return None
-    # One that was under way may have asked before: its end is waited for, and another one begun.
+    # A probe that is running may have begun before: the first start waits for its end, the second one repeats it.
     for _attempt in range(2):
         code, words = run("systemctl", "start", SERVICE)
         if code:
-            return f"the probe cannot be asked anew: {short(words, WORDS)}"
+            return f"the probe cannot be repeated: {short(words, WORDS)}"
         if _is_after(_state(path), since):
             return None
-    return "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
+    return "the repeated probe has no result. See journalctl --unit npufleet-probe"
 
 
 def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
@@ -98,7 +98,7 @@ def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """One item at most: the probe is put in order as a whole."""
+    """Return at most one difference: the probe is installed as a whole."""
     names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program", "checks": "checks"}
     files = wanted["files"]
     if files is None:
@@ -117,7 +117,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """What the probe of a host found wrong, or why nothing is to be known of it; None where all is well."""
+    """Return what the probe found wrong, or why it has no current result; None if everything is right."""
     state = actual.get("state") or {}
     if actual.get("active") != "active" or not state or state.get("paused"):
         return None
@@ -126,7 +126,7 @@ def warning(actual: Mapping[str, Any]) -> Optional[str]:
         return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
     if state.get("unavailable"):
         return "the probe cannot ask, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * WORDS))
-    # What other checks found says nothing of these.
+    # Results of other checks do not count.
     if state["failed"] and state.get("document") == actual.get("checks"):
         shown = "; ".join(short(check, WORDS) for check in state["failed"][:SHOWN])
         more = len(state["failed"]) - SHOWN

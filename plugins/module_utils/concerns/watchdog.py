@@ -1,4 +1,4 @@
-"""The watchdog beside the server: its unit, program and configuration, and that what runs has them."""
+"""The watchdog of the server: its unit, program and configuration, and those of the running process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE = {"running?": ({"program?": str, "config?": str}, shapes.NULL), "gave_up?
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """The files, and what the running program says of itself."""
+    """Return the files and the state of the running program."""
     state = shapes.read(wanted["root"] + "/watchdog.json", STATE).content
     return {
         "unit": read_text(UNIT_FILE),
@@ -30,7 +30,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """One item at most: the watchdog is put in order as a whole."""
+    """Return at most one difference: the watchdog is installed as a whole."""
     files = wanted["files"]
     if files is None:
         there = [name for name in ("unit", "config") if actual[name] is not None]
@@ -44,7 +44,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         found = [] if actual["enabled"] else ["disabled"]
         found += [] if actual["active"] == "active" else [actual["active"]]
     if not found:
-        # It reads its files once.
+        # The program reads its files once, when it starts.
         running = actual["state"].get("running") or {}
         config = hashlib.sha256(files["config"].encode()).hexdigest()
         if (running.get("program"), running.get("config")) != (files["program"], config):
@@ -53,6 +53,6 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """What only hands can do about a server that the watchdog gave up, None where it did not."""
+    """Return the reason if the watchdog gave up the server, which needs an operator, else None."""
     words = (actual.get("state") or {}).get("gave_up")
     return f"the watchdog gave up: {short(words)}" if words and actual.get("active") == "active" else None

@@ -1,4 +1,4 @@
-"""How the container gets access to the cards (npufleet_device_access), and the limits that follow for it."""
+"""The access of the container to the cards (npufleet_device_access), and the limits that follow for it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
-# Containers that start at boot need the cards. The unit is wanted and not required: the engine must also start without cards.
+# Containers that start at boot need the cards. The unit is optional, as the engine must also start without cards.
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
 # Characters of an address in a file that a shell and systemd read
 PROXY = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
