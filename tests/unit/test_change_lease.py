@@ -218,7 +218,7 @@ def test_a_run_that_lost_its_lease_changes_nothing_more(tmp_path: Path) -> None:
     with pytest.raises(lease.LeaseError, match="the lease of the host is that of bob@ops2"), lease.working(str(tmp_path), ALICE):
         raise AssertionError("it went on")
     lease.release(str(tmp_path), BOB)
-    with pytest.raises(lease.LeaseError, match="found none"), lease.working(str(tmp_path), ALICE):
+    with pytest.raises(lease.LeaseError, match="the lease of the host is none"), lease.working(str(tmp_path), ALICE):
         raise AssertionError("it went on")
 
 

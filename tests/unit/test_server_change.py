@@ -172,7 +172,7 @@ def test_what_failed_before_is_handed_on_as_the_reason_to_put_back(process: Proc
 
 def test_a_run_that_does_not_hold_the_host_begins_nothing(process: Process, tmp_path: Path) -> None:
     found = call(tmp_path, run="bob/1/1")
-    assert found["failed"] and found["msg"].startswith("npu1: found that of alice@ops1 since ")
+    assert found["failed"] and found["msg"].startswith("npu1: the lease of the host is that of alice@ops1 since ")
     assert process.orders == []
 
 
