@@ -70,7 +70,7 @@ def checks(chance: random.Random, wrong: bool, more: Sequence[str] = ()) -> list
     for model in more:
         found.append({"model": model, "protocol": "grpc", "ok": True, "why": "", "name": f"{model}/grpc/finite", "ms": 12.5})
     if wrong:
-        found[7].update(ok=False, got=1, label=1, why="OUTPUT__0: label is 1, wanted 7")
+        found[7].update(ok=False, got=1, label=1, why="OUTPUT__0: label is 1, expected 7")
     return found
 
 

@@ -62,7 +62,7 @@ def test_three_hosts(browser: Browser, small: Path, width: int) -> None:
         button.click()
     assert fits(browser)
     shown = browser.element("main").text
-    for words in ("unreachable", "No route to host", "wrong answers 1 of 66", "label is 1, wanted 7", "in sync", "normal"):
+    for words in ("unreachable", "No route to host", "wrong answers 1 of 66", "label is 1, expected 7", "in sync", "normal"):
         assert words in shown, words
     for words in ("RBLN-CA22", "firmware 2.0.1", "15.7 GiB", "27.3.1", "2.51.0", "0.9.4", "24.10", "source", "release", "READY"):
         assert words in shown, words
@@ -217,7 +217,7 @@ def test_without_scripts_all_is_there(browser: Browser, small: Path) -> None:
     try:
         shown = browser.element("main").text
         assert not browser.element(".tools").is_displayed()
-        for words in ("No route to host", "label is 1, wanted 7", "firmware 2.0.1", "largest batch"):
+        for words in ("No route to host", "label is 1, expected 7", "firmware 2.0.1", "largest batch"):
             assert words in shown, words
         assert fits(browser)
     finally:

@@ -30,7 +30,7 @@ SETTINGS = {"name": "triton", "free_timeout": 0, "stop_timeout": 1, "ready_timeo
 CARDS = {"npus": 2, "card": "RBLN-CA12"}
 CHECKS = {"image": "sha256:1", "program": "p", "document": {"host": "npu1", "server": {}, "checks": [{}], "unproven": []}}
 RIGHT = {"name": "digits/http/one", "ok": True, "why": ""}
-WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, wanted 7"}
+WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, expected 7"}
 REPLACE = item("server", "container.image", "old", "new", "replace")
 RESTART = item("server", "digits", "version 1 READY a", "version 1 READY b", "restart")
 LOAD = item("server", "digits", "version 1 READY a", "version 1 READY b", "load")
@@ -251,7 +251,7 @@ def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None
     host.left = [RESTART] if fault == "not served" else []
     host.answers = [RIGHT, WRONG] if fault == "wrong answers" else [RIGHT]
     outcome = host.run()
-    assert outcome.why and ("label is 3, wanted 7" if host.answers[1:] else "npu1 is not in sync:") in outcome.why
+    assert outcome.why and ("label is 3, expected 7" if host.answers[1:] else "npu1 is not in sync:") in outcome.why
     assert outcome.back == "the previous releases serve again"
     assert (list(outcome.checks), host.renewed) == (host.answers if host.answers[1:] else [], 0)
     assert host.serves() == {"digits": "a", "faces": "1"}
@@ -529,7 +529,7 @@ def test_an_error_while_restoring_is_reported_with_the_first_one(host: Host, mon
 
     monkeypatch.setattr(store, "restore", fails)
     outcome = host.run()
-    assert outcome.why and "label is 3, wanted 7" in outcome.why
+    assert outcome.why and "label is 3, expected 7" in outcome.why
     assert "could not be put back" in outcome.back and "KeyError('from')" in outcome.back
     assert open_ends(host) == [store.TRANSACTION]
 

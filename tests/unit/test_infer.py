@@ -75,7 +75,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
             played.made.append((protocol, url, timeout, tls))
             self.timeout, self.protocol, self.url = timeout, protocol, url
 
-        def silent(self) -> str:
+        def unreachable(self) -> str:
             return played.gone
 
         def metadata(self, model: str, version: str) -> Any:
@@ -91,11 +91,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         def index(self) -> Any:
             return [{"name": "m", "version": entry, "state": "READY"} for entry in ("10", "9")]
 
-        def index_says(self, model: str, version: str) -> str:
-            return inference.Service.index_says(self, model, version)  # type: ignore[arg-type]
+        def index_entry(self, model: str, version: str) -> str:
+            return inference.Service.index_entry(self, model, version)  # type: ignore[arg-type]
 
-        def told(self, error: Exception) -> str:
-            return inference.Service.told(self, error)  # type: ignore[arg-type]
+        def explain(self, error: Exception) -> str:
+            return inference.Service.explain(self, error)  # type: ignore[arg-type]
 
         def answers(self, question: inference.Question, timeout: float) -> Any:
             played.asked.append(question)
@@ -517,13 +517,13 @@ def test_a_stream_is_shown_as_it_comes(run: Any, server: Server) -> None:
         (
             InferenceServerException("doesn't support models with decoupled transaction policy", "500"),
             1,
-            "localhost:8000: doesn't support models with decoupled transaction policy; the model answers in streams, which are "
-            "gRPC's alone: ask with the protocol stream",
+            "localhost:8000: doesn't support models with decoupled transaction policy; the model answers in streams: "
+            "use the protocol stream",
         ),
         (
             InferenceServerException("exceeds the maximum allowed value. Use --http-max-input-size to increase the limit.", "400"),
             1,
-            "localhost:8000: exceeds the maximum allowed value. Use --http-max-input-size to increase the limit.; or ask by gRPC",
+            "localhost:8000: exceeds the maximum allowed value. Use --http-max-input-size to increase the limit.; or use gRPC",
         ),
         (inference.TooLarge("found 2.2 GiB of inputs"), 2, "found 2.2 GiB of inputs"),
     ],
@@ -557,7 +557,7 @@ def test_an_unknown_model_and_what_there_is(run: Any) -> None:
 
 
 def test_a_version_that_is_not_there_and_those_that_are(run: Any) -> None:
-    words = "Request for unknown model: 'm' version 7 is not found; m has no version 7 that is ready, wanted one of 9, 10"
+    words = "Request for unknown model: 'm' version 7 is not found; version 7 of m is not ready, expected one of 9, 10"
     assert run("m", "--model-version", "7", "--npy", "x") == (3, [], f"localhost:8000: {words}")
 
 
@@ -572,7 +572,7 @@ def test_what_listens_and_is_no_triton(run: Any, server: Server, said: str, stat
     """The words would be those of parsers of JSON."""
     server.answers = lambda _question: [InferenceServerException(said, status)]
     _code, _out, err = run("m", "--input", "IN=numbers:1,2,3,4")
-    why = "localhost:8000: what listens there answers without Triton's JSON, as a proxy or Triton's page of metrics does"
+    why = "localhost:8000: the port answers without Triton's JSON, like a proxy or Triton's metrics port"
     assert err.startswith(why)
 
 

@@ -261,7 +261,7 @@ def test_a_model_whose_loads_are_left_out_is_not_proven(server: Server) -> None:
     load = {**check("fast", ("http",), count=1, total=1), **LOAD}
     (result,) = run(load, latency=False)
     assert (result["name"], result["ok"], server.asked) == ("m/checks", False, [])
-    assert result["why"].startswith("nothing was asked: every check of its file is a load, and those are left out here: ")
+    assert result["why"].startswith("no check ran: all checks of its file are load tests, which are skipped here")
     assert [entry["name"] for entry in run(load, check(protocols=("http",)), latency=False)] == ["m/http/row 0", "m/http/row 1"]
     assert [(entry["name"], entry["ok"]) for entry in run(load)] == [("m/http/fast", True)]
     assert [entry["ok"] for entry in run()] == [False]
@@ -293,7 +293,7 @@ def test_a_batch_is_one_request(server: Server) -> None:
 
 def test_a_wrong_label_in_a_batch_shows_all_labels(server: Server) -> None:
     (result,) = run(check("largest", ("http",), {"OUT": {"argmax": [0, 3]}}, batch=True))
-    assert (result["ok"], result["why"]) == (False, "OUT: label is [0, 1], wanted [0, 3]")
+    assert (result["ok"], result["why"]) == (False, "OUT: label is [0, 1], expected [0, 3]")
 
 
 @pytest.mark.parametrize(
@@ -349,51 +349,59 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
     ("output", "wanted", "reasons"),
     [
         (f32([1, 2, 3]), {"dtype": "FP32", "shape": [1, 3], "finite": True, "argmax": [2], "values": GOLDEN}, []),
-        (np.array([[1, 2, 3]]), {"dtype": "FP32"}, ["OUT: dtype is INT64, wanted FP32"]),
-        (f32([1, 2, 3]), {"shape": [1, 4]}, ["OUT: shape is [1, 3], wanted [1, 4]"]),
-        (f32([1, np.nan, np.inf]), {"finite": True}, ["OUT: 2 of 3 values are not finite, wanted all"]),
-        (f32([1, 2, 3]), {"argmax": [0]}, ["OUT: label is 2, wanted 0"]),
-        (f32([1.5, 2, 7]), {"values": GOLDEN}, ["OUT: 2 of 3 values are off, the worst is 7, wanted 3 +- 0"]),
+        (np.array([[1, 2, 3]]), {"dtype": "FP32"}, ["OUT: dtype is INT64, expected FP32"]),
+        (f32([1, 2, 3]), {"shape": [1, 4]}, ["OUT: shape is [1, 3], expected [1, 4]"]),
+        (f32([1, np.nan, np.inf]), {"finite": True}, ["OUT: 2 of 3 values are not finite, expected all"]),
+        (f32([1, 2, 3]), {"argmax": [0]}, ["OUT: label is 2, expected 0"]),
+        (f32([1.5, 2, 7]), {"values": GOLDEN}, ["OUT: 2 of 3 values are off, the worst is 7, expected 3 +- 0"]),
         (f32([1.5, 2, 3.4]), {"values": {**GOLDEN, "atol": 0.5}}, []),
         (
             f32([1.5, 2, 3.6]),
             {"values": {**GOLDEN, "atol": 0.5}},
-            ["OUT: 1 of 3 values are off, the worst is 3.6, wanted 3 +- 0.5"],
+            ["OUT: 1 of 3 values are off, the worst is 3.6, expected 3 +- 0.5"],
         ),
         (f32([1, 2, 3.4]), {"values": {**GOLDEN, "rtol": 0.15}}, []),
         (
             f32([1.2, 2, 3.4]),
             {"values": {**GOLDEN, "rtol": 0.15}},
-            ["OUT: 1 of 3 values are off, the worst is 1.2, wanted 1 +- 0.15"],
+            ["OUT: 1 of 3 values are off, the worst is 1.2, expected 1 +- 0.15"],
         ),
-        (f32([1, np.nan, 9]), {"values": GOLDEN}, ["OUT: 2 of 3 values are off, the worst is nan, wanted 2 +- 0"]),
+        (f32([1, np.nan, 9]), {"values": GOLDEN}, ["OUT: 2 of 3 values are off, the worst is nan, expected 2 +- 0"]),
         (np.array([[1, 2, 3]]), {"values": GOLDEN}, []),
         (f32([[1], [2], [3]]), {"values": GOLDEN}, ["OUT: shape is [1, 3, 1], the golden values' is [1, 3]"]),
-        (f32([1, 2, 3], [1, 2, 3]), {"argmax": [2]}, ["OUT: shape is [2, 3], wanted 1 row"]),
-        (f32([[np.nan] * 3]), {"argmax": [0]}, ["OUT: 3 of 3 values of row 0 are nan, wanted label 0"]),
-        (f32([1, np.nan, 3]), {"argmax": [1]}, ["OUT: 1 of 3 values of row 0 are nan, wanted label 1"]),
+        (f32([1, 2, 3], [1, 2, 3]), {"argmax": [2]}, ["OUT: shape is [2, 3], expected 1 row"]),
+        (f32([[np.nan] * 3]), {"argmax": [0]}, ["OUT: 3 of 3 values of row 0 are nan, expected label 0"]),
+        (f32([1, np.nan, 3]), {"argmax": [1]}, ["OUT: 1 of 3 values of row 0 are nan, expected label 1"]),
         (f32([1, -np.inf, 3]), {"argmax": [2]}, []),
-        (f32([0, 0, 0]), {"argmax": [0]}, ["OUT: the largest value of row 0, 0, is at 3 of 3 places, wanted label 0"]),
-        (np.array([[7, 1, 7]]), {"argmax": [0]}, ["OUT: the largest value of row 0, 7, is at 2 of 3 places, wanted label 0"]),
+        (f32([0, 0, 0]), {"argmax": [0]}, ["OUT: the largest value of row 0, 0, is at 3 of 3 places, expected label 0"]),
+        (np.array([[7, 1, 7]]), {"argmax": [0]}, ["OUT: the largest value of row 0, 7, is at 2 of 3 places, expected label 0"]),
         (np.array([[True, False]]), {"argmax": [0]}, []),
-        (f32([3]), {"argmax": [0]}, ["OUT: a row holds one value, which is always the largest, wanted label 0"]),
-        (np.empty((0, 3), np.float32), {"argmax": [2]}, ["OUT: is empty, its shape is [0, 3]: wanted values to judge argmax by"]),
-        (np.empty((1, 0), np.float32), {"finite": True}, ["OUT: is empty, its shape is [1, 0]: wanted values to judge finite by"]),
+        (f32([3]), {"argmax": [0]}, ["OUT: a row holds one value, which is always the largest, expected label 0"]),
+        (np.empty((0, 3), np.float32), {"argmax": [2]}, ["OUT: is empty, its shape is [0, 3], expected values to judge argmax by"]),
+        (
+            np.empty((1, 0), np.float32),
+            {"finite": True},
+            ["OUT: is empty, its shape is [1, 0], expected values to judge finite by"],
+        ),
         (
             np.empty((1, 0), np.float32),
             {"shape": [1, 3], "values": {**inference.pack(np.empty((1, 0), np.float32), [0])}},
-            ["OUT: shape is [1, 0], wanted [1, 3]", "OUT: is empty, its shape is [1, 0]: wanted values to judge values by"],
+            ["OUT: shape is [1, 0], expected [1, 3]", "OUT: is empty, its shape is [1, 0], expected values to judge values by"],
         ),
         (np.empty((0, 3), np.float32), {"dtype": "FP32", "shape": [0, 3]}, []),
         (
             f32([1, np.nan, 3]),
             {"values": {**GOLDEN, "atol": 1e30}},
-            ["OUT: 1 of 3 values are off, the worst is nan, wanted 2 +- 1e+30"],
+            ["OUT: 1 of 3 values are off, the worst is nan, expected 2 +- 1e+30"],
         ),
-        (f32([np.inf] * 3), {"values": {**GOLDEN, "rtol": 0.5}}, ["OUT: 3 of 3 values are off, the worst is inf, wanted 1 +- 0.5"]),
+        (
+            f32([np.inf] * 3),
+            {"values": {**GOLDEN, "rtol": 0.5}},
+            ["OUT: 3 of 3 values are off, the worst is inf, expected 1 +- 0.5"],
+        ),
         (np.float32(3), {"finite": True}, []),
         (np.array([[b"a"]], dtype=np.object_), {"dtype": "BYTES", "shape": [1, 1]}, []),
-        (np.array([[b"a"]], dtype=np.object_), {"finite": True}, ["OUT: holds BYTES, wanted numbers to judge finite by"]),
+        (np.array([[b"a"]], dtype=np.object_), {"finite": True}, ["OUT: holds BYTES, expected numbers to judge finite by"]),
         (inference.Output("FP32", [1, 3], None), {"finite": True}, ["OUT: the data does not fit FP32 of shape [1, 3]"]),
         (
             inference.Output("FP32", [1, 3], None),
@@ -410,10 +418,10 @@ def test_every_reason_is_given_at_once() -> None:
     output = np.array([[np.nan, 7, 3, 1]])
     wanted = {"dtype": "FP32", "shape": [1, 3], "finite": True, "argmax": [2], "values": GOLDEN}
     assert why({"OUT": output, "MORE": output}, {"OUT": wanted, "B": {"finite": True}, "A": {"dtype": "FP32"}}) == [
-        "OUT: dtype is FP64, wanted FP32",
-        "OUT: shape is [1, 4], wanted [1, 3]",
-        "OUT: 1 of 4 values are not finite, wanted all",
-        "OUT: 1 of 4 values of row 0 are nan, wanted label 2",
+        "OUT: dtype is FP64, expected FP32",
+        "OUT: shape is [1, 4], expected [1, 3]",
+        "OUT: 1 of 4 values are not finite, expected all",
+        "OUT: 1 of 4 values of row 0 are nan, expected label 2",
         "output B is missing, found MORE, OUT",
         "output A is missing, found MORE, OUT",
     ]
@@ -422,7 +430,7 @@ def test_every_reason_is_given_at_once() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_wrong(bad: float) -> None:
     assert why({"OUT": f32([9, 1, bad])}, {"OUT": {"shape": [1, 3], "finite": True}}) == [
-        "OUT: 1 of 3 values are not finite, wanted all"
+        "OUT: 1 of 3 values are not finite, expected all"
     ]
 
 
@@ -530,8 +538,8 @@ def test_a_model_that_hangs_costs_one_timeout_by_protocol(server: Server) -> Non
     results = run(checks=[slow, {"model": "m", "checks": [check()]}])
     assert [model for _protocol, model, _rows in server.asked].count("slow") == 2
     assert {result["why"] for result in results if result["model"] == "slow"} == {
-        "no answer within 30 s; slow is not asked again over http",
-        "no answer within 30 s; slow is not asked again over grpc",
+        "no answer within 30 s; slow gets no further request over http",
+        "no answer within 30 s; slow gets no further request over grpc",
     }
     assert {result["ok"] for result in results if result["model"] == "m"} == {True}
 
@@ -657,7 +665,7 @@ def test_without_rows_an_array_is_one_request_as_it_is(server: Server) -> None:
     ]
     assert [array.tolist() for _protocol, _model, array in server.asked] == [ROWS[:2].tolist()] * 3
     assert (results[0]["expected"], results[0]["got"]) == ([0, 1], [0, 1])
-    assert {model["why"] for model in ask({"OUT": {"argmax": [0, 1, 2]}})} == {"OUT: shape is [2, 4], wanted 3 rows"}
+    assert {model["why"] for model in ask({"OUT": {"argmax": [0, 1, 2]}})} == {"OUT: shape is [2, 4], expected 3 rows"}
 
 
 EVERY = {
@@ -688,20 +696,20 @@ def test_bytes_go_and_come_to_the_last_one(server: Server) -> None:
     assert [entry["why"] for entry in results] == [""]
     assert [list(entry["IN"][1]) for entry in server.sent] == [list(words)]
     (result,) = ask({"OUT": {"values": of_bytes("안녕".encode(), b"", b"\0\xff")}}, {"IN": words}, ("raw",))
-    assert result["why"] == "OUT: 1 of 3 texts are off, the first, at 2, is '\\x00\\\\xff\\x00', wanted '\\x00\\\\xff'"
+    assert result["why"] == "OUT: 1 of 3 texts are off, the first, at 2, is '\\x00\\\\xff\\x00', expected '\\x00\\\\xff'"
 
 
 def test_texts_are_shown_as_they_are_read(server: Server) -> None:
     server.answer = lambda *_asked: {"OUT": ("BYTES", [2], of_bytes(b"a", "나".encode()))}
     (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
     assert (result["why"], result["expected"], result["got"]) == (
-        "OUT: 1 of 2 texts are off, the first, at 1, is '나', wanted '다'",
+        "OUT: 1 of 2 texts are off, the first, at 1, is '나', expected '다'",
         "a | 다",
         "a | 나",
     )
     server.answer = lambda *_asked: {"OUT": f32([1, 2])}
     (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
-    assert result["why"] == "OUT: holds FP32, wanted bytes to judge values by"
+    assert result["why"] == "OUT: holds FP32, expected bytes to judge values by"
 
 
 def test_several_inputs_are_sent_by_name(server: Server) -> None:
@@ -725,7 +733,7 @@ def test_classes_are_asked_for_and_the_best_is_judged(server: Server) -> None:
     server.answer = lambda *_asked: {"OUT": ("BYTES", [2, 2], answer)}
     (result,) = ask({"OUT": {"class_count": 2, "label": ["tabby", "dog"]}, "MORE": {"dtype": "FP32"}}, protocols=("raw",))
     assert server.requested == [[("OUT", 2), ("MORE", 0)]]
-    assert result["why"] == "OUT: label is ['tabby', ''], wanted ['tabby', 'dog']; output MORE is missing, found OUT"
+    assert result["why"] == "OUT: label is ['tabby', ''], expected ['tabby', 'dog']; output MORE is missing, found OUT"
     assert (result["expected"], result["got"]) == (["tabby", "dog"], ["tabby", ""])
     assert inference.classes_of(answer)[0] == [(0.75, 281, "tabby"), (0.25, 0, "a: b")]
 
@@ -740,21 +748,21 @@ def test_a_label_alone_asks_for_the_second_best_too(server: Server) -> None:
 @pytest.mark.parametrize(
     ("output", "wanted", "reason"),
     [
-        (np.array([b"1:2:a"], np.object_), {"class_count": 3}, "OUT: holds 1 class for a row, wanted 3"),
-        (np.array([b"cat"], np.object_), {"label": ["cat"]}, "OUT: holds 'cat', wanted a class as score:index:label"),
-        (np.array([[b"1:2:a"]] * 2, np.object_), {"label": ["a"]}, "OUT: shape is [2, 1], wanted classes of 1 row"),
-        (f32([1]), {"label": ["a"]}, "OUT: holds FP32, wanted bytes to judge label by"),
+        (np.array([b"1:2:a"], np.object_), {"class_count": 3}, "OUT: holds 1 class for a row, expected 3"),
+        (np.array([b"cat"], np.object_), {"label": ["cat"]}, "OUT: holds 'cat', expected a class as score:index:label"),
+        (np.array([[b"1:2:a"]] * 2, np.object_), {"label": ["a"]}, "OUT: shape is [2, 1], expected classes of 1 row"),
+        (f32([1]), {"label": ["a"]}, "OUT: holds FP32, expected bytes to judge label by"),
         (np.array([[b"nan:2:a", b"nan:0:b"]], np.object_), {"label": ["a"]}, "OUT: 2 of 2 scores are nan"),
         (np.array([[b"nan:2:a", b"nan:0:b"]], np.object_), {"class_count": 2}, "OUT: 2 of 2 scores are nan"),
         (
             np.array([[b"0:0:a", b"0:1:b"]], np.object_),
             {"label": ["a"]},
-            "OUT: the best score of row 0, 0, is of more than one class, wanted label a",
+            "OUT: the best score of row 0, 0, is of more than one class, expected label a",
         ),
         (
             np.empty((1, 0), np.object_),
             {"class_count": 2},
-            "OUT: is empty, its shape is [1, 0]: wanted values to judge class_count by",
+            "OUT: is empty, its shape is [1, 0], expected values to judge class_count by",
         ),
     ],
 )
@@ -781,12 +789,12 @@ def test_an_error_that_has_to_come(server: Server) -> None:
     assert [(model["ok"], model["why"], model["ms"] is None) for model in ask(error=wanted)] == [(True, "", False)] * 3
     server.answer = refuses("on fire", "500", "INTERNAL")
     assert [model["why"] for model in ask(error=wanted)] == [
-        f"the error's status is {status}, wanted INVALID_ARGUMENT; the error is 'on fire', wanted one that contains '3 inputs'"
+        f"the error's status is {status}, expected INVALID_ARGUMENT; the error is 'on fire', expected one that contains '3 inputs'"
         for status in ("500", "INTERNAL", "INTERNAL")
     ]
     server.answer = lambda *_asked: {"OUT": ROWS}
     assert {model["why"] for model in ask(error=wanted)} == {
-        "it was answered, wanted an error: contains '3 inputs' status 'INVALID_ARGUMENT'"
+        "it was answered, expected an error: contains '3 inputs' status 'INVALID_ARGUMENT'"
     }
 
 
@@ -820,13 +828,13 @@ def test_a_server_that_hangs_up_has_not_refused(server: Server, error: Exception
     server.answer = fails({"http": error})
     (result,) = ask(error=wanted, protocols=("http",))
     assert (result["ok"], result["why"].startswith(said)) == (False, True), result["why"]
-    assert result["why"].endswith("wanted an error: " + " ".join(f"{key} {value!r}" for key, value in sorted(wanted.items())))
+    assert result["why"].endswith("expected an error: " + " ".join(f"{key} {value!r}" for key, value in sorted(wanted.items())))
 
 
 def test_a_stream_that_the_client_itself_ends_has_not_been_refused(server: Server) -> None:
     server.respond = lambda _model: [ConnectionResetError(104, "Connection reset by peer")]
     (result,) = ask(protocols=("stream",), error={"contains": "reset"})
-    assert result["why"] == "no answer: [Errno 104] Connection reset by peer, wanted an error: contains 'reset'"
+    assert result["why"] == "no answer: [Errno 104] Connection reset by peer, expected an error: contains 'reset'"
     server.respond = lambda _model: [InferenceServerException("reset: no such word")]
     assert ask(protocols=("stream",), error={"contains": "reset"})[0]["ok"] is True
 
@@ -851,7 +859,7 @@ def test_an_answer_that_is_late(server: Server, monkeypatch: pytest.MonkeyPatch)
     moments = iter([10.0, 10.25])
     monkeypatch.setattr(time, "monotonic", lambda: next(moments))
     (result,) = ask({"OUT": {"dtype": "FP32"}}, protocols=("grpc",), ms=100)
-    assert (result["ok"], result["why"], result["ms"]) == (False, "took 250.0 ms, wanted at most 100 ms", 250.0)
+    assert (result["ok"], result["why"], result["ms"]) == (False, "took 250.0 ms, expected at most 100 ms", 250.0)
 
 
 # Streams
@@ -870,7 +878,7 @@ def test_responses_of_a_stream_are_joined_in_order(server: Server) -> None:
     assert server.cancelled == [False], "what has ended need not be cancelled"
     server.respond = lambda _model: [*words(1, 3, 2, 2), FINAL]
     (result,) = ask(expect, protocols=("stream",), responses=3)
-    assert result["why"] == "4 responses came, wanted 3; OUT: shape is [4], wanted [3]"
+    assert result["why"] == "4 responses came, expected 3; OUT: shape is [4], expected [3]"
     server.respond = lambda _model: [*words(1, 3, 2), FINAL]
     assert "2 of 3 values are off" in ask(expect, protocols=("stream",), responses=3)[0]["why"]
 
@@ -884,14 +892,16 @@ def test_a_model_that_answers_once_is_asked_over_a_stream_as_over_any_protocol(s
 def test_responses_of_different_dtype_or_shape_do_not_fit_together(server: Server) -> None:
     server.respond = lambda _model: [{"OUT": f32([1])}, {"OUT": f32([1, 2])}, {"OUT": np.array([1])}, FINAL]
     (result,) = ask({"OUT": {"dtype": "FP32", "finite": True}}, protocols=("stream",))
-    assert result["why"] == ("OUT: dtype is FP32 and INT64, wanted FP32; OUT: the data does not fit FP32 and INT64 of shape [1, 1]")
+    assert result["why"] == (
+        "OUT: dtype is FP32 and INT64, expected FP32; OUT: the data does not fit FP32 and INT64 of shape [1, 1]"
+    )
 
 
 def test_no_response_at_all(server: Server) -> None:
     server.respond = lambda _model: [FINAL]
     assert ask(protocols=("stream",), responses=0)[0]["ok"] is True
     server.respond = lambda _model: [*words(1), FINAL]
-    assert ask(protocols=("stream",), responses=0)[0]["why"] == "1 response came, wanted 0"
+    assert ask(protocols=("stream",), responses=0)[0]["why"] == "1 response came, expected 0"
 
 
 def test_an_error_in_a_stream(server: Server) -> None:
@@ -903,13 +913,13 @@ def test_an_error_in_a_stream(server: Server) -> None:
     (result,) = ask({"OUT": {"values": np.array([1, 2])}}, protocols=("stream",), error=wanted, responses=2)
     assert result["why"] == ""
     server.respond = lambda _model: [InferenceServerException("COUNT is -1", "StatusCode.INTERNAL")]
-    assert ask(protocols=("stream",), error=wanted)[0]["why"] == "the error's status is INTERNAL, wanted INVALID_ARGUMENT"
+    assert ask(protocols=("stream",), error=wanted)[0]["why"] == "the error's status is INTERNAL, expected INVALID_ARGUMENT"
 
 
 def test_a_stream_that_stays_silent_ends_with_its_timeout(server: Server) -> None:
     server.respond = lambda _model: [*words(1), InferenceServerException("Deadline Exceeded", "StatusCode.DEADLINE_EXCEEDED")]
     (result, again) = run(*[{**check(f"c{number}", ("stream",)), "rows": None} for number in (1, 2)])
-    assert result["why"] == again["why"] == "no answer within 30 s; m is not asked again over stream"
+    assert result["why"] == again["why"] == "no answer within 30 s; m gets no further request over stream"
     assert len(server.asked) == 1
 
 
@@ -928,7 +938,7 @@ def test_a_server_that_goes_on_with_cancelled_streams_is_found(server: Server) -
     assert (result["ok"], result["why"]) == (False, "stream 3, after 2 were cancelled: no answer within 5 s")
     server.respond = lambda _model: [*words(0), FINAL]
     (result,) = ask(protocols=("stream",), cancel={"after": 2})
-    assert result["why"] == "it ended after 1 responses, wanted to cancel it after 2"
+    assert result["why"] == "it ended after 1 responses, expected at least 2 before it is cancelled"
 
 
 # Every instance
@@ -988,7 +998,7 @@ def test_an_instance_that_does_not_answer_is_named(server: Server, instances: di
 def test_a_wrong_answer_of_any_instance_counts(server: Server, instances: dict[str, int]) -> None:
     wrong = {"OUT": {"argmax": [3, 3]}}
     (result,) = run({**check(protocols=("grpc",), expect=wrong), "instances": True})
-    assert result["why"] == "OUT: label is 0, wanted 3; OUT: label is 1, wanted 3"
+    assert result["why"] == "OUT: label is 0, expected 3; OUT: label is 1, expected 3"
 
 
 def test_a_backend_that_does_not_count_by_instance_is_told(server: Server, instances: dict[str, int]) -> None:
@@ -996,7 +1006,8 @@ def test_a_backend_that_does_not_count_by_instance_is_told(server: Server, insta
     (result,) = run({**check(protocols=("grpc",)), "instances": True})
     assert (result["ok"], result["why"]) == (
         False,
-        "http://10.0.0.7:8002/metrics does not tell which instance of m answers, wanted rbln_requests_total of the backend rbln",
+        "http://10.0.0.7:8002/metrics does not report which instance of m answers, "
+        "expected rbln_requests_total of the backend rbln",
     )
 
 
@@ -1042,4 +1053,4 @@ def test_what_travels_is_this_room_alone() -> None:
     packages = archive.PREFIX.replace(".", "/")
     assert f"{packages}inference/judge.py" in names
     others = [name for name in names if not name.startswith(packages + "inference/") and not name.endswith("__init__.py")]
-    assert others == ["__main__.py", f"{packages}exchange.py", f"{packages}web_client/opener.py"]
+    assert others == ["__main__.py", *(packages + name for name in ("exchange.py", "triton/metrics.py", "web_client/opener.py"))]

@@ -610,9 +610,9 @@ def test_what_starts_in_the_container_runs_the_program(tmp_path: Path) -> None:
 
 
 def test_failed_checks_fail_the_module_with_every_result() -> None:
-    results = [result("a"), result("b", False, "OUT: label is 1, wanted 2"), result("c", False, "no answer")]
+    results = [result("a"), result("b", False, "OUT: label is 1, expected 2"), result("c", False, "no answer")]
     found, _ran = call(answers(*results))
-    lines = ["npu1: 1 of 3 checks passed", "  - b: OUT: label is 1, wanted 2", "  - c: no answer"]
+    lines = ["npu1: 1 of 3 checks passed", "  - b: OUT: label is 1, expected 2", "  - c: no answer"]
     assert found == {"failed": True, "msg": "\n".join(lines), "proven": False, "passed": 1, "checks": results}
 
 
@@ -909,7 +909,7 @@ def test_one_host_that_fails_leaves_the_others_their_proof(fleet: Path) -> None:
     assert all(len(result["checks"]) == 22 and result["host"] == host for host, result in found.items())
     (wrong,) = [check for check in found["wrong"]["checks"] if not check["ok"]]
     assert wrong["name"] == "digits/http/largest batch"
-    assert wrong["why"].startswith("OUTPUT__0: label is [0, 1, 7, 3], wanted [0, 1, 2, 3]; OUTPUT__0: ")
+    assert wrong["why"].startswith("OUTPUT__0: label is [0, 1, 7, 3], expected [0, 1, 2, 3]; OUTPUT__0: ")
     assert found["right"]["msg"] == "right: 22 of 22 checks passed"
     assert len(found["right"]["checks"][0]["image"]) == 64
     assert "msg: 'right: 22 of 22 checks passed'" in run.stdout
@@ -981,7 +981,7 @@ def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_p
     run = play(fleet, "-e", json.dumps({"inference_check_checks_dir": [str(tmp_path)]}), limit="right")
     assert run.returncode == 2
     assert [check["name"] for check in results(fleet)["right"]["checks"] if not check["ok"]] == ["digits/http/digit 0"]
-    assert "OUTPUT__0: label is 0, wanted 7" in run.stdout + run.stderr
+    assert "OUTPUT__0: label is 0, expected 7" in run.stdout + run.stderr
 
 
 @pytest.mark.parametrize(

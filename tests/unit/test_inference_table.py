@@ -107,10 +107,10 @@ def test_all_good(demo: Demo) -> None:
 
 
 def test_a_wrong_answer(demo: Demo) -> None:
-    demo.host("npu1", [*TEN[:7], check(7, ok=False, label=1, why="label is 1, wanted 7"), *TEN[8:]])
+    demo.host("npu1", [*TEN[:7], check(7, ok=False, label=1, why="label is 1, expected 7"), *TEN[8:]])
     code, lines = demo.table("npu1")
     assert code == 1
-    assert "  WRONG   digits/http/digit 7: label is 1, wanted 7" in lines
+    assert "  WRONG   digits/http/digit 7: label is 1, expected 7" in lines
     assert next(line for line in lines if line.startswith("  read")).split() == ["read", *"0123456", "1", "!", *"89"]
     assert next(line for line in lines if line.startswith("  is")).split() == ["is", *"0123456789"]
     assert lines[-1] == "demo: 1 hosts serving, 9 of 10 checks passed"

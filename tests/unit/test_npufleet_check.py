@@ -118,7 +118,7 @@ def test_wrong_answers_end_with_1_and_are_in_both_reports(site: Site, triton: Sm
     assert "0 of 3 checks passed" in ended.out
     written = json.loads((tmp_path / "r.json").read_text())
     assert (written["proven"], [check["ok"] for check in written["checks"]]) == (False, [False] * 3)
-    assert written["checks"][0]["why"] == "OUT: 1 of 4 values are off, the worst is nan, wanted 6 +- 0"
+    assert written["checks"][0]["why"] == "OUT: 1 of 4 values are off, the worst is nan, expected 6 +- 0"
     (suite,) = xml.parse(tmp_path / "r.xml").getroot()
     assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("double", "3", "3")
     assert "the worst is nan" in str(suite[0][0].get("message"))
@@ -263,14 +263,14 @@ def test_ports_that_are_exchanged_are_told_in_our_own_words(site: Site, triton: 
     ended = site(None, *words, *named)
     assert ended.code == 3
     for protocol, kind, port in (("http", "HTTP", triton.grpc_port), ("grpc", "gRPC", triton.http_port)):
-        why = f"no Triton answers {protocol} at 127.0.0.1:{port}: what listens there does not speak {kind}; Triton's ports are 8000"
+        why = f"no Triton answers {protocol} at 127.0.0.1:{port}: the port does not speak {kind}; Triton's ports are 8000"
         assert why in ended.out + ended.err
 
 
 def test_late_answers_alone_are_no_wrong_ones(site: Site, triton: SmallTriton) -> None:
     triton.pause = 1.0
     ended = site(triton, "--timeout", "0.2")
-    assert (ended.code, ended.out.count("no answer within 0.2 s; double is not asked again over ")) == (3, 3)
+    assert (ended.code, ended.out.count("no answer within 0.2 s; double gets no further request over ")) == (3, 3)
     # A check's own limit is part of what it wants.
     site.checks(timeout=0.2, protocols=["grpc"])
     assert site(triton).code == 1
@@ -321,7 +321,7 @@ def test_a_request_that_none_holds_is_refused_before_it_is_sent(
     monkeypatch.setattr(questions, "LARGEST_REQUEST", 15)
     ended = site(triton)
     assert (ended.code, triton.asked) == (1, [])
-    assert ended.out.count("found 0.0 GiB of inputs, wanted less than 2 GiB, where a request of HTTP or gRPC ends") == 3
+    assert ended.out.count("the inputs have 0.0 GiB, expected less than 2 GiB, the limit of HTTP and gRPC") == 3
     monkeypatch.setattr(questions, "LARGEST_REQUEST", 16)
     assert site(triton).code == 0
 
@@ -430,7 +430,7 @@ def test_load_that_misses_its_limits_says_each(site: Site, triton: SmallTriton, 
     site.checks(**{**load(p50_ms=1.5, p99_ms=600_000, infer_per_s=100000), "protocols": [protocol]})
     ended = site(triton)
     assert ended.code == 1
-    why = r"p50 found \S+ ms, wanted at most 1.5 ms, 2 clients, 100 requests; infer/s found \S+, wanted at least 100000, 2 clients"
+    why = r"p50 is \S+ ms, expected at most 1.5 ms, 2 clients, 100 requests; infer/s is \S+, expected at least 100000, 2 clients"
     assert re.search(why, ended.out)
     assert "p99 found" not in ended.out
 
@@ -477,7 +477,7 @@ def test_loads_can_be_left_out(site: Site, triton: SmallTriton) -> None:
     triton.asked.clear()
     site.checks(**load(p50_ms=1000))
     ended = site(triton, "--no-latency")
-    assert (ended.code, triton.asked, "FAILED double/checks: nothing was asked" in ended.out) == (1, [], True)
+    assert (ended.code, triton.asked, "FAILED double/checks: no check ran" in ended.out) == (1, [], True)
 
 
 def test_server_that_hangs_up_has_not_refused(site: Site, triton: SmallTriton) -> None:
@@ -488,7 +488,9 @@ def test_server_that_hangs_up_has_not_refused(site: Site, triton: SmallTriton) -
     site.checks(protocols=["http"], expect=None, error={"status": "INVALID_ARGUMENT"})
     ended = site(triton)
     assert (ended.code, set(triton.asked)) == (1, {"http"})
-    assert re.search(r"FAILED double/http/row .*: no answer: .*, wanted an error: status 'INVALID_ARGUMENT'", ended.out), ended.out
+    assert re.search(r"FAILED double/http/row .*: no answer: .*, expected an error: status 'INVALID_ARGUMENT'", ended.out), (
+        ended.out
+    )
 
 
 @pytest.mark.parametrize(
@@ -510,12 +512,12 @@ def test_missed_limits_name_what_was_asked_and_whether_the_client_was_the_limit(
         "client_cores": 0.4,
     }
     assert inference.judge_latency(figures, {"p99_ms": 10, "p50_ms": 5, "infer_per_s": 270}) == [
-        "p99 found 12.1 ms, wanted at most 10 ms, 4 clients, 812 requests"
+        "p99 is 12.1 ms, expected at most 10 ms, 4 clients, 812 requests"
     ]
     busy = {**figures, "clients": 1, "client_cores": 0.97}
     assert inference.judge_latency(busy, {"infer_per_s": 300}) == [
-        "infer/s found 270, wanted at least 300, 1 client, 812 requests",
-        "the client itself used 0.97 cores, so its own work is in these figures: ask with fewer",
+        "infer/s is 270, expected at least 300, 1 client, 812 requests",
+        "the client itself used 0.97 cores, which the figures include: use fewer clients",
     ]
     assert inference.judge_latency(busy, {"p99_ms": 20}) == []
 

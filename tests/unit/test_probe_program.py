@@ -25,7 +25,7 @@ from helpers import ROOT
 
 PASSED = {"name": "m/http/row 0", "model": "m", "check": "row", "protocol": "http", "ok": True, "why": "", "ms": 1.5}
 DOCUMENT = {"host": "npu1", "checks": [{"model": "m"}], "server": {}}
-FAILED = {**PASSED, "name": "m/http/row 1", "ok": False, "why": "OUT: label is 1, wanted 2", "ms": 250}
+FAILED = {**PASSED, "name": "m/http/row 1", "ok": False, "why": "OUT: label is 1, expected 2", "ms": 250}
 
 
 class Host:
@@ -120,7 +120,7 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
     assert found["npufleet_probe_last_run_timestamp_seconds"] == found["npufleet_probe_last_attempt_timestamp_seconds"]
     assert reasons(found, "npufleet_probe_unavailable") == reasons(found, "npufleet_probe_paused") == []
     state = host.state()
-    assert [check["why"] for check in state["checks"]] == ["", "OUT: label is 1, wanted 2", ""]
+    assert [check["why"] for check in state["checks"]] == ["", "OUT: label is 1, expected 2", ""]
     assert (host.place / "given").read_bytes() == (host.place / "checks.json").read_bytes().partition(b"\n")[2]
     assert stat.S_IMODE((host.place / "npufleet.prom").stat().st_mode) == 0o644
     assert stat.S_IMODE((host.root / "probe.json").stat().st_mode) == 0o600

@@ -88,8 +88,8 @@ def test_what_is_wrong_comes_first_then_names_by_their_numbers() -> None:
 
 def test_the_first_reason_and_how_many_more() -> None:
     plan = [{"concern": "server", "name": "container", "current": None, "desired": "running", "action": "start"}]
-    found = row(status(state="drift", plan=plan), result(check(ok=False, why="label is 7, wanted 1")))
-    assert (found["first"], found["more"]) == ("digits/http/digit 1: label is 7, wanted 1", 1)
+    found = row(status(state="drift", plan=plan), result(check(ok=False, why="label is 7, expected 1")))
+    assert (found["first"], found["more"]) == ("digits/http/digit 1: label is 7, expected 1", 1)
     assert found["plan"] == [{"what": "server container", "actual": "nothing", "desired": "running", "action": "start"}]
 
 

@@ -19,7 +19,7 @@ from helpers import fleet, run_module
 
 ALICE = {"run": "alice/1/1", "by": "alice@ops1"}
 RIGHT = {"name": "digits/http/one", "ok": True, "why": ""}
-WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, wanted 7"}
+WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, expected 7"}
 SERVES: dict[str, Any] = {**host_change.Outcome(["loaded digits"], checks=[RIGHT])._asdict(), "refused": None}
 SETTINGS = {"free_timeout": 60, "stop_timeout": 45, "ready_timeout": 300}
 DECIDE = detached.decide
@@ -104,10 +104,10 @@ def test_a_change_that_takes_longer_is_asked_again_and_not_begun_again(process: 
 def test_a_change_that_is_not_proven_says_why_and_what_serves_now(
     process: Process, tmp_path: Path, replaces: bool, what: str
 ) -> None:
-    process.result = {**SERVES, "why": "label is 3, wanted 7", "back": "the previous releases serve again", "replaces": replaces}
+    process.result = {**SERVES, "why": "label is 3, expected 7", "back": "the previous releases serve again", "replaces": replaces}
     found = call(tmp_path)
     assert (found["failed"], found["proven"], found["back"]) == (True, False, "the previous releases serve again")
-    words = "does not serve what it should (the previous releases serve again): label is 3, wanted 7"
+    words = "does not serve what it should (the previous releases serve again): label is 3, expected 7"
     assert found["msg"] == f"npu1: {what} {words}"
 
 

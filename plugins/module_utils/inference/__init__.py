@@ -1,6 +1,6 @@
-"""Proof by inference: requests to a Triton server, and the judgement of its answers.
+"""Requests to a Triton server, and the judgement of its answers.
 
-It travels as a whole to a container of the release image, where numpy and tritonclient are, and imports nothing else.
+This room runs in a container of the release image, and imports only numpy and tritonclient beside this project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A check of a document: what it asks, of which server, and whether the answer is right."""
+"""A check of a document: its requests, their server, and the judgement of the answers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ class Check(NamedTuple):
     latency: Optional[Mapping[str, Any]] = None
 
     def question(self, request: Request) -> Question:
-        """What this request asks."""
+        """Return the inputs and outputs of a request."""
         arrays = {name: (dtype, rows.take(request.rows)) for name, (dtype, rows) in self.inputs.items()}
         inputs = {name: (dtype or triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
-        # The second best of a label shows whether the first is better at all.
+        # A label needs the two best classes, because both may have the same score.
         classes = {
-            name: wanted.get("class_count", 2) for name, wanted in self.expect.items() if {"class_count", "label"} & wanted.keys()
+            name: expected.get("class_count", 2)
+            for name, expected in self.expect.items()
+            if {"class_count", "label"} & expected.keys()
         }
         return Question(self.model, inputs, classes, list(self.expect) if classes else [])
 
 
 def prepared(model: str, check: Mapping[str, Any]) -> Check:
-    """A check of a document, ready to be asked."""
+    """Return a check of a document with its arrays unpacked."""
     inputs = {name: (packed.get("dtype", ""), unpack(packed)) for name, packed in check["inputs"].items()}
     expect = with_rows(check.get("expect") or {})
     rest = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout", "latency")]
@@ -49,12 +51,12 @@ def prepared(model: str, check: Mapping[str, Any]) -> Check:
 
 
 def netloc(address: str, port: Any) -> str:
-    """Address and port as URLs have them: an IPv6 address in brackets."""
+    """Return address and port for a URL, with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def service_of(protocol: str, document: Mapping[str, Any]) -> Service:
-    """The service of a document's server."""
+    """Return a client of a document's server."""
     server = document["server"]
     kind = "http" if protocol == "http" else "grpc"
     url = server.get(kind + "_url") or netloc(server["address"], server[kind + "_port"])
@@ -62,16 +64,16 @@ def service_of(protocol: str, document: Mapping[str, Any]) -> Service:
 
 
 def judge_answer(check: Check, request: Request, answer: Answer) -> List[str]:
-    """Every reason why an answer is not the expected one."""
-    why = []
+    """Return all reasons why an answer is wrong."""
+    reasons = []
     if check.error is not None and answer.error is None:
-        wanted = " ".join(f"{key} {entry!r}" for key, entry in sorted(check.error.items()))
-        why.append(f"it was answered, wanted an error: {wanted}")
+        expected = " ".join(f"{key} {entry!r}" for key, entry in sorted(check.error.items()))
+        reasons.append(f"it was answered, expected an error: {expected}")
     elif check.error is not None and answer.error is not None:
-        why += judge_error(answer.error, check.error, request.protocol)
+        reasons += judge_error(answer.error, check.error, request.protocol)
     if check.responses is not None and answer.responses != check.responses:
-        why.append(f"{answer.responses} response{'s' * (answer.responses != 1)} came, wanted {check.responses}")
-    why += judge(answer.outputs, request, check.expect)
+        reasons.append(f"{answer.responses} response{'s' * (answer.responses != 1)} came, expected {check.responses}")
+    reasons += judge(answer.outputs, request, check.expect)
     if check.most_ms is not None and answer.ms > check.most_ms:
-        why.append(f"took {answer.ms:.1f} ms, wanted at most {check.most_ms:g} ms")
-    return why
+        reasons.append(f"took {answer.ms:.1f} ms, expected at most {check.most_ms:g} ms")
+    return reasons

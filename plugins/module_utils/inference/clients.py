@@ -1,4 +1,4 @@
-"""Clients of a server, one for each protocol. tritonclient is imported where one is made."""
+"""Clients of a server, one for each protocol. Creating a client imports tritonclient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.bounds import CHANNEL, Arrived, bounded
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.bounds import CHANNEL, ResponseQueue, bounded
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding import (
     decoded,
     encoded,
@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding
     tls_context,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
-    CLIENTS_WORDS,
+    WITHOUT_JSON,
     _line,
     _natural,
     of_connection,
@@ -31,17 +31,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
     joined,
 )
 
-# Seconds in which a server has to say that it lives, however long its models may take.
+# Seconds in which a server has to report that it is live. Its models may take longer.
 SIGN_OF_LIFE = 5.0
 PORTS = "Triton's ports are 8000 for HTTP and 8001 for gRPC by default"
-# Metadata by which Triton's gRPC takes the key of a restricted API
+# Prefix of the gRPC metadata with the key of a restricted API
 RESTRICTED = "triton-grpc-protocol-"
 
 
 class Service:
-    """One protocol of a server. `tls` names files: {"ca", "cert", "key"}, or says `insecure`; None is without TLS.
+    """A client of one protocol of a server. `tls` is {"ca", "cert", "key"} with paths, or {"insecure"}; None is without TLS.
 
-    `headers` go with every request; over gRPC each once more as the key of a restricted API.
+    Each request has the `headers`; over gRPC it also has each header as the key of a restricted API.
     """
 
     protocol = ""
@@ -53,10 +53,10 @@ class Service:
         self.timeout = timeout
         self.url = url
         self.tls = tls
-        self.headers = self.headed(headers or {})
-        # What a call of tritonclient takes besides
+        self.headers = self.request_headers(headers or {})
+        # Additional arguments of calls of tritonclient
         self.extra: Dict[str, Any] = {"headers": self.headers} if self.headers else {}
-        # Both the client and the parts of it that its `http` and `grpc` extras bring have to be there.
+        # This import also fails without the packages of the extras `http` and `grpc`.
         try:
             self.client_library = importlib.import_module(self.library)
         except (ImportError, RuntimeError) as error:
@@ -64,50 +64,50 @@ class Service:
         self.connect()
 
     @staticmethod
-    def headed(headers: Mapping[str, str]) -> Dict[str, str]:
-        """The headers as this protocol sends them."""
+    def request_headers(headers: Mapping[str, str]) -> Dict[str, str]:
+        """Return the headers of a request of this protocol."""
         lower = {name.lower(): value for name, value in headers.items()}
         return {**lower, **{RESTRICTED + name: value for name, value in lower.items()}}
 
     def connect(self) -> None:
-        """Make what the other methods use; nothing is sent yet."""
+        """Create the client; nothing is sent."""
         raise NotImplementedError
 
     def live(self, timeout: float) -> Any:
-        """Ask the server whether it lives."""
+        """Query if the server is live."""
         raise NotImplementedError
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
-        """The responses to a question as they come. Raises what the client raises."""
+        """Send a request, and yield its responses as they arrive. Raises the errors of the client."""
         raise NotImplementedError
 
     def index(self) -> List[Dict[str, Any]]:
-        """[{"name", "version", "state", "reason"}] of the server's models."""
+        """Return [{"name", "version", "state", "reason"}] of the server's models."""
         raise NotImplementedError
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        """{"inputs": [{"name", "datatype", "shape"}], "outputs": the same}; shapes with the batch dimension, -1 is any."""
+        """Return {"inputs": [{"name", "datatype", "shape"}], "outputs"}; shapes include the batch dimension, -1 is variable."""
         raise NotImplementedError
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
-        """The model's config as the server has it."""
+        """Return the config of a loaded model."""
         raise NotImplementedError
 
-    def silent(self) -> str:
-        """Why no request to this service is worth its wait, empty where something answers."""
+    def unreachable(self) -> str:
+        """Return why this service does not answer, empty if it does."""
         try:
             self.live(min(self.timeout, SIGN_OF_LIFE))
         except Exception as error:
-            # Health may be a restricted API, which says so with the status of a server that is not there.
+            # A restricted health API has the status of a server that does not exist.
             if of_connection(error) and "restricted" not in str(error):
-                words = self.told(error)
-                # So Triton's HTTP ends what it cannot read.
-                words += f", as of a port that does not speak gRPC; {PORTS}" if words.endswith("Socket closed") else ""
-                return f"no Triton answers {self.protocol} at {self.url}: {words}"
+                message = self.explain(error)
+                # Triton's HTTP port closes connections of gRPC.
+                message += f", which may be a port of HTTP; {PORTS}" if message.endswith("Socket closed") else ""
+                return f"no Triton answers {self.protocol} at {self.url}: {message}"
         return ""
 
     def infer(self, question: Question, timeout: Optional[float] = None) -> Answer:
-        """Everything that comes back for a question, with the error that ended it."""
+        """Send a request, and return all its responses and the error that ended them."""
         began = time.monotonic()
         responses: List[Dict[str, Output]] = []
         failure: Optional[Exception] = None
@@ -117,22 +117,22 @@ class Service:
             failure = error
         return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
-    def told(self, error: Exception) -> str:
-        """An error as one line, with what helps against it where the words alone do not say."""
-        words = reason(error)
+    def explain(self, error: Exception) -> str:
+        """Return the message of an error, with the remedy if Triton does not name it."""
+        message = reason(error)
         kind = "HTTP" if self.protocol == "http" else "gRPC"
-        if type(error).__name__ == "HTTPParseError" or "Failed parsing HTTP/2" in words or "http1" in words:
-            return f"what listens there does not speak {kind}; {PORTS}"
-        if words.startswith(CLIENTS_WORDS):
-            return f"what listens there answers without Triton's JSON, as a proxy or Triton's page of metrics does; {PORTS}"
-        if "decoupled" in words and self.protocol != "stream":
-            return f"{words}; the model answers in streams, which are gRPC's alone: ask with the protocol stream"
-        if "http-max-input-size" in words:
-            return f"{words}; or ask by gRPC, which takes up to 2 GiB"
-        return words
+        if type(error).__name__ == "HTTPParseError" or "Failed parsing HTTP/2" in message or "http1" in message:
+            return f"the port does not speak {kind}; {PORTS}"
+        if message.startswith(WITHOUT_JSON):
+            return f"the port answers without Triton's JSON, like a proxy or Triton's metrics port; {PORTS}"
+        if "decoupled" in message and self.protocol != "stream":
+            return f"{message}; the model answers in streams: use the protocol stream"
+        if "http-max-input-size" in message:
+            return f"{message}; or use gRPC, which accepts up to 2 GiB"
+        return message
 
-    def index_says(self, model: str, version: str = "") -> str:
-        """What the server's index says of a model, or of one version, that it does not serve; empty where it does not tell."""
+    def index_entry(self, model: str, version: str = "") -> str:
+        """Return what the server's index reports of a model or version that it does not serve, empty without an index."""
         try:
             entries = self.index()
         except Exception:
@@ -141,15 +141,13 @@ class Service:
             str(entry.get("version") or "") for entry in entries if entry["name"] == model and entry.get("state") == "READY"
         ]
         if version and ready_versions and version not in ready_versions:
-            return (
-                f"{model} has no version {version} that is ready, wanted one of {', '.join(sorted(ready_versions, key=_natural))}"
-            )
-        said = ["{} {}".format(entry.get("state", ""), entry.get("reason", "")) for entry in entries if entry["name"] == model]
+            return f"version {version} of {model} is not ready, expected one of {', '.join(sorted(ready_versions, key=_natural))}"
+        states = ["{} {}".format(entry.get("state", ""), entry.get("reason", "")) for entry in entries if entry["name"] == model]
         ready = sorted({entry["name"] for entry in entries if entry.get("state") == "READY"})
-        return _line("; ".join(said)) or "it serves {}".format(", ".join(ready) or "no model")
+        return _line("; ".join(states)) or "it serves {}".format(", ".join(ready) or "no model")
 
-    def _asked(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
-        """A question as the client library's (inputs, outputs)."""
+    def _tensors(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
+        """Return (inputs, outputs) of the client library for a request."""
         inputs = []
         fits(question)
         for name, (dtype, array) in question.inputs.items():
@@ -161,13 +159,13 @@ class Service:
 
 
 class Http(Service):
-    """HTTP, by tritonclient. A client has its timeout for good, so there is one for each."""
+    """A client of HTTP by tritonclient. The timeout of its clients is fixed, so each timeout has one."""
 
     protocol = "http"
     library = "tritonclient.http"
 
     @staticmethod
-    def headed(headers: Mapping[str, str]) -> Dict[str, str]:
+    def request_headers(headers: Mapping[str, str]) -> Dict[str, str]:
         return dict(headers)
 
     def connect(self) -> None:
@@ -175,12 +173,12 @@ class Http(Service):
         gevent = sys.modules.get("gevent")
         hub = gevent.get_hub() if gevent else None
         if hub is not None and KeyboardInterrupt not in hub.NOT_ERROR:
-            # It would print the interrupt before it passes it on to the one who tells it.
+            # gevent would print a KeyboardInterrupt before it raises it.
             hub.NOT_ERROR = (*hub.NOT_ERROR, KeyboardInterrupt)
         self.client(self.timeout)
 
     def client(self, timeout: float) -> Any:
-        """The client whose requests take so long at most."""
+        """Return the client with this timeout."""
         if timeout not in self.clients:
             options: Dict[str, Any] = {"connection_timeout": timeout, "network_timeout": timeout}
             if self.tls is not None:
@@ -191,38 +189,38 @@ class Http(Service):
         return self.clients[timeout]
 
     def live(self, timeout: float) -> Any:
-        return self._ask(timeout, lambda client: client.is_server_live(**self.extra))
+        return self._limited(timeout, lambda client: client.is_server_live(**self.extra))
 
-    def _ask(self, timeout: float, call: Callable[[Any], Any]) -> Any:
-        """Return what a call of the client returns, within so many seconds: its own timeout begins anew with each piece."""
+    def _limited(self, timeout: float, call: Callable[[Any], Any]) -> Any:
+        """Return the result of a call of the client within the timeout; its own timeout restarts with each piece of the answer."""
         client = self.client(timeout)
         try:
             with bounded(timeout):
                 return call(client)
         except TimeoutError:
-            # Its connection is in the middle of a request.
+            # The connection of this client has an unfinished request.
             self.clients.pop(timeout, None)
             raise
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
         def infer(client: Any) -> Dict[str, Output]:
-            inputs, outputs = self._asked(question)
+            inputs, outputs = self._tensors(question)
             return outputs_of(client.infer(question.model, inputs, question.version, outputs, **self.extra))
 
-        yield self._ask(timeout, infer)
+        yield self._limited(timeout, infer)
 
     def index(self) -> List[Dict[str, Any]]:
-        return list(self._ask(self.timeout, lambda client: client.get_model_repository_index(**self.extra)))
+        return list(self._limited(self.timeout, lambda client: client.get_model_repository_index(**self.extra)))
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self._ask(self.timeout, lambda client: client.get_model_metadata(model, version, **self.extra)))
+        return dict(self._limited(self.timeout, lambda client: client.get_model_metadata(model, version, **self.extra)))
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self._ask(self.timeout, lambda client: client.get_model_config(model, version, **self.extra)))
+        return dict(self._limited(self.timeout, lambda client: client.get_model_config(model, version, **self.extra)))
 
 
 class Grpc(Service):
-    """gRPC, by tritonclient."""
+    """A client of gRPC by tritonclient."""
 
     protocol = "grpc"
 
@@ -230,7 +228,7 @@ class Grpc(Service):
         self.client = self.new_client()
 
     def new_client(self) -> Any:
-        """A client of this server."""
+        """Return a new client of the server."""
         options: Dict[str, Any] = {"channel_args": CHANNEL}
         if self.tls is not None:
             options = {
@@ -246,7 +244,7 @@ class Grpc(Service):
         return self.client.is_server_live(client_timeout=timeout, **self.extra)
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
-        inputs, outputs = self._asked(question)
+        inputs, outputs = self._tensors(question)
         answer = self.client.infer(question.model, inputs, question.version, outputs, client_timeout=timeout, **self.extra)
         yield outputs_of(answer)
 
@@ -257,7 +255,7 @@ class Grpc(Service):
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout, **self.extra)
-        # Whole numbers of 64 bits are texts in protobuf's JSON.
+        # The JSON of protobuf has 64-bit numbers as texts.
         for tensor in [*found.get("inputs", []), *found.get("outputs", [])]:
             tensor["shape"] = [int(size) for size in tensor.get("shape", [])]
         return dict(found)
@@ -268,21 +266,21 @@ class Grpc(Service):
 
 
 class Stream(Grpc):
-    """gRPC's stream, over which a request may have any number of responses. A client has one stream, so each has its client."""
+    """A client of gRPC streams, in which a request has any number of responses. Each stream needs its own tritonclient."""
 
     protocol = "stream"
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
-        """Closing it before its end cancels the request."""
-        inputs, outputs = self._asked(question)
-        arrived = Arrived()
+        """Send a request, and yield its responses as they arrive. Closing the generator cancels the request."""
+        inputs, outputs = self._tensors(question)
+        responses = ResponseQueue()
         until = time.monotonic() + timeout
         ended = False
         client = self.new_client()
         try:
-            # With the header newer servers tell an error's status; older ones pass it over.
+            # With this header newer servers return the status of an error.
             headers = {**self.headers, "triton_grpc_error": "true"}
-            client.start_stream(arrived.put, stream_timeout=timeout, headers=headers)
+            client.start_stream(responses.put, stream_timeout=timeout, headers=headers)
             client.async_stream_infer(
                 question.model, inputs, question.version, outputs, enable_empty_final_response=True
             )  # fmt: skip
@@ -290,8 +288,8 @@ class Stream(Grpc):
                 if time.monotonic() > until + 1:
                     raise TimeoutError(f"no end within {timeout:g} s")
                 try:
-                    # The stream ends by itself at its timeout, and says so: a moment later is soon enough.
-                    result, error = arrived.get(timeout=max(until - time.monotonic(), 0) + 1)
+                    # The stream reports its own timeout, so this one is a second longer.
+                    result, error = responses.get(timeout=max(until - time.monotonic(), 0) + 1)
                 except queue.Empty:
                     raise TimeoutError(f"no response within {timeout:g} s") from None
                 if error is not None:
@@ -308,7 +306,7 @@ class Stream(Grpc):
 
 
 class Raw(Service):
-    """gRPC by the generated stub, without tritonclient's own types: what a client in any other language sends."""
+    """A client of gRPC by the generated stub, whose requests are those of clients in other languages."""
 
     protocol = "raw"
 
@@ -324,7 +322,7 @@ class Raw(Service):
         self.stub = stub(channel)
 
     def call(self, method: str, timeout: float, /, **fields: Any) -> Any:
-        """One call of the stub. Raises the error of tritonclient for that of grpc."""
+        """Return the response of a call of the stub. Raises the errors of tritonclient."""
         from tritonclient.utils import InferenceServerException
 
         request = getattr(self.messages, f"{method}Request")(**fields)

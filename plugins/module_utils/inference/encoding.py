@@ -1,4 +1,4 @@
-"""Arrays as the bytes that travel, and certificates as clients take them."""
+"""Encoding of arrays for requests, and of certificates for clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 
 def pem(path: Optional[str]) -> Optional[bytes]:
-    """Content of a file, None where none is named."""
+    """Return the content of a file, None without a path."""
     if not path:
         return None
     with open(path, "rb") as source:
@@ -19,7 +19,7 @@ def pem(path: Optional[str]) -> Optional[bytes]:
 
 
 def tls_context(tls: Mapping[str, Any]) -> Any:
-    """An SSLContext for HTTPS: the server is verified by `ca`, or by what the system trusts."""
+    """Return an SSLContext that verifies the server by `ca`, or by the authorities of the system."""
     import ssl
 
     context = ssl.create_default_context(cafile=tls.get("ca"))
@@ -32,7 +32,7 @@ def tls_context(tls: Mapping[str, Any]) -> Any:
 
 
 def encoded(dtype: str, array: Any) -> bytes:
-    """An array as the bytes that travel: little endian, row by row; a length of four bytes before each of BYTES."""
+    """Return an array in Triton's binary format: little endian, row by row, and BYTES with a length of four bytes each."""
     import numpy as np
     from tritonclient.utils import serialize_byte_tensor
 
@@ -40,13 +40,13 @@ def encoded(dtype: str, array: Any) -> bytes:
         data = serialize_byte_tensor(array)
         return data.item() if data.size else b""
     if dtype == "BF16":
-        # The upper half of a float32, as tritonclient cut it up to 2.6x; later ones have no function for it
+        # The upper half of a float32; tritonclient from 2.6x on has no function for it.
         return np.ascontiguousarray(array, np.dtype("<f4")).reshape(-1).view(np.dtype("<u2"))[1::2].tobytes()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def decoded(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    """The array of such bytes, None where they are not what dtype and shape promise."""
+    """Return the array of such bytes, None if they do not match dtype and shape."""
     import numpy as np
     from tritonclient.utils import deserialize_bytes_tensor
 
@@ -63,7 +63,7 @@ def decoded(dtype: str, shape: Sequence[int], data: bytes) -> Any:
 
 
 def outputs_of(result: Any) -> Dict[str, Output]:
-    """The outputs of a result of tritonclient."""
+    """Return the outputs of a result of tritonclient."""
     response = result.get_response()
     found = {}
     for tensor in response.get("outputs", []) if isinstance(response, dict) else response.outputs:

@@ -1,43 +1,43 @@
-"""Errors of tritonclient: what they say, and whose they are."""
+"""Errors of tritonclient: their message, and if the server or the connection caused them."""
 
 from __future__ import annotations
 
 from typing import Tuple
 
-# Status of an error as gRPC names it, and what Triton answers over HTTP
+# The HTTP status of Triton for each gRPC status
 STATUS = {
     "INVALID_ARGUMENT": "400", "NOT_FOUND": "404", "INTERNAL": "500", "UNIMPLEMENTED": "501", "UNAVAILABLE": "503",
     "DEADLINE_EXCEEDED": "",
 }  # fmt: skip
-# How tritonclient begins what it says of an HTTP status without Triton's JSON, as proxies send it
-CLIENTS_WORDS = ("client received an empty response", "an exception occurred in the client", "Parse error at offset")
+# The beginnings of tritonclient's messages for an HTTP error without Triton's JSON, such as that of a proxy
+WITHOUT_JSON = ("client received an empty response", "an exception occurred in the client", "Parse error at offset")
 
 
 def status_of(error: Exception) -> str:
-    """Status of an error of tritonclient, such as 404 or NOT_FOUND, empty for any other."""
+    """Return the status of an error of tritonclient, such as 404 or NOT_FOUND, empty for other errors."""
     status = getattr(error, "status", None)
     return str(status() or "").replace("StatusCode.", "") if callable(status) else ""
 
 
 def timed_out(error: Exception) -> bool:
-    """Whether an answer did not come in time."""
+    """Return True if the answer was late."""
     return isinstance(error, TimeoutError) or status_of(error) == "DEADLINE_EXCEEDED"
 
 
 def not_served(error: Exception) -> bool:
-    """Whether a server says that it does not serve the model, or its version: over HTTP older ones say so with the status 400."""
-    words = reason(error)
-    return (status_of(error) in ("404", "NOT_FOUND") and not words.startswith(CLIENTS_WORDS)) or "unknown model" in words
+    """Return True if the server does not serve the model or version; older servers return status 400 over HTTP."""
+    message = reason(error)
+    return (status_of(error) in ("404", "NOT_FOUND") and not message.startswith(WITHOUT_JSON)) or "unknown model" in message
 
 
 def of_connection(error: Exception) -> bool:
-    """Whether an error may be the connection's, and not the server's answer."""
+    """Return True if the connection may have caused the error."""
     closed = isinstance(error, OSError) or type(error).__name__ in ("HTTPConnectionClosed", "HTTPParseError")
     return closed or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 def reason(error: Exception) -> str:
-    """An error as one line: Triton's own words, or what went wrong on the way to them."""
+    """Return an error in one line: the message of Triton, or of the failure without a message."""
     message = getattr(error, "message", None)
     if callable(message):
         return _line(str(message())) or status_of(error) or type(error).__name__
@@ -46,7 +46,7 @@ def reason(error: Exception) -> str:
 
 
 def _natural(text: str) -> Tuple[int, str]:
-    """Numbers in their own order."""
+    """Return the sort key of a version number."""
     return len(text), text
 
 

@@ -1,4 +1,4 @@
-"""Whether an answer is the expected one: every reason why not, and what of it a report shows."""
+"""The judgement of answers: all reasons why an answer is wrong, and its summary for reports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from typing import Any, Iterator, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
-    CLIENTS_WORDS,
     STATUS,
+    WITHOUT_JSON,
     reason,
     status_of,
     timed_out,
@@ -23,58 +23,58 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 
 def judge(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> List[str]:
-    """Every reason why these outputs are not the expected ones: what was found, what was wanted."""
-    why = []
-    for name, wanted in expect.items():
+    """Return all reasons why the outputs are wrong."""
+    reasons = []
+    for name, expected in expect.items():
         if name in answer:
-            why += [f"{name}: {difference}" for difference in _judge_output(answer[name], request, wanted)]
+            reasons += [f"{name}: {difference}" for difference in _judge_output(answer[name], request, expected)]
         else:
-            why.append("output {} is missing, found {}".format(name, ", ".join(sorted(answer)) or "no output"))
-    return why
+            reasons.append("output {} is missing, found {}".format(name, ", ".join(sorted(answer)) or "no output"))
+    return reasons
 
 
-def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -> Iterator[str]:
+def _judge_output(output: Output, request: Request, expected: Mapping[str, Any]) -> Iterator[str]:
     import numpy as np
 
     array = output.array
-    if "dtype" in wanted and output.dtype != wanted["dtype"]:
-        yield "dtype is {}, wanted {}".format(output.dtype, wanted["dtype"])
-    shape_is_wrong = "shape" in wanted and output.shape != list(wanted["shape"])
+    if "dtype" in expected and output.dtype != expected["dtype"]:
+        yield "dtype is {}, expected {}".format(output.dtype, expected["dtype"])
+    shape_is_wrong = "shape" in expected and output.shape != list(expected["shape"])
     if shape_is_wrong:
-        yield "shape is {}, wanted {}".format(output.shape, list(wanted["shape"]))
+        yield "shape is {}, expected {}".format(output.shape, list(expected["shape"]))
     if array is None:
         yield f"the data does not fit {output.dtype} of shape {output.shape}"
         return
-    looked_into = {"finite", "argmax", "values", "label", "class_count"} & wanted.keys()
+    looked_into = {"finite", "argmax", "values", "label", "class_count"} & expected.keys()
     if not looked_into:
         return
-    golden = wanted["values"]["rows"].take(request.rows) if "values" in wanted else None
+    golden = expected["values"]["rows"].take(request.rows) if "values" in expected else None
     of_bytes = {"label", "class_count"} | ({"values"} if golden is not None and golden.dtype.kind in BYTES else set())
     for kinds, what, keys in ((NUMBERS, "numbers", looked_into - of_bytes), (BYTES, "bytes", looked_into & of_bytes)):
         if keys and array.dtype.kind not in kinds:
-            yield f"holds {output.dtype}, wanted {what} to judge {', '.join(sorted(keys))} by"
+            yield f"holds {output.dtype}, expected {what} to judge {', '.join(sorted(keys))} by"
             return
     if not array.size:
-        # Whatever is said of all of its values would be true.
-        yield f"is empty, its shape is {output.shape}: wanted values to judge {', '.join(sorted(looked_into))} by"
+        # Every statement about all values of an empty array is true.
+        yield f"is empty, its shape is {output.shape}, expected values to judge {', '.join(sorted(looked_into))} by"
         return
-    if "finite" in wanted and not np.isfinite(array).all():
-        yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, wanted all"
+    if "finite" in expected and not np.isfinite(array).all():
+        yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, expected all"
     if looked_into & {"label", "class_count"}:
-        yield from _judge_classes(array, request, wanted)
+        yield from _judge_classes(array, request, expected)
         return
     if request.rows is not None and not _has_rows(array, len(request.rows)):
         if not shape_is_wrong and looked_into != {"finite"}:
-            yield f"shape is {output.shape}, wanted {_count(request.rows, 'row')}"
+            yield f"shape is {output.shape}, expected {_count(request.rows, 'row')}"
         return
-    if "argmax" in wanted:
-        labels = _of_places(wanted["argmax"], request)
+    if "argmax" in expected:
+        labels = _at_places(expected["argmax"], request)
         if not _has_rows(array, len(labels)):
-            yield f"shape is {output.shape}, wanted {_count(labels, 'row')}"
+            yield f"shape is {output.shape}, expected {_count(labels, 'row')}"
         elif _without_label(array):
-            yield f"{_without_label(array)}, wanted label {_single_or_list(labels)}"
+            yield f"{_without_label(array)}, expected label {_single_or_list(labels)}"
         elif labels_of(array) != labels:
-            yield f"label is {_single_or_list(labels_of(array))}, wanted {_single_or_list(labels)}"
+            yield f"label is {_single_or_list(labels_of(array))}, expected {_single_or_list(labels)}"
     if golden is None:
         return
     if golden.shape != array.shape:
@@ -83,11 +83,11 @@ def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -
     elif golden.dtype.kind in BYTES:
         yield from _judge_bytes(array, golden)
     else:
-        yield from _judge_values(array, golden, wanted["values"])
+        yield from _judge_values(array, golden, expected["values"])
 
 
 def _without_label(array: Any) -> str:
-    """Why a row of these has no largest value at one place, empty where each has: numpy would name the first place all the same."""
+    """Return why a row has no single largest value, empty if each row has one; numpy would return the first place."""
     import numpy as np
 
     for number, row in enumerate(array.reshape(len(array), -1)):
@@ -101,23 +101,23 @@ def _without_label(array: Any) -> str:
     return ""
 
 
-def _judge_values(array: Any, golden: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
+def _judge_values(array: Any, golden: Any, expected: Mapping[str, Any]) -> Iterator[str]:
     import numpy as np
 
-    if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (wanted.get("atol") or wanted.get("rtol")):
-        # Whole numbers to their last digit, which a float of 64 bits does not hold
+    if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (expected.get("atol") or expected.get("rtol")):
+        # A 64-bit float does not hold all digits of whole numbers.
         good, over = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
         found, allowed = array, np.zeros(array.shape)
     else:
         found, golden = array.astype(np.float64), golden.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            allowed = float(wanted.get("atol", 0)) + float(wanted.get("rtol", 0)) * np.abs(golden)
+            allowed = float(expected.get("atol", 0)) + float(expected.get("rtol", 0)) * np.abs(golden)
             over = np.abs(found - golden) - allowed
             good = (found == golden) | (over <= 0)
     if not good.all():
         worst = np.unravel_index(np.where(good, -np.inf, np.where(np.isnan(over), np.inf, over)).argmax(), over.shape)
-        wanted_is = f"{_number(golden[worst])} +- {allowed[worst]:.3g}"
-        yield f"{int((~good).sum())} of {good.size} values are off, the worst is {_number(found[worst])}, wanted {wanted_is}"
+        tolerance = f"{_number(golden[worst])} +- {allowed[worst]:.3g}"
+        yield f"{int((~good).sum())} of {good.size} values are off, the worst is {_number(found[worst])}, expected {tolerance}"
 
 
 def _number(value: Any) -> str:
@@ -128,12 +128,12 @@ def _judge_bytes(array: Any, golden: Any) -> Iterator[str]:
     differing = [place for place, pair in enumerate(zip(array.flat, golden.flat)) if bytes(pair[0]) != bytes(pair[1])]
     if differing:
         first = differing[0]
-        found, wanted = shown(array.flat[first]), shown(golden.flat[first])
-        yield f"{len(differing)} of {array.size} texts are off, the first, at {first}, is {found!r}, wanted {wanted!r}"
+        found, expected = shown(array.flat[first]), shown(golden.flat[first])
+        yield f"{len(differing)} of {array.size} texts are off, the first, at {first}, is {found!r}, expected {expected!r}"
 
 
-def _judge_classes(array: Any, request: Request, wanted: Mapping[str, Any]) -> Iterator[str]:
-    labels = _of_places(wanted["label"], request) if "label" in wanted else None
+def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) -> Iterator[str]:
+    labels = _at_places(expected["label"], request) if "label" in expected else None
     try:
         found = classes_of(array)
     except ValueError as error:
@@ -141,23 +141,23 @@ def _judge_classes(array: Any, request: Request, wanted: Mapping[str, Any]) -> I
         return
     rows = 1 if request.rows is None and labels is None else len(labels if labels is not None else request.rows or [])
     if len(found) != rows:
-        yield f"shape is {list(array.shape)}, wanted classes of {rows} row{'s' * (rows > 1)}"
+        yield f"shape is {list(array.shape)}, expected classes of {rows} row{'s' * (rows > 1)}"
         return
     undefined = sum(math.isnan(score) for row in found for score, _index, _label in row)
     if undefined:
         yield f"{undefined} of {array.size} scores are nan"
-    if "class_count" in wanted and len(found[0]) != wanted["class_count"]:
-        yield f"holds {_count(found[0], 'class', 'classes')} for a row, wanted {wanted['class_count']}"
+    if "class_count" in expected and len(found[0]) != expected["class_count"]:
+        yield f"holds {_count(found[0], 'class', 'classes')} for a row, expected {expected['class_count']}"
     tied = [number for number, row in enumerate(found) if len(row) > 1 and row[0][0] == row[1][0]]
     if labels is not None and tied:
         best = f"the best score of row {tied[0]}, {found[tied[0]][0][0]:g}"
-        yield f"{best}, is of more than one class, wanted label {_single_or_list(labels)}"
+        yield f"{best}, is of more than one class, expected label {_single_or_list(labels)}"
     elif labels is not None and _first_labels(found) != labels:
-        yield f"label is {_single_or_list(_first_labels(found))}, wanted {_single_or_list(labels)}"
+        yield f"label is {_single_or_list(_first_labels(found))}, expected {_single_or_list(labels)}"
 
 
 def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
-    """[row][place]: (score, index, label) of an output for which classes were asked, which is bytes of shape [(rows,) classes]."""
+    """Return [row][place] (score, index, label) of an output of requested classes, bytes of shape [(rows,) classes]."""
     found: List[List[Tuple[float, int, str]]] = []
     for row in array.reshape(-1, array.shape[-1]) if array.ndim and array.size else []:
         found.append([])
@@ -167,7 +167,7 @@ def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
             try:
                 found[-1].append((float(score), int(index), label.strip()))
             except ValueError:
-                raise ValueError(f"holds {shown(value)!r}, wanted a class as score:index:label") from None
+                raise ValueError(f"holds {shown(value)!r}, expected a class as score:index:label") from None
     return found
 
 
@@ -175,7 +175,7 @@ def _first_labels(classes: Sequence[Sequence[Tuple[float, int, str]]]) -> List[s
     return [row[0][2] for row in classes]
 
 
-def _of_places(labels: Sequence[Any], request: Request) -> List[Any]:
+def _at_places(labels: Sequence[Any], request: Request) -> List[Any]:
     return list(labels) if request.places is None else [labels[place] for place in request.places]
 
 
@@ -184,7 +184,7 @@ def _has_rows(array: Any, count: int) -> bool:
 
 
 def labels_of(array: Any) -> List[int]:
-    """The place of the largest value in each row."""
+    """Return the place of the largest value in each row."""
     return [int(label) for label in array.reshape(len(array), -1).argmax(axis=1)]
 
 
@@ -196,44 +196,44 @@ def _count(things: Sequence[Any], name: str, names: str = "") -> str:
     return f"{len(things)} {name if len(things) == 1 else names or name + 's'}"
 
 
-def judge_error(error: Exception, wanted: Mapping[str, Any], protocol: str) -> List[str]:
-    """Every reason why an error is not the expected one. Over a stream some servers tell no status: the text alone counts."""
-    why = []
+def judge_error(error: Exception, expected: Mapping[str, Any], protocol: str) -> List[str]:
+    """Return all reasons why an error is not the expected one. In a stream some servers send only a text."""
+    reasons = []
     status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
-    late = status == "DEADLINE_EXCEEDED" != wanted.get("status")
+    late = status == "DEADLINE_EXCEEDED" != expected.get("status")
     if late or _unanswered(error, protocol):
-        said = " ".join(f"{key} {entry!r}" for key, entry in sorted(wanted.items()))
-        return ["{}, wanted an error: {}".format("no answer in time" if late else f"no answer: {reason(error)}", said)]
-    if "status" in wanted and status and status not in (wanted["status"], STATUS[wanted["status"]]):
-        why.append(f"the error's status is {status}, wanted {wanted['status']}")
-    if "contains" in wanted and wanted["contains"] not in reason(error):
-        why.append(f"the error is {reason(error)!r}, wanted one that contains {wanted['contains']!r}")
-    return why
+        fields = " ".join(f"{key} {entry!r}" for key, entry in sorted(expected.items()))
+        return ["{}, expected an error: {}".format("no answer in time" if late else f"no answer: {reason(error)}", fields)]
+    if "status" in expected and status and status not in (expected["status"], STATUS[expected["status"]]):
+        reasons.append(f"the error's status is {status}, expected {expected['status']}")
+    if "contains" in expected and expected["contains"] not in reason(error):
+        reasons.append(f"the error is {reason(error)!r}, expected one that contains {expected['contains']!r}")
+    return reasons
 
 
 def _unanswered(error: Exception, protocol: str) -> bool:
-    """Whether an error is the client's own, and no answer of the server: a connection that broke off, an answer that is none."""
+    """Return True if the client raised the error without an answer of the server, such as a closed connection."""
     if timed_out(error):
         return False
     if protocol == "stream":
         return not callable(getattr(error, "status", None))
-    return not status_of(error) or reason(error).startswith(CLIENTS_WORDS)
+    return not status_of(error) or reason(error).startswith(WITHOUT_JSON)
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Result:
-    """What was expected and found, {"expected", "got", "label"} or less: labels, one where one row was sent, or texts in a line."""
-    for name, wanted in expect.items():
-        kind = next((key for key in ("argmax", "label", "text") if key in wanted), None)
+    """Return {"expected", "got", "label"} of the labels or texts, as far as they exist; a single row has a single label."""
+    for name, expected in expect.items():
+        kind = next((key for key in ("argmax", "label", "text") if key in expected), None)
         if not kind:
             continue
         array = answer[name].array if name in answer else None
         if kind == "text":
-            golden = wanted["values"]["rows"].take(request.rows)
+            golden = expected["values"]["rows"].take(request.rows)
             found: Result = {"expected": shown(" | ".join(shown(element) for element in golden.flat))}
             if array is not None and array.dtype.kind in BYTES:
                 found["got"] = shown(" | ".join(shown(element) for element in array.flat))
             return found
-        labels = _of_places(wanted[kind], request)
+        labels = _at_places(expected[kind], request)
         found = {"expected": _single_or_list(labels)}
         got: List[Any] = []
         if array is not None and array.dtype.kind in NUMBERS and kind == "argmax" and _has_rows(array, len(labels)):

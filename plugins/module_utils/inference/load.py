@@ -1,4 +1,4 @@
-"""Loads: clients that ask at the same time, and the limits that their times are held against."""
+"""Load tests: concurrent clients, and the limits of their latencies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.check im
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import reason
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request, Result
 
-# Percentiles that a load is judged by
+# Percentiles with limits
 PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
-# Cores of a client that measures itself and no longer the server: Python runs one thread at a time.
+# Python runs one thread at a time. Above this number of cores the client measures itself and not the server.
 SATURATED = 0.9
 
 
 class Load:
-    """A load: clients that ask one after the other, each in a thread of its own, as tritonclient's HTTP needs it."""
+    """A load test: clients that send requests one by one, each in its own thread, which tritonclient's HTTP needs."""
 
     def __init__(self, document: Mapping[str, Any], check: Check, asked: Sequence[Request]) -> None:
         self.document, self.check, self.asked, self.limits = document, check, asked, check.latency or {}
         self.ms: List[float] = []
-        self.why: List[str] = []
+        self.reasons: List[str] = []
         self.seconds = self.cores = self.began = self.cpu = 0.0
         self._numbers = itertools.count()
         self._ready = threading.Barrier(self.limits["clients"], self._begin)
@@ -33,7 +33,7 @@ class Load:
         self.began, self.cpu = time.monotonic(), time.process_time()
 
     def run(self) -> None:
-        """Until it is over, or a request failed."""
+        """Run until the requests or seconds are used up, or a request fails."""
         threads = [threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(self.limits["clients"])]
         for thread in threads:
             thread.start()
@@ -47,36 +47,36 @@ class Load:
             request = self.asked[number % len(self.asked)]
             question = self.check.question(request)
             service = service_of(request.protocol, self.document)
-            # The first answer is judged and not counted: it has the connection in it.
+            # The first answer is judged and not measured, because it includes the connection.
             answer = service.infer(question, self.check.timeout)
             self._fail([reason(answer.error)] if answer.error is not None else judge_answer(self.check, request, answer))
             self._ready.wait()
-            while self._goes_on():
+            while self._continues():
                 answer = service.infer(question, self.check.timeout)
                 if answer.error is not None:
                     self._fail([f"request {len(self.ms) + 1} of the load failed: {reason(answer.error)}"])
                     return
                 self.ms.append(answer.ms)
         except threading.BrokenBarrierError:
-            # Another one has said why
+            # Another client has recorded the reason.
             return
         except Exception as error:
             self._fail([reason(error)])
 
     def _fail(self, reasons: Sequence[str]) -> None:
-        self.why += [more for more in reasons if more not in self.why]
+        self.reasons += [entry for entry in reasons if entry not in self.reasons]
         if reasons:
             self._ready.abort()
 
-    def _goes_on(self) -> bool:
-        if self.why:
+    def _continues(self) -> bool:
+        if self.reasons:
             return False
         if "requests" in self.limits:
             return next(self._numbers) < self.limits["requests"]
         return time.monotonic() - self.began < self.limits["seconds"]
 
     def figures(self) -> Dict[str, Any]:
-        """What was measured; a batch counts as its rows."""
+        """Return the measurements; a batch counts as its rows."""
         ordered = sorted(self.ms)
         rows = len(self.asked[0].rows or [0])
         found = {name: round(percentile(ordered, share), 2) for name, share in PERCENTILES.items()}
@@ -92,33 +92,33 @@ class Load:
 
 
 def percentile(ordered: Sequence[float], share: int) -> float:
-    """The smallest value that so many percent of the values do not exceed: one that was measured, none between two."""
+    """Return the smallest measured value that this percentage of the values does not exceed."""
     return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
 
 
 def ask_latency(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Result) -> None:
-    """Ask for a while with several clients at once, and hold what it took against the check's limits. `ms` is the median."""
+    """Run a load test, and judge its latencies by the limits of the check. `ms` is the median."""
     load = Load(document, check, asked)
     load.run()
-    why = load.why
-    if not why and not load.ms:
-        why = [f"no request ended within {load.limits.get('seconds', 0):g} s"]
+    reasons = load.reasons
+    if not reasons and not load.ms:
+        reasons = [f"no request ended within {load.limits.get('seconds', 0):g} s"]
     if load.ms:
         result["latency"] = figures = load.figures()
         result["ms"] = figures["p50_ms"]
-        why = why or judge_latency(figures, load.limits)
-    result["ok"], result["why"] = not why, "; ".join(why)
+        reasons = reasons or judge_latency(figures, load.limits)
+    result["ok"], result["why"] = not reasons, "; ".join(reasons)
 
 
 def judge_latency(figures: Mapping[str, Any], limits: Mapping[str, Any]) -> List[str]:
-    """Every limit that a load missed."""
-    of = "{} client{}, {} requests".format(figures["clients"], "s" * (figures["clients"] > 1), figures["requests"])
-    why = []
+    """Return all limits that a load test exceeded."""
+    size = "{} client{}, {} requests".format(figures["clients"], "s" * (figures["clients"] > 1), figures["requests"])
+    reasons = []
     for name in PERCENTILES:
         if name in limits and figures[name] > limits[name]:
-            why.append(f"{name[:-3]} found {figures[name]:g} ms, wanted at most {limits[name]:g} ms, {of}")
+            reasons.append(f"{name[:-3]} is {figures[name]:g} ms, expected at most {limits[name]:g} ms, {size}")
     if "infer_per_s" in limits and figures["infer_per_s"] < limits["infer_per_s"]:
-        why.append("infer/s found {:g}, wanted at least {:g}, {}".format(figures["infer_per_s"], limits["infer_per_s"], of))
-    if why and figures["client_cores"] >= SATURATED:
-        why.append(f"the client itself used {figures['client_cores']:g} cores, so its own work is in these figures: ask with fewer")
-    return why
+        reasons.append("infer/s is {:g}, expected at least {:g}, {}".format(figures["infer_per_s"], limits["infer_per_s"], size))
+    if reasons and figures["client_cores"] >= SATURATED:
+        reasons.append(f"the client itself used {figures['client_cores']:g} cores, which the figures include: use fewer clients")
+    return reasons

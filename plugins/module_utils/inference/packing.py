@@ -1,4 +1,4 @@
-"""The way of a document into the container: arrays as JSON, made-up ones as what they are made of, certificates as files."""
+"""Transfer of a document to the container: arrays as JSON, generated arrays as arguments, certificates as files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import NUMPY, Rows
 
-# Of made-up texts
+# Alphabet and length of generated texts
 LETTERS, LENGTH = b"abcdefghijklmnopqrstuvwxyz", 16
-# Pixels become a third of what they were, and nobody waits for it
+# A low level compresses pixels to a third in a short time.
 COMPRESSION = 1
 
 
 def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
-    """These rows of an array as JSON, or all of it as it is. Bytes are kept to the last zero, which numpy's own would drop."""
+    """Return rows of an array, or all of it, as JSON. Bytes keep their trailing zeros, which numpy's own format drops."""
     import numpy as np
 
     numbers = None if rows is None else list(rows)
@@ -31,12 +31,12 @@ def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
 
 
 def pack_generated(made_of: Mapping[str, Any], rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
-    """The same of an array that `generated` makes of these arguments: it is made where it is asked."""
+    """Return the arguments of `generated` as JSON; the container generates the array."""
     return {"rows": None if rows is None else list(rows), "generated": dict(made_of)}
 
 
 def unpack(packed: Mapping[str, Any]) -> Rows:
-    """What `pack` or `pack_generated` made."""
+    """Return the rows that `pack` or `pack_generated` packed."""
     import numpy as np
 
     numbers = packed["rows"]
@@ -51,7 +51,7 @@ def unpack(packed: Mapping[str, Any]) -> Rows:
 
 
 def of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
-    """An array of bytes of any length."""
+    """Return an array of bytes of any length."""
     import numpy as np
 
     array = np.empty(len(flat), dtype=np.object_)
@@ -60,10 +60,10 @@ def of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
 
 
 def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
-    """Made-up values, equal for equal arguments: floats from `low` (0) to `high` (1), whole numbers to below it (128)."""
+    """Return reproducible values: floats from `low` (0) to `high` (1), whole numbers below `high` (128)."""
     import numpy as np
 
-    # The old generator: its numbers are promised to stay.
+    # numpy guarantees that the numbers of the old generator do not change.
     random = np.random.RandomState(seed)
     if dtype == "BYTES":
         count = int(np.prod(shape, dtype=np.int64))
@@ -79,32 +79,32 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
 
 
 def whole_limits(dtype: str, low: Optional[float] = None, high: Optional[float] = None) -> Tuple[int, int]:
-    """The least whole number that `generated` makes of this dtype, and the one that all are below."""
+    """Return the inclusive lower and the exclusive upper limit of the whole numbers of `generated`."""
     import numpy as np
 
     return int(low or 0), int(min(128, int(np.iinfo(NUMPY[dtype]).max) + 1) if high is None else high)
 
 
 def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:
-    """Expectations whose golden values are unpacked: {output: {..., "values": {"rows": Rows, "atol", "rtol"}}}."""
+    """Return the expectations with unpacked golden values: {output: {..., "values": {"rows": Rows, "atol", "rtol"}}}."""
     unpacked = {}
-    for name, wanted in expect.items():
-        unpacked[name] = dict(wanted)
-        if "values" in wanted:
-            unpacked[name]["values"] = {**wanted["values"], "rows": unpack(wanted["values"])}
+    for name, expected in expect.items():
+        unpacked[name] = dict(expected)
+        if "values" in expected:
+            unpacked[name]["values"] = {**expected["values"], "rows": unpack(expected["values"])}
     return unpacked
 
 
-def with_files(document: Mapping[str, Any], place: str) -> Dict[str, Any]:
-    """The document with each PEM of its server in a file below `place`, as clients take them."""
+def with_files(document: Mapping[str, Any], directory: str) -> Dict[str, Any]:
+    """Return the document with each PEM of its server in a file of the directory, because clients read files."""
     server = dict(document["server"])
     for kind in ("http_tls", "grpc_tls"):
         parts = dict(server.get(kind) or {})
-        for name, given in parts.items():
-            if isinstance(given, str) and given.lstrip().startswith("-----BEGIN"):
-                parts[name] = os.path.join(place, f"{kind}_{name}.pem")
+        for name, content in parts.items():
+            if isinstance(content, str) and content.lstrip().startswith("-----BEGIN"):
+                parts[name] = os.path.join(directory, f"{kind}_{name}.pem")
                 with open(os.open(parts[name], os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as target:
-                    target.write(given)
+                    target.write(content)
         if parts:
             server[kind] = parts
     return {**document, "server": server}

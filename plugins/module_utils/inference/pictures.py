@@ -1,4 +1,4 @@
-"""The input of a request as a picture, where it is one: for reports."""
+"""Inputs of requests as pictures for reports."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import BYTES, NUMBERS, Request
 
-# Rows up to this many values are returned with their result, so that a report can draw them.
+# Limit of the values of a row that a result returns for a report
 DRAWN_VALUES = 784
-# Longest side of the picture of an input; a larger one is thinned out.
+# Limit of the sides of a picture; larger inputs are sampled.
 PICTURE_SIDE = 64
-# How files of pictures begin: JPEG, PNG
+# The first bytes of JPEG and PNG files
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 
 def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]:
-    """The one input row of a request as whole numbers, None where there is nothing to draw."""
+    """Return the input row of a request as whole numbers, None if it cannot be drawn."""
     import numpy as np
 
     rows = list(inputs.values())
@@ -30,10 +30,9 @@ def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]
 
 
 def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, Any]]:
-    """The one input row of a request where it is an image: {"width", "height", "channels", "pixels": bytes as base64}.
+    """Return {"width", "height", "channels", "pixels": base64} of the input row of a request, None if it is no image.
 
-    An image is a matrix, one of three channels that come first or last, a square of drawable length, or the bytes of a
-    JPEG or PNG file where Pillow can read them.
+    An image is a matrix, an array with three channels first or last, a vector with a square length, or a JPEG or PNG file.
     """
     import numpy as np
 
@@ -59,7 +58,7 @@ def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, A
     step = -(-max(row.shape[:2]) // PICTURE_SIDE)
     levels = row[::step, ::step]
     if levels.dtype != np.uint8:
-        # What was normalised, or counts to sixteen, spans its own values.
+        # Normalised values, or values up to sixteen, are scaled to 255.
         levels = levels.astype(np.float64)
         if not np.isfinite(levels).all():
             return None
@@ -71,7 +70,7 @@ def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, A
 
 
 def _decoded(array: Any) -> Any:
-    """Pixels [height, width, 3] of the one picture that an array holds as the bytes of its file, None where it holds none."""
+    """Return the pixels [height, width, 3] of an array with the bytes of a picture file, None for other arrays."""
     import numpy as np
 
     data = array.tobytes() if array.dtype == np.uint8 else bytes(array.flat[0])
@@ -83,5 +82,5 @@ def _decoded(array: Any) -> Any:
         image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
         return np.asarray(image.convert("RGB"))
     except Exception:
-        # A picture that cannot be drawn is no fault of the answer: it may be corrupt on purpose.
+        # A picture may be corrupt on purpose, so this is no fault of the answer.
         return None

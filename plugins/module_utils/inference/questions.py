@@ -1,28 +1,28 @@
-"""What is asked of a model, and what comes back: requests, arrays, outputs."""
+"""The data of requests to a model and of its answers."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict
 
-# Characters of a text that a reason or a report shows
+# Limit of the characters of a text in a reason or report
 SHOWN_TEXT = 80
 # Kinds of numpy's dtypes that can be compared as numbers, and those of bytes
 NUMBERS = "fiub"
 BYTES = "OS"
-# A dtype of Triton as numpy has it. BF16 is float32 in memory and loses half of its bits on the way.
+# numpy's dtypes by those of Triton. BF16 is float32 in memory, and its lower half is not sent.
 NUMPY = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
     "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object",
 }  # fmt: skip
-# Bytes that a request has at most: gRPC's messages end there, and so do HTTP's lengths in Triton, a signed 32-bit number
+# Limit of the bytes of a request: gRPC's messages and Triton's HTTP lengths are signed 32-bit numbers.
 LARGEST_REQUEST = 2**31 - 1
 
 
 class Request(NamedTuple):
-    """One request of a check. Rows count in the arrays; places from the check's first row, as the labels do.
+    """A request of a check. `rows` are indices of the arrays; `places`, like labels, count from the first row of the check.
 
-    Both are None where the arrays go as they are, as one request.
+    Both are None if the request has the whole arrays.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One output of an answer; `array` is None where the bytes are not what dtype and shape promise."""
+    """An output of an answer; `array` is None if the bytes do not match dtype and shape."""
 
     dtype: str
     shape: List[int]
@@ -40,7 +40,7 @@ class Output(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is sent: arrays by name with their Triton dtypes; `classes` asks for the best n of an output; no `outputs` is all."""
+    """The content of a request: (dtype, array) by input, the number of classes by output, and the outputs (empty for all)."""
 
     model: str
     inputs: Mapping[str, Tuple[str, Any]]
@@ -50,7 +50,7 @@ class Question(NamedTuple):
 
 
 class Result(TypedDict, total=False):
-    """What came of one request, or of a group of them that is judged as a whole."""
+    """The result of a request, or of a group of requests."""
 
     # <model>/<protocol>/<check>, and a row's number
     name: str
@@ -58,30 +58,30 @@ class Result(TypedDict, total=False):
     check: str
     protocol: Optional[str]
     ok: bool
-    # Every reason why not, empty where it is
+    # All reasons of a failure
     why: str
-    # As the client sees it; None without an answer
+    # Measured by the client; None without an answer
     ms: Optional[float]
-    # Nothing answered at all
+    # No server answered.
     unanswered: bool
-    # Labels or texts, one or a list of them
+    # Labels or texts, single or as a list
     expected: Any
     got: Any
     label: Any
-    # Of a row that can be drawn: its values, and its pixels
+    # The values and pixels of a row that can be drawn
     image: List[int]
     picture: Dict[str, Any]
-    # How many instances have answered, and what a load measured
+    # The number of instances that answered, and the figures of a load test
     instances: int
     latency: Dict[str, Any]
 
 
 class TooLarge(ValueError):
-    """A question that no request can hold: nothing was sent."""
+    """The error of a request that is too large. Nothing was sent."""
 
 
 class Answer(NamedTuple):
-    """What came: outputs of all responses joined, how many they were, milliseconds to the last, and the error that ended it."""
+    """The joined outputs of all responses, their number, the milliseconds to the last one, and the error at the end."""
 
     outputs: Dict[str, Output]
     responses: int
@@ -90,23 +90,22 @@ class Answer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """An array on this side of the way: `places` says where each row that was sent along is; None is all, as it is."""
+    """An unpacked array; `places` maps row numbers to its rows, None for a whole array."""
 
     places: Optional[Dict[int, int]]
     array: Any
 
     def take(self, rows: Optional[Sequence[int]]) -> Any:
-        """The array of these rows, in their order."""
+        """Return the array of these rows, in their order."""
         if rows is None or self.places is None:
             return self.array
         return self.array[[self.places[row] for row in rows]]
 
 
 def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
-    """The requests of one check of a model. Without `rows` it is one for each protocol, of whole arrays.
+    """Yield the requests of a check. Without `rows` there is one with whole arrays for each protocol.
 
-    With `spread` each host and protocol takes the next block of `count` rows, so that a fleet asks more of the golden
-    data; `total` says how many rows there are to take from.
+    With `spread` each host and protocol takes the next block of `count` rows out of `total`, so that a fleet covers more rows.
     """
     rows = check.get("rows")
     for number, protocol in enumerate(check["protocols"]):
@@ -126,14 +125,14 @@ def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[
                 yield Request(f"{name} {place - start}", protocol, [rows["first"] + place], [place])
 
 
-def shown(data: Any, most: Optional[int] = SHOWN_TEXT) -> str:
-    """Bytes as a person reads them, cut to a length."""
+def shown(data: Any, limit: Optional[int] = SHOWN_TEXT) -> str:
+    """Return bytes as text, truncated to a limit."""
     text = bytes(data).decode("utf-8", "backslashreplace") if not isinstance(data, str) else data
-    return text if most is None or len(text) <= most else text[: most - 3] + "..."
+    return text if limit is None or len(text) <= limit else text[: limit - 3] + "..."
 
 
 def triton_dtype(array: Any) -> str:
-    """The dtype that an array is sent as. Raises ValueError for one that Triton has no name for."""
+    """Return the Triton dtype of an array. Raises ValueError for other dtypes."""
     kind = "BYTES" if array.dtype.kind in BYTES else next((entry for entry, name in NUMPY.items() if name == array.dtype.name), "")
     if not kind:
         raise ValueError(f"{array.dtype} has no counterpart in Triton")
@@ -141,7 +140,7 @@ def triton_dtype(array: Any) -> str:
 
 
 def fits(question: Question) -> None:
-    """Raises TooLarge for a question that no request holds; of BYTES the length counts that stands before each."""
+    """Check the size of a request, with the length of each element of BYTES. Raises TooLarge."""
     size = 0
     for dtype, array in question.inputs.values():
         size += (
@@ -151,13 +150,13 @@ def fits(question: Question) -> None:
         )
     if size > LARGEST_REQUEST:
         raise TooLarge(
-            f"found {size / 2**30:.1f} GiB of inputs, wanted less than 2 GiB, where a request of HTTP or gRPC ends: "
-            "send fewer rows at once, or give them to Triton as shared memory by a client of its host"
+            f"the inputs have {size / 2**30:.1f} GiB, expected less than 2 GiB, the limit of HTTP and gRPC: "
+            "send fewer rows at once, or pass them as shared memory with a client on the host of Triton"
         )
 
 
 def joined(responses: Sequence[Mapping[str, Output]]) -> Dict[str, Output]:
-    """The outputs of all responses, one below the other along their first dimension in the order in which they came."""
+    """Return the outputs of all responses, concatenated along the first dimension in the order of arrival."""
     import numpy as np
 
     found: Dict[str, Output] = {}

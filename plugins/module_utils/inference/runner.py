@@ -1,12 +1,12 @@
-"""Asks everything that a document names, and says what came of it.
+"""The runner of a document's checks, the main program in the container.
 
 Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port", "metrics_port"}, "timeout": seconds,
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
           `server` may have "http_url" and "grpc_url" (host:port) instead, "http_tls" and "grpc_tls" ({"ca", "cert", "key"}:
-          paths, or the PEM itself) and "headers"; `latency: false` leaves loads out, "unproven" are results that stand, and
-          "unasked" models that nobody has to prove.
-Result:   {"host", "unasked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} where the
-          image lacks a client.
+          paths, or the PEM itself) and "headers"; `latency: false` skips load tests, "unproven" are known results, and
+          "unasked" are models that need no proof.
+Result:   {"host", "unasked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
+          image has no client.
 """
 
 from __future__ import annotations
@@ -38,35 +38,34 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 
 def run(document: Mapping[str, Any]) -> Dict[str, Any]:
-    """Every request of the document, each with a result.
+    """Send the requests of a document, and return their results.
 
-    A service that does not answer, a model that is unknown and one that lets a request time out are not asked again:
-    the requests that would follow carry the same reason.
+    After the failure of a service, an unknown model or a timeout, the remaining requests are not sent, and have the same reason.
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
     results: List[Result] = list(document.get("unproven", []))
-    for of_model in document["checks"]:
-        model = of_model["model"]
-        if not any(document.get("latency", True) or not raw.get("latency") for raw in of_model["checks"]):
-            results.append(unasked(model))
-        for raw in of_model["checks"]:
+    for entry in document["checks"]:
+        model = entry["model"]
+        if not any(document.get("latency", True) or not raw.get("latency") for raw in entry["checks"]):
+            results.append(without_checks(model))
+        for raw in entry["checks"]:
             if raw.get("latency") and not document.get("latency", True):
                 continue
             check = prepared(model, raw)
-            asked = list(requests(model, raw, document["host_index"]))
-            groups = [(request.name, [request]) for request in asked]
+            all_requests = list(requests(model, raw, document["host_index"]))
+            groups = [(request.name, [request]) for request in all_requests]
             if raw.get("instances") or raw.get("latency"):
-                # One result for each protocol: its requests are repeated.
-                by_protocol = {entry: [request for request in asked if request.protocol == entry] for entry in raw["protocols"]}
-                groups = [("{}/{}/{}".format(model, entry, raw["name"]), group) for entry, group in by_protocol.items()]
+                # The requests of a protocol are repeated, and have one result.
+                by_protocol = {kind: [part for part in all_requests if part.protocol == kind] for kind in raw["protocols"]}
+                groups = [("{}/{}/{}".format(model, kind, raw["name"]), group) for kind, group in by_protocol.items()]
             for name, group in groups:
                 protocol = group[0].protocol
                 result: Result = {"name": name, "model": model, "check": raw["name"], "protocol": protocol, "ok": False, "ms": None}
                 results.append(result)
                 if protocol not in services:
                     services[protocol] = service_of(protocol, document)
-                    given_up[protocol, ""] = services[protocol].silent()
+                    given_up[protocol, ""] = services[protocol].unreachable()
                 result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
                 if result["why"]:
                     result["unanswered"] = True
@@ -75,21 +74,21 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                 elif not result["why"] and raw.get("latency"):
                     ask_latency(document, check, group, result)
                 elif not result["why"]:
-                    whole, one_model = ask(services[protocol], check, group[0], result)
-                    given_up[protocol, ""], given_up[protocol, model] = whole, one_model
-                    if whole or one_model:
+                    of_service, of_model = send(services[protocol], check, group[0], result)
+                    given_up[protocol, ""], given_up[protocol, model] = of_service, of_model
+                    if of_service or of_model:
                         result["unanswered"] = True
     return {"host": document["host"], "unasked": list(document.get("unasked", [])), "checks": results}
 
 
-def unasked(model: str) -> Result:
-    """The result of a model that no request was for: nothing is known of its answers."""
-    why = "nothing was asked: every check of its file is a load, and those are left out here: add one without latency"
+def without_checks(model: str) -> Result:
+    """Return the failed result of a model whose checks are all skipped."""
+    why = "no check ran: all checks of its file are load tests, which are skipped here. Add a check without latency"
     return {"name": f"{model}/checks", "model": model, "check": "checks", "protocol": None, "ok": False, "why": why, "ms": None}
 
 
-def ask(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
-    """Send one request and complete its result. Returns why to give up on the (whole service, model), empty to go on."""
+def send(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
+    """Send a request, and complete its result. Return why to give up on (the service, the model), empty to go on."""
     try:
         question = check.question(request)
         arrays = {name: array for name, (_dtype, array) in question.inputs.items()}
@@ -113,26 +112,26 @@ def ask(service: Service, check: Check, request: Request, result: Result) -> Tup
 
 
 def _failed(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
-    """Complete the result of a request that ended in an error; returns as `ask` does, None where the error was to come."""
+    """Complete the result of a failed request, and return the reasons of `send`, None if the error is the expected one."""
     error = answer.error
     if error is None:
         return None
-    gone = service.silent() if of_connection(error) else ""
-    if gone:
-        result["why"] = gone
-        return gone, ""
+    unreachable = service.unreachable() if of_connection(error) else ""
+    if unreachable:
+        result["why"] = unreachable
+        return unreachable, ""
     if check.error is not None:
         return None
-    result["why"] = service.told(error)
+    result["why"] = service.explain(error)
     if timed_out(error):
         limit = check.timeout or service.timeout
         result["why"] = f"no answer within {limit:g} s"
         if limit >= service.timeout:
-            result["why"] += f"; {check.model} is not asked again over {service.protocol}"
+            result["why"] += f"; {check.model} gets no further request over {service.protocol}"
             return "", str(result["why"])
     elif not_served(error):
-        said = service.index_says(check.model)
-        result["why"] += f"; {said}" if said else ""
+        state = service.index_entry(check.model)
+        result["why"] += f"; {state}" if state else ""
         return "", str(result["why"])
     elif answer.responses and not check.cancel:
         result["why"] += f"; it came after {answer.responses} response{'s' * (answer.responses > 1)}"
@@ -140,9 +139,9 @@ def _failed(service: Service, check: Check, answer: Answer, result: Result) -> O
 
 
 def cancelled(service: Service, question: Question, check: Check) -> Answer:
-    """Cancel a stream after so many responses, and again as often as the check says: each has to begin to answer.
+    """Cancel streams after some responses, as often as the check requires, and return the answer of the last one.
 
-    A server that went on with the cancelled ones would have no room left. The outputs are those of the last stream.
+    A server that continued the cancelled streams would run out of streams.
     """
     cancel = check.cancel or {}
     after, times = cancel["after"], cancel.get("times", 2)
@@ -157,24 +156,24 @@ def cancelled(service: Service, question: Question, check: Check) -> Answer:
             responses.extend(itertools.islice(stream, after))
         except Exception as error:
             failure = error
-        # Closing the generator is what cancels.
+        # Closing the generator cancels the stream.
         stream.close()  # type: ignore[attr-defined]
         if failure is None and len(responses) < after:
-            failure = ValueError(f"it ended after {len(responses)} responses, wanted to cancel it after {after}")
+            failure = ValueError(f"it ended after {len(responses)} responses, expected at least {after} before it is cancelled")
         if failure is not None:
             if number:
-                said = f"no answer within {timeout:g} s" if timed_out(failure) else reason(failure)
-                failure = ValueError(f"stream {number + 1}, after {number} were cancelled: {said}")
+                message = f"no answer within {timeout:g} s" if timed_out(failure) else reason(failure)
+                failure = ValueError(f"stream {number + 1}, after {number} were cancelled: {message}")
             break
     return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
 
 def main(document: Mapping[str, Any]) -> None:
-    """Run a document and write the result as the last line of standard output; nothing else may write there."""
+    """Run a document, and print the result as the last line of standard output, to which nothing else is written."""
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        with tempfile.TemporaryDirectory() as place:
-            result = run(with_files(document, place))
+        with tempfile.TemporaryDirectory() as directory:
+            result = run(with_files(document, directory))
     except ImportError as error:
         result = {"error": str(error)}
     out.write(json.dumps(result) + "\n")

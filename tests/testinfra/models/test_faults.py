@@ -67,7 +67,7 @@ def loads_that_fail(place: Fleet) -> Told:
 
 
 @tells(
-    wrong_golden=("alpha", PUT_BACK, r"alpha/http/double 0.*wanted"),
+    wrong_golden=("alpha", PUT_BACK, r"alpha/http/double 0.*expected"),
     wrong_nan=("beta", PUT_BACK, r"beta/http/double 0.*(?i:nan)"),
     wrong_shape=("gamma", PUT_BACK, r"gamma/http/double 0.*shape"),
 )
