@@ -110,11 +110,12 @@ FOREIGN = (
     "This API is restricted", "output tensor shape does not match size of output", "Failed to increase the shared memory pool size",
     "the output has been hidden due to the fact that 'no_log: true' was specified",
     "Missing Authority Key Identifier", "CA cert does not include key usage extension",
+    'could not select device driver "cdi"', "unresolvable CDI devices", "connection refused", "no such host", "UNREACHABLE", "x509",
 )  # fmt: skip
 # What stands in a message at a place that varies
 VARYING = r"RBLN-\w+|CA\d\d/[\d.]+|[\d.]+\d|\bnpu\d|\d+|rebellions|\.deb"
 VARYING += r"|: found |, wanted | is (?=missing|\d)|, expected |^(?:found|wanted|expected) "
-VARYING += r"| \(|\)|nothing|missing|^(?:driver|engine|monitoring) "
+VARYING += r"|\.\.\.|digits_\d_\d| \(|\)|nothing|missing|^(?:driver|engine|monitoring) "
 
 
 def layer_page(layer: str) -> Path:
@@ -143,21 +144,46 @@ def test_anchors_are_those_of_github() -> None:
     assert docs.anchors(text) == ["a_b-cd", "e-g", "누가-무엇을", "e-g-1"]
 
 
-def test_symptoms_are_in_the_words_of_the_code() -> None:
-    sources = [
-        *ROOT.glob("plugins/**/*.py"),
-        *ROOT.glob("roles/*/tasks/*.yml"),
-        *ROOT.glob("playbooks/**/*.yml"),
-        *ROOT.glob("files/backends/**/*.py"),
-    ]
-    code = " ".join(" ".join(path.read_text() for path in sources).split())
+def messages_of_tables(text: str) -> list[str]:
+    """Return the code in the first column of each table whose head starts with Message."""
+    tables = re.findall(r"^\| (?:Message|메시지) \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [message for table in tables for row in table.splitlines() for message in docs.CODE.findall(row.split(" | ")[0])]
+
+
+@pytest.fixture(scope="module")
+def code() -> str:
+    """The text of everything that may write a message, on one line."""
+    patterns = ("plugins/**/*.py", "roles/*/tasks/*.yml", "playbooks/**/*.yml", "files/backends/**/*.py")
+    return " ".join(" ".join(path.read_text() for pattern in patterns for path in ROOT.glob(pattern)).split())
+
+
+def unknown_parts(message: str, code: str) -> list[str]:
+    """Return the parts of a message that the code does not contain, between those that vary."""
+    pieces = [piece.strip(" ,;:") for piece in re.split(VARYING, message)]
+    return [piece for piece in pieces if piece and piece not in code and message not in FOREIGN]
+
+
+def test_symptoms_are_messages_of_the_code(code: str) -> None:
     headings = [title for layer in docs.LAYERS for _level, title in docs.headings(layer_page(layer).read_text())[1:]]
     assert 25 <= len(headings) <= 80
-    said = [words for line in headings for words in re.findall("`([^`]+)`", line) if words not in FOREIGN]
-    assert len(said) > 25
-    for words in said:
-        pieces = [piece.strip(" ,;:") for piece in re.split(VARYING, words)]
-        assert [piece for piece in pieces if piece and piece not in code] == [], words
+    messages = [message for title in headings for message in docs.CODE.findall(title)]
+    assert len([message for message in messages if message not in FOREIGN]) > 25
+    assert {message: parts for message in messages if (parts := unknown_parts(message, code))} == {}
+
+
+@pytest.mark.parametrize("suffix", [".md", ".ko.md"])
+def test_messages_in_tables_are_messages_of_the_code(code: str, suffix: str) -> None:
+    pages = [*ROOT.glob("docs/troubleshooting/*.md"), *ROOT.glob("docs/runbooks/*.md"), *ROOT.glob("docs/support*.md")]
+    texts = [path.read_text() for path in pages if path.name.endswith(".ko.md") == (suffix == ".ko.md")]
+    messages = [message for text in texts for message in messages_of_tables(text)]
+    assert len(messages) > 20
+    assert {message: parts for message in messages if (parts := unknown_parts(message, code))} == {}
+
+
+def test_messages_of_a_table_are_found() -> None:
+    text = "| Message | Reason |\n|---|---|\n| `a`, or `b` | `c` |\n\n| What | Why |\n|---|---|\n| `d` | e |\n"
+    assert messages_of_tables(text) == ["a", "b"]
+    assert unknown_parts("found 3 cards, of none", "found cards") == ["cards, of none"]
 
 
 @pytest.mark.parametrize("page", ["security.md", "security.ko.md"])
