@@ -75,7 +75,7 @@ def test_another_system_kernel_and_card_all_at_once() -> None:
         ),
         ("the kernel is", "expected ==4.4.0 for release lab-24.01"),
         ("the bus has RBLN-CA12, expected RBLN-CA22 for release lab-24.01. Choose release 24.01",),
-        ("model digits: found compiled files for CA12/0.6, wanted one for CA22/0.6: compile it",),
+        ("model digits has compiled files for CA12/0.6, expected one for CA22/0.6. Compile it",),
     )
     said = "1 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816): release 26.05 clears them"
     assert said in " ".join(run.output.split())

@@ -293,7 +293,7 @@ def test_all_reasons_of_the_variables_come_at_once(looked: dict[str, Any]) -> No
 
 def test_all_reasons_of_the_concerns_come_at_once(site: Path, looked: dict[str, Any]) -> None:
     model, driver = refused(looked, "npu3")
-    assert model == f"model words: found no {site}/models/words/config.pbtxt: every model is a directory with one"
+    assert model == f"model words: {site}/models/words/config.pbtxt is missing, expected a config for each model. Add it"
     assert driver.startswith("driver 2.1.0 of release site is a .rpm package, expected .deb or .run. ")
 
 

@@ -312,7 +312,7 @@ def test_model_without_a_compiled_file_is_refused(repository: Path) -> None:
 
 def test_model_without_config_is_refused(repository: Path) -> None:
     assert refused(repository, {"name": "faces"}) == [
-        f"model faces: found no {repository}/faces/config.pbtxt: every model is a directory with one"
+        f"model faces: {repository}/faces/config.pbtxt is missing, expected a config for each model. Add it"
     ]
 
 
@@ -340,8 +340,8 @@ def test_controller_without_protobuf_is_told_what_to_install(repository: Path, m
 def test_no_compiled_file_for_this_card_and_sdk_is_refused(repository: Path) -> None:
     row = {**ROW, "sdk": {**ROW["sdk"], "shape": "0.10"}}
     assert refused(repository, npufleet_card="RBLN-CA25", npufleet_row=row) == [
-        "model digits: found compiled files for CA12/0.6, CA22/0.9, wanted one for CA25/0.10: compile it for this card and SDK "
-        "and list it under `artefacts`"
+        "model digits has compiled files for CA12/0.6, CA22/0.9, expected one for CA25/0.10. Compile it for this card and SDK, "
+        "and list the file under `artefacts`"
     ]
 
 
@@ -356,14 +356,14 @@ def test_no_compiled_file_for_this_card_and_sdk_is_refused(repository: Path) -> 
 )
 def test_incomplete_artefact_is_refused(repository: Path, artefact: dict[str, str]) -> None:
     assert refused(repository, {"artefacts": {"CA12/0.6": artefact}}) == [
-        "model digits: artefact CA12/0.6 needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
+        "model digits: artefact CA12/0.6 is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"
     ]
 
 
 def test_incomplete_artefact_of_another_card_is_refused_too(repository: Path) -> None:
     artefacts = {**ARTEFACTS, "CA22/0.9": {"url": "https://models.example.com/x"}}
     assert refused(repository, {"artefacts": artefacts}) == [
-        "model digits: artefact CA22/0.9 needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
+        "model digits: artefact CA22/0.9 is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"
     ]
 
 
@@ -401,7 +401,7 @@ def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
     assert reasons == [
         f"model faces: {repository}/faces/config.pbtxt:1: name is digits, expected faces, the name of its directory. "
         "Rename one of them. Triton refuses the model.",
-        f"model words: found no {repository}/words/config.pbtxt: every model is a directory with one",
+        f"model words: {repository}/words/config.pbtxt is missing, expected a config for each model. Add it",
     ]
 
 
@@ -419,16 +419,17 @@ def test_model_of_an_object_store_is_not_read_here(repository: Path) -> None:
     entries[1]["artefacts"] = ARTEFACTS
     _found, reasons = subject.manifests(fleet(**given))
     assert reasons == [
-        "model far: found repository s3://bucket/models/, wanted one of triton_server_model_repositories "
-        "(/var/lib/npufleet/served): list it there",
-        "model far: found `artefacts` beside repository s3://bucket/models/, wanted none: Triton reads all of it there",
+        "model far: repository is s3://bucket/models/, expected one of triton_server_model_repositories "
+        "(/var/lib/npufleet/served). Add it there",
+        "model far: repository is s3://bucket/models/ and it has `artefacts`, expected "
+        "none, as Triton reads all files there. Remove them",
     ]
 
 
 def test_compiled_file_of_a_bundle_needs_no_address(repository: Path) -> None:
     entry = {"artefacts": {"CA12/0.6": {"sha256": SHA, "size": 7}}}
     assert made(repository, entry, model_repository_bundle="/srv/bundle.tar")["origins"] == {SHA: {"size": 7}}
-    assert "needs `url` or `file`" in refused(repository, entry)[0]
+    assert "is incomplete, expected `url` or `file`" in refused(repository, entry)[0]
 
 
 # Links, and what is no file

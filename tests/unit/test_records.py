@@ -123,7 +123,9 @@ def test_digest_is_the_record_s_where_nobody_says_it(tmp_path: Path) -> None:
     assert item["files"]["1/model.rbln"]["sha256"] == SHA
     assert item["origins"] == {SHA: {"file": file}}
     (reason,) = refused(tmp_path, 'backend: "rbln"', None, {"artefacts": {"CA12/0.6": {"file": str(tmp_path / "other.rbln")}}})
-    assert reason == ("model m: artefact CA12/0.6 needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells")
+    assert reason == (
+        "model m: artefact CA12/0.6 is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"
+    )
 
 
 def test_record_does_not_count_in_the_source(tmp_path: Path) -> None:
@@ -238,9 +240,9 @@ def test_model_that_spans_npus(tmp_path: Path) -> None:
 
 def test_too_few_npus(tmp_path: Path) -> None:
     (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, devices=4, device_memory=[1] * 4))
-    assert reason.startswith("model m: one instance spans 4 NPUs, it may use 2: ")
+    assert reason.startswith("model m: one instance spans 4 NPUs, expected at most 2. ")
     (reason,) = refused(tmp_path, 'backend: "rbln"', record(1), {"npus": [0, 2, 9]})
-    assert reason == "model m: npus names 2, 9, this host has 2 NPUs, 0 to 1"
+    assert reason == "model m: npus contains 2, 9, expected numbers from 0 to 1 of this host. Correct it"
 
 
 @pytest.mark.parametrize("sizes", [100, ["100"], [-1]])

@@ -56,7 +56,6 @@ WITHOUT_ANSIBLE = (
 OF_MODULES = "module_utils.request"
 # Lines of a file, without the documentation of a plugin
 LONGEST = 400
-# Files that are to be split
 FILES = sorted(path for path in PLUGINS.rglob("*.py"))
 
 

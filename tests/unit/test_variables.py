@@ -200,8 +200,8 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
         subject.desired(variables, NPU)
     directory = str(repository)
     assert refusal.value.reasons == [
-        f"model faces: found no {directory}/faces/config.pbtxt: every model is a directory with one",
-        f"model words: found no {directory}/words/config.pbtxt: every model is a directory with one",
+        f"model faces: {directory}/faces/config.pbtxt is missing, expected a config for each model. Add it",
+        f"model words: {directory}/words/config.pbtxt is missing, expected a config for each model. Add it",
         "driver 2.1.0 of release 24.01 is a .rpm package, expected .deb or .run. Install it manually and set "
         "rbln_driver_form: present, or choose a release whose driver is one of these",
     ]

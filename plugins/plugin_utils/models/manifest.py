@@ -1,7 +1,7 @@
-"""What of a model goes to a host: its files, rendered for that host, and the two digests. Runs on the controller.
+"""The manifest of a model for a host: its files, rendered for that host, and two digests. Controller only.
 
-`source` is equal on every host; `release` is what this host gets after rendering. Both travel inside the served
-config.pbtxt as parameters, so the server itself can be asked what it has loaded.
+`source` is equal on all hosts, `release` is that of the rendered files. Both are parameters in the served config.pbtxt, so that the
+server itself can report what it has loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import tree_digest
@@ -23,12 +23,12 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
-# Files of this size and more, and compiled files of any size, are kept once per host and linked.
+# Files of this size or more, and compiled files of any size, are stored once on each host and linked.
 BLOB_BYTES = 1 << 20
 SOURCE = "npufleet_source"
 RELEASE = "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"
-# Requests that may wait for a model whose batcher a profile sets: what comes then is refused, and does not fill the memory
+# The most requests in the queue of a batcher that a profile sets. Triton refuses further ones, which would fill the memory.
 MAX_QUEUE = 256
 # How a rbln model is served where answers leave only when `execute` returns: the next batch is joined by another instance
 # while one is on the NPU, and throughput waits a little for a full batch.
@@ -39,7 +39,7 @@ CLOUD = ("s3://", "gs://", "as://")
 
 
 class Source(NamedTuple):
-    """One model as it lies on the controller, with the compiled file for this host, before it is rendered."""
+    """A model on the controller with the compiled file for a host, before it is rendered."""
 
     model: Model
     digest: str
@@ -51,24 +51,24 @@ class Source(NamedTuple):
 
 
 class Manifest(TypedDict):
-    """One model for one host."""
+    """A model for one host."""
 
     name: str
-    # Digests of what lies here, equal on every host, and of what this host gets
+    # Digests of the files on the controller, equal for all hosts, and of the files for this host
     source: str
     release: str
     # Served version numbers
     versions: List[str]
-    # {path: {"sha256", "blob"}}, and the bytes of what is not a blob
+    # {path: {"sha256", "blob"}}, and {path: bytes} of the files that are no blobs
     files: Dict[str, Dict[str, Any]]
     contents: Dict[str, bytes]
-    # {sha256: {"file": path} or {"url": address}} of blobs
+    # {sha256: {"file": path} or {"url": address}} of the blobs
     origins: Dict[str, Dict[str, str]]
     # Bytes of device memory on each NPU of the host
     memory: List[int]
-    # Names of the models that an ensemble has as its steps
+    # Names of the models in the steps of an ensemble
     steps: List[str]
-    # Whether answers may come from a response cache
+    # True if responses may come from a cache
     cached: bool
     # Digest of the config without the two digests
     shape: str
@@ -77,7 +77,7 @@ class Manifest(TypedDict):
 
 
 class Unreadable(Refusal):
-    """A config that is none, with the linter's findings."""
+    """The refusal of a model that cannot be read, with the linter's findings."""
 
     def __init__(self, findings: List[Finding]) -> None:
         super().__init__(reasons(findings))
@@ -85,21 +85,21 @@ class Unreadable(Refusal):
 
 
 def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Manifest:
-    """One model for one host. Raises Refusal with every reason."""
-    model = source(entry, variables)
-    made, more = _rendered(model, entry, variables)
-    against = [*reasons(model.findings), *more]
-    if against:
-        raise Refusal(against)
-    return made
+    """Return the manifest of a model for one host. Raises Refusal with all reasons."""
+    model_source = source(entry, variables)
+    result, more = _rendered(model_source, entry, variables)
+    errors = [*reasons(model_source.findings), *more]
+    if errors:
+        raise Refusal(errors)
+    return result
 
 
 def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
-    """Read one model and lint it. Raises Refusal where there is nothing to lint."""
+    """Read and lint a model. Raises Refusal if it cannot be read."""
     name = entry["name"]
     directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
     if not os.path.lexists(os.path.join(directory, CONFIG)):
-        raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
+        raise Refusal([f"model {name}: {directory}/config.pbtxt is missing, expected a config for each model. Add it"])
     walked = walk(directory, os.path.dirname(directory))
     findings = store_errors(name, walked.problems)
     if CONFIG not in walked.files:
@@ -119,43 +119,43 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     if config is None:
         raise Unreadable(findings)
     record: Optional[Dict[str, Any]] = None
-    against: List[str] = []
+    record_errors: List[str] = []
     if config.backend == "rbln" and artefact:
-        record, against = compiled.record_of(artefact, variables["npufleet_card"])
+        record, record_errors = compiled.record_of(artefact, variables["npufleet_card"])
         if record and isinstance(record.get("size"), int):
             origins[artefact["sha256"]].setdefault("size", record["size"])
-        if record and not against:
+        if record and not record_errors:
             beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
             contents[beside] = json.dumps(record, indent=1, sort_keys=True).encode()
             files[beside] = {"sha256": _digest(contents[beside]), "blob": False}
     row = row_of(str(variables["rbln_release"]), variables["npufleet_row"])
-    model = Model(name, directory, config, text, sorted(files), record=None if against else record, row=row)
+    model = Model(name, directory, config, text, sorted(files), record=None if record_errors else record, row=row)
     findings += lint.check(model, row)
-    return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in against])
+    return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in record_errors])
 
 
 def unplaced(model: Model) -> Dict[str, Any]:
-    """What there is to tell of a model that no host gets yet."""
+    """Return the facts of a model that is on no host."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
 
 
 def _cache(variables: Mapping[str, Any]) -> str:
-    """Where digests of large files are remembered."""
+    """Return the directory of cached digests, or ""."""
     return os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
 
 
 def _files(
     directory: str, paths: Collection[str], cache: str = ""
 ) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes], Dict[str, Dict[str, str]]]:
-    """(facts of each file by path, contents of small ones, where large ones are by digest)."""
+    """Return ({path: facts of a file}, {path: content of a small file}, {digest: source of a large file})."""
     files: Dict[str, Dict[str, Any]] = {}
     contents: Dict[str, bytes] = {}
     origins: Dict[str, Dict[str, str]] = {}
     for path in paths:
         full = os.path.join(directory, path)
-        # The config is rendered for each host
+        # The config is rendered for each host, so that it is no blob.
         if path != CONFIG and os.path.getsize(full) >= BLOB_BYTES:
             digest = digests.digest(full, cache)
             files[path] = {"sha256": digest, "blob": True}
@@ -167,90 +167,84 @@ def _files(
     return files, contents, origins
 
 
-def _rendered(found: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Manifest, List[str]]:
-    """Return the manifest of a model, and the reasons against it beside the linter's findings. `found` stays as it is."""
-    name = found.model.name
-    config = type(found.model.config)()
-    config.CopyFrom(found.model.config)
+def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Manifest, List[str]]:
+    """Return (the manifest of a model, its errors besides the linter's findings). The source is not changed."""
+    name = model_source.model.name
+    config = type(model_source.model.config)()
+    config.CopyFrom(model_source.model.config)
     config.name = name
-    memory, more = _place(config, entry, found.model.record, variables)
+    memory, more = _place(config, entry, model_source.model.record, variables)
     shape = _digest(print_config(config))
-    config.parameters[SOURCE].string_value = found.digest
-    digests_of_files = {path: facts["sha256"] for path, facts in found.files.items()}
+    config.parameters[SOURCE].string_value = model_source.digest
+    digests_of_files = {path: facts["sha256"] for path, facts in model_source.files.items()}
     release_digest = tree_digest({**digests_of_files, CONFIG: _digest(print_config(config))}, {})
     config.parameters[RELEASE].string_value = release_digest
     content = print_config(config)
-    made: Manifest = {
+    result: Manifest = {
         "name": name,
-        "source": found.digest,
+        "source": model_source.digest,
         "release": release_digest,
-        "versions": [str(version) for version in found.model.served()],
-        "files": {**found.files, CONFIG: {"sha256": _digest(content), "blob": False}},
-        "contents": {**found.contents, CONFIG: content},
-        "origins": found.origins,
+        "versions": [str(version) for version in model_source.model.served()],
+        "files": {**model_source.files, CONFIG: {"sha256": _digest(content), "blob": False}},
+        "contents": {**model_source.contents, CONFIG: content},
+        "origins": model_source.origins,
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
         "cached": config.response_cache.enable,
         "shape": shape,
         "switch": str(entry.get("switch") or "beside"),
     }
-    return made, [*found.reasons, *(f"model {name}: {reason}" for reason in more)]
+    return result, [*model_source.reasons, *(f"model {name}: {reason}" for reason in more)]
 
 
 def cloud(entry: Mapping[str, Any]) -> bool:
-    """Whether Triton itself reads this model out of an object store."""
+    """Return True if Triton itself reads this model from an object store."""
     return str(entry.get("repository") or "").startswith(CLOUD)
 
 
 def cloud_models(variables: Mapping[str, Any]) -> List[str]:
-    """Names of those that are placed on this host."""
+    """Return the names of the models on this host that Triton reads from an object store."""
     return [entry["name"] for entry in placed_here(variables) if cloud(entry)]
 
 
-def _unread(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> List[str]:
-    """Why Triton would not come by a model that it reads itself."""
-    read = variables["triton_server_model_repositories"]
-    against = []
-    if entry["repository"].rstrip("/") not in [element.rstrip("/") for element in read]:
-        against.append(
-            "model {}: found repository {}, wanted one of triton_server_model_repositories ({}): list it there".format(
-                entry["name"], entry["repository"], ", ".join(read)
-            )
-        )
+def _cloud_errors(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of a model that Triton reads from an object store."""
+    where = f"model {entry['name']}: repository is {entry['repository']}"
+    known = variables["triton_server_model_repositories"]
+    if entry["repository"].rstrip("/") not in [repository.rstrip("/") for repository in known]:
+        yield f"{where}, expected one of triton_server_model_repositories ({', '.join(known)}). Add it there"
     if entry.get("artefacts"):
-        against.append(
-            "model {}: found `artefacts` beside repository {}, wanted none: Triton reads all of it there".format(
-                entry["name"], entry["repository"]
-            )
-        )
-    return against
+        yield f"{where} and it has `artefacts`, expected none, as Triton reads all files there. Remove them"
 
 
 def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """The entries of `triton_models` that name this host or one of its groups, or name none."""
+    """Return the entries of `triton_models` without `hosts`, and those whose `hosts` contain this host or one of its groups."""
     here = {variables["inventory_hostname"], *variables["group_names"]}
     return [entry for entry in variables["triton_models"] if not entry.get("hosts") or here & set(entry["hosts"])]
 
 
 def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
-    """The compiled file for this host's card and SDK; none fitting is a refusal. One of a bundle needs no other source."""
+    """Return the compiled file for this host's card and SDK, or None without artefacts. Raises Refusal.
+
+    If a bundle is used (`bundled`), an artefact needs no other source.
+    """
     if not artefacts:
         return None
     key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_row"]["sdk"]["shape"])
     if key not in artefacts:
         raise Refusal(
             [
-                "model {}: found compiled files for {}, wanted one for {}: compile it for this card and SDK and list it under "
-                "`artefacts`".format(name, ", ".join(sorted(artefacts)), key)
+                f"model {name} has compiled files for {', '.join(sorted(artefacts))}, expected one for {key}. Compile it for this "
+                "card and SDK, and list the file under `artefacts`"
             ]
         )
-    against = [
-        f"model {name}: artefact {place} needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
-        for place, found in sorted(artefacts.items())
-        if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found or bundled)
+    errors = [
+        f"model {name}: artefact {place} is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"
+        for place, element in sorted(artefacts.items())
+        if not re.fullmatch("[0-9a-f]{64}", str(element.get("sha256"))) or not ("url" in element or "file" in element or bundled)
     ]
-    if against:
-        raise Refusal(against)
+    if errors:
+        raise Refusal(errors)
     return artefacts[key]
 
 
@@ -259,14 +253,14 @@ def _digest(content: bytes) -> str:
 
 
 def config_of(served: Mapping[str, Any]) -> bytes:
-    """The config.pbtxt of a config as Triton's HTTP service tells it."""
+    """Return the config.pbtxt of a config from Triton's HTTP service."""
     from google.protobuf import json_format
 
     return print_config(json_format.ParseDict(dict(served), schema.load()[0](), ignore_unknown_fields=True))
 
 
 def parse_config(text: str, path: str) -> Any:
-    """config.pbtxt as Triton's ModelConfig. Raises Refusal where Triton could not parse it."""
+    """Return a config.pbtxt as Triton's ModelConfig. Raises Refusal if Triton could not parse it."""
     config, findings = schema.parse(text, os.path.basename(os.path.dirname(path)), path)
     if findings:
         raise Refusal(reasons(findings))
@@ -274,7 +268,7 @@ def parse_config(text: str, path: str) -> Any:
 
 
 def print_config(config: Any) -> bytes:
-    """ModelConfig as text: fields in schema order and maps sorted, so that equal configs are equal bytes."""
+    """Return a ModelConfig as text. Fields are in schema order and maps are sorted, so that equal configs are equal bytes."""
     from google.protobuf import text_format
 
     return text_format.MessageToString(config).encode()
@@ -283,7 +277,7 @@ def print_config(config: Any) -> bytes:
 def _place(
     config: Any, entry: Mapping[str, Any], record: Optional[Mapping[str, Any]], variables: Mapping[str, Any]
 ) -> Tuple[List[int], List[str]]:
-    """Give the model its NPUs and instances; returns the bytes that it takes on each NPU of the host, and reasons why not.
+    """Set the NPUs and instances of a model. Return (bytes of device memory on each NPU of the host, errors).
 
     Every KIND_MODEL group gets the instances, and a rbln model without a group gets one group.
     """
@@ -292,9 +286,9 @@ def _place(
     span = record["devices"] if record else 1
     absent = [number for number in npus if not 0 <= number < total]
     if absent:
-        return [], [f"npus names {', '.join(map(str, absent))}, this host has {total} NPUs, 0 to {total - 1}"]
+        return [], [f"npus contains {', '.join(map(str, absent))}, expected numbers from 0 to {total - 1} of this host. Correct it"]
     if span > len(npus):
-        return [], [f"one instance spans {span} NPUs, it may use {len(npus)}: compile it for fewer or give it more under npus"]
+        return [], [f"one instance spans {span} NPUs, expected at most {len(npus)}. Compile it for fewer, or set more in npus"]
     instances = _profile(config, entry, variables)
     kind_model = config.instance_group.add().KIND_MODEL
     del config.instance_group[-1]
@@ -318,7 +312,7 @@ def _place(
 
 
 def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> int:
-    """Instances on each NPU; a profile also sets the dynamic batcher of a rbln model that does not set it itself."""
+    """Return the instances on each NPU. A profile also sets the dynamic batcher of a rbln model whose config does not."""
     profile = PROFILES.get(entry.get("profile") or "")
     if profile is None or config.backend != "rbln":
         return int(entry.get("instances") or 1)
@@ -336,57 +330,53 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
 def manifests(
     variables: Mapping[str, Any], placed: Optional[List[Mapping[str, Any]]] = None
 ) -> Tuple[Dict[str, Manifest], List[str]]:
-    """Manifests of all models placed on this host, and the reasons why some cannot be; of other models, where they are given."""
-    found, findings, more = linted(variables, placed=placed)
-    return found, [*reasons(findings), *more]
+    """Return (manifests of the models on this host by name, errors). `placed` are their entries, by default those of this host."""
+    by_name, findings, more = linted(variables, placed=placed)
+    return by_name, [*reasons(findings), *more]
 
 
 def linted(
     variables: Mapping[str, Any], only: Collection[str] = (), placed: Optional[List[Mapping[str, Any]]] = None
 ) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
-    """(manifests of the models placed on this host, what the linter finds of them, other reasons against them).
+    """Return (manifests of the models on this host by name, the linter's findings, other errors).
 
-    `only` are the models that are asked for; the others are read for what they are to those. `placed` are those of this host.
+    With `only` the result is about these models. The others are read, as an ensemble may need them.
     """
     placed = placed_here(variables) if placed is None else placed
-    found: Dict[str, Manifest] = {}
+    by_name: Dict[str, Manifest] = {}
     findings: List[Finding] = []
     more: List[str] = []
-    here: List[Mapping[str, Any]] = []
-    for entry in placed:
-        if cloud(entry):
-            more += _unread(entry, variables)
-        else:
-            here.append(entry)
     read: Dict[str, Model] = {}
-    for entry in here:
+    for entry in (element for element in placed if cloud(element)):
+        more += _cloud_errors(entry, variables)
+    for entry in (element for element in placed if not cloud(element)):
         name = entry["name"]
-        wanted = not only or name in only
+        selected = not only or name in only
         try:
             model_source = source(entry, variables)
         except Refusal as refusal:
-            if wanted:
+            if selected:
                 findings += refusal.findings if isinstance(refusal, Unreadable) else []
                 more += [] if isinstance(refusal, Unreadable) else refusal.reasons
             continue
         read[name] = model_source.model
-        if wanted:
-            made, against = _rendered(model_source, entry, variables)
+        if selected:
+            result, errors = _rendered(model_source, entry, variables)
             findings += model_source.findings
-            more += against
-            if not against and not reasons(model_source.findings):
-                found[name] = made
+            more += errors
+            if not errors and not reasons(model_source.findings):
+                by_name[name] = result
     unread = [entry["name"] for entry in placed if entry["name"] not in read]
     shared = lint.check_together(read, unread, HERE)
-    return found, findings + [finding for finding in shared if not only or finding.model in only], more
+    return by_name, findings + [finding for finding in shared if not only or finding.model in only], more
 
 
-def to_release(manifest: Manifest) -> Dict[str, Any]:
-    """What a host makes a release of: its facts, and its files with the content of small ones in Base64."""
+def to_release(of_host: Manifest) -> Dict[str, Any]:
+    """Return the facts for a release on a host, with the contents of small files in Base64."""
     files: Dict[str, Any] = {}
-    for path, facts in manifest["files"].items():
+    for path, facts in of_host["files"].items():
         files[path] = dict(facts)
         if not facts["blob"]:
-            files[path]["content"] = base64.b64encode(manifest["contents"][path]).decode()
+            files[path]["content"] = base64.b64encode(of_host["contents"][path]).decode()
     keys = ("source", "release", "versions", "steps", "cached", "shape")
-    return {**{key: value for key, value in manifest.items() if key in keys}, "files": files}
+    return {**{key: value for key, value in of_host.items() if key in keys}, "files": files}
