@@ -48,7 +48,7 @@ class ActionModule(FleetAction):
                 "msg": f"{host}: {look.get('msg')}",
                 **({"exception": look["exception"]} if "exception" in look else {}),
             }
-        with host_text.understood(host):
+        with host_text.parsing(host):
             return self.translate(host, look["found"], fleet, task_vars)
 
     def translate(self, host: str, found: Mapping[str, Any], fleet: Mapping[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
@@ -190,7 +190,7 @@ class ActionModule(FleetAction):
                     )
                 raw = base64.b64decode(answer["data"])
                 if len(raw) > min(PIECE, file["size"] - out.tell()):
-                    raise host_text.NoData(f"found {len(raw)} more bytes of {file['at']}, wanted {file['size']} in all")
+                    raise host_text.InvalidText(f"found {len(raw)} more bytes of {file['at']}, wanted {file['size']} in all")
                 out.write(raw)
         digest = blobs.file_digest(target + ".part")
         if digest != file["sha256"]:
@@ -274,12 +274,12 @@ def check(found: Mapping[str, Any]) -> None:
             try:
                 host_text.below(name, path)
                 host_text.digest(file["sha256"])
-            except host_text.NoData as reason:
+            except host_text.InvalidText as reason:
                 reasons.append(f"model {host_text.line(name)[:80]}: {reason}")
             if not (isinstance(file["size"], int) and file["size"] >= 0):
                 reasons.append(f"model {host_text.line(name)[:80]}: found {path} of {file['size']!r} bytes")
     if reasons:
-        raise host_text.NoData("; ".join(reasons[:10]))
+        raise host_text.InvalidText("; ".join(reasons[:10]))
 
 
 def trusted(value: Any) -> Any:

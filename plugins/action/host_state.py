@@ -124,7 +124,7 @@ class ActionModule(FleetAction):
         if result.get("failed"):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
-        with host_text.understood(host):
+        with host_text.parsing(host):
             told = self._complete(result, manifests, handed)
         if self._task.args.get("concerns") is None and "image" in concerns:
             # Of a host as a whole, once in a run of status
@@ -168,8 +168,8 @@ class ActionModule(FleetAction):
             result = self._answer(lambda: self._look(arguments, handed, task_vars))
             if result.get("failed"):
                 return self._refused([self._become(result)])
-            with host_text.understood(host):
-                host_text.complete(result, "moves", "refusals")
+            with host_text.parsing(host):
+                host_text.require(result, "moves", "refusals")
                 return self._complete(result, manifests, handed)
         return self._refused(reasons)
 
@@ -202,7 +202,7 @@ class ActionModule(FleetAction):
             began = time.time()
             result = self._look({"preflight": True}, handed, task_vars)
             result["between"] = (began, time.time())
-            with host_text.understood(handed["host"]):
+            with host_text.parsing(handed["host"]):
                 judged = not result.get("held_by") or result.get("maintenance") or not beyond_models(result.get("plan") or [])
             if judged or time.monotonic() >= deadline:
                 return result
@@ -214,7 +214,7 @@ class ActionModule(FleetAction):
         wanted = handed["desired"]
         for key, kind in SHAPE.items():
             if not isinstance(result.get(key, kind()), kind):
-                raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
+                raise host_text.InvalidText(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
         # What a host has found is given to the container as it says, so it is nothing but the driver's files and devices
         server = result.get("actual", {}).get("server") or {}
         for part, field, fits, words in GIVEN:
@@ -223,20 +223,20 @@ class ActionModule(FleetAction):
             )
             strange = [entry for entry in found if not fits.fullmatch(str(entry))]
             if strange:
-                raise host_text.NoData(f"found {words.format(short(strange[0], 80))}")
-        host_text.complete(result, *ALWAYS)
+                raise host_text.InvalidText(f"found {words.format(short(strange[0], 80))}")
+        host_text.require(result, *ALWAYS)
         if len(result["report"]) != len(result["plan"]):
-            raise host_text.NoData(
+            raise host_text.InvalidText(
                 f"found {len(result['report'])} lines about {len(result['plan'])} differences, wanted one for each"
             )
         if not isinstance(result["maintenance"], (dict, type(None))):
-            raise host_text.NoData(f"found maintenance {short(result['maintenance'], 80)}, wanted a mapping or nothing")
+            raise host_text.InvalidText(f"found maintenance {short(result['maintenance'], 80)}, wanted a mapping or nothing")
         holder = result.get("held_by")
         if holder:
             words = "{}: another run is changing this host: {} since {}".format(
                 handed["host"], holder.get("by"), holder.get("since")
             )
-            result["warnings"] = [*result.get("warnings", []), host_text.told(words)]
+            result["warnings"] = [*result.get("warnings", []), host_text.indented(words)]
         for name, hold in result.get("held", {}).items():
             mine = wanted.get("server", {}).get("models", {}).get(name, {})
             mine.update({key: hold[key] for key in mine if key in hold})
@@ -282,7 +282,7 @@ class ActionModule(FleetAction):
             if result.get("failed"):
                 return self._refused([*reasons, self._become(result)])
             began, ended = result.pop("between")
-            with host_text.understood(host):
+            with host_text.parsing(host):
                 result = self._complete(result, manifests, handed)
                 if not result.get("maintenance"):
                     reasons += beyond_models(result["plan"]) if models_only else []

@@ -26,8 +26,8 @@ class ActionModule(FleetAction):
         except (AnsibleActionFail, AnsibleConnectionFailure) as error:
             check_results.keep(path, host, error.message, [])
             raise
-        with host_text.understood(host):
-            host_text.complete(result, "msg")
+        with host_text.parsing(host):
+            host_text.require(result, "msg")
             check_results.keep(path, host, result.get("msg", ""), result.get("checks", []))
         return result
 

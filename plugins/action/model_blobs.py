@@ -29,7 +29,7 @@ class ActionModule(FleetAction):
         if self._task.check_mode:
             return {"changed": bool(wanted["sha256"])}
         try:
-            with host_text.understood(host):
+            with host_text.parsing(host):
                 return Sender(self, host, variables, task_vars).send(wanted["sha256"], origins)
         except StoreError as error:
             return {"failed": True, "msg": f"{host}: {error}"}

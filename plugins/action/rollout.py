@@ -55,7 +55,7 @@ class ActionModule(FleetAction):
                 f"{host} became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
             )
             return [f"{reason}: {error.message}"]
-        except host_text.Misunderstood as invalid:
+        except host_text.InvalidAnswer as invalid:
             return [str(invalid)]
         return [str(released["msg"])] if released.get("failed") else []
 
@@ -97,7 +97,7 @@ def _planned(host: str, known: Mapping[str, Any]) -> rollout.PlannedHost:
         concerns = list(dict.fromkeys(str(entry["concern"]) for entry in state.get("plan") or []))
         missing = (state.get("actual", {}).get("models") or {}).get("missing") or []
         sizes = [_size(state["origins"].get(digest) or {}) for digest in missing]
-    except host_text.MISFITS:
+    except host_text.SHAPE_ERRORS:
         return rollout.PlannedHost(host, [], None)
     return rollout.PlannedHost(host, concerns, None if None in sizes else sum(size or 0 for size in sizes))
 

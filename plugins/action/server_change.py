@@ -39,13 +39,13 @@ class ActionModule(FleetAction):
         check_results.forget(path)
         tells = int(variables["npufleet_progress"]) > 0
         result = self._wait(host, arguments, handed, task_vars, tells)
-        with host_text.understood(host):
+        with host_text.parsing(host):
             if path and result.get("checks"):
                 check_results.keep(path, host, result.get("msg", ""), result["checks"])
             if result.get("failed"):
                 # The message says it all; the rest would bury it
                 return {key: result[key] for key in FAILED if key in result}
-            host_text.complete(result, "proven")
+            host_text.require(result, "proven")
             result["answered"] = bool(asks and result.get("proven"))
             if asks and checks.unasked and result.get("proven"):
                 result["warnings"] = [*result.get("warnings", []), order.warning(host, checks.unasked)]
@@ -81,7 +81,7 @@ class ActionModule(FleetAction):
         while result.get("under_way"):
             # Of a change that waits to be accepted: the one that it was begun with
             again["id"] = str(result.get("id", again["id"]))
-            with host_text.understood(host):
+            with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
                 words = host_text.line(f"{host}: {step['step']}, since {step['at']}")
                 if tells:

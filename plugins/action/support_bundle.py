@@ -78,7 +78,7 @@ class ActionModule(FleetAction):
             if result.get("failed"):
                 return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
-            with host_text.understood(host):
+            with host_text.parsing(host):
                 item = int(arguments.get("size", LARGEST_ITEM))
                 bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
                 result["files"] = self._fetch(str(handed["archive"]), path, result, secrets, host, bounds)
@@ -86,7 +86,7 @@ class ActionModule(FleetAction):
             # Even if Ansible keeps its remote files
             self._remove_tmp_path(directory, force=True)
         result["path"] = path
-        with host_text.understood(host):
+        with host_text.parsing(host):
             result["msg"] = "{} ({:.0f} KiB, {} files, {} items are missing, {} secrets removed)".format(
                 os.path.relpath(path),
                 os.path.getsize(path) / 1024,
@@ -164,7 +164,7 @@ class ActionModule(FleetAction):
             leaks = leaking(members, secrets)
             if leaks:
                 raise AnsibleActionFail(f"{host}: a known secret could be read in {', '.join(leaks)}: the bundle is deleted")
-            packed = pack(root, {name: host_text.received(member.decode("utf-8", "replace")) for name, member in members.items()})
+            packed = pack(root, {name: host_text.sanitized(member.decode("utf-8", "replace")) for name, member in members.items()})
             with open(draft, "wb") as archive:
                 archive.write(packed)
             os.replace(draft, path)

@@ -51,7 +51,7 @@ class ActionModule(FleetAction):
         looked = self.ask("triton_process", {**arguments, "state": "looked"}, task_vars, handed)
         if looked.get("failed"):
             return looked
-        with host_text.understood(host):
+        with host_text.parsing(host):
             reasons += [str(entry) for entry in looked.get("refusals") or []]
             if reasons:
                 raise self.refuse(host, Refusal(reasons))
@@ -69,7 +69,7 @@ class ActionModule(FleetAction):
         checks = result.pop("checks", None)
         if checks:
             path = self.results_path(variables["inference_check_results_dir"], host)
-            with host_text.understood(host):
+            with host_text.parsing(host):
                 check_results.keep(path, host, result.get("msg", ""), checks)
             result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
         # Other fields would bury the message

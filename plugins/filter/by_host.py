@@ -37,7 +37,7 @@ def by_host(sentences: Mapping[str, List[str]]) -> str:
     hosts: Dict[str, List[str]] = {}
     for host, own in sentences.items():
         for sentence in own:
-            hosts.setdefault(host_text.told(sentence), []).append(host)
+            hosts.setdefault(host_text.indented(sentence), []).append(host)
     return "\n".join(f"  - {_names(names, len(sentences))}: {sentence}" for sentence, names in hosts.items())
 
 

@@ -76,7 +76,7 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
                 found.append(words)
                 needed = max(needed, STEPS.index("serve"))
     if answers:
-        found.append(host_text.told(host_text.received(answers)))
+        found.append(host_text.indented(host_text.sanitized(answers)))
         # A server that lacks a model is not at fault yet.
         needed = max(needed, STEPS.index("restart")) if needed < 0 else needed
     return {"found": found, "steps": [] if refused or needed < 0 else STEPS[needed:], "refused": refused}

@@ -59,7 +59,7 @@ class LookupModule(LookupBase):
             rows, name = found["npufleet_release_rows"], str(found.get("rbln_release"))
             if name not in rows:
                 return [[]]
-            with host_text.understood(host):
+            with host_text.parsing(host):
                 label = (state["actual"].get("server") or {}).get("release")
                 before = release_change.before(host_text.line(label) if label else None, terms[0], name, rows)
                 after = release_change.Release(name, rows[name])
@@ -68,5 +68,5 @@ class LookupModule(LookupBase):
                 with suppress(Refusal, AnsibleUndefinedVariable):
                     sentences += release_change.host_changes(found, state, before, after)
                 return [[host_text.line(sentence) for sentence in sentences]]
-        except (Refusal, host_text.Misunderstood) as reason:
+        except (Refusal, host_text.InvalidAnswer) as reason:
             raise AnsibleError(f"{host}: {reason}") from None

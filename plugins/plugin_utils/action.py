@@ -95,7 +95,7 @@ class FleetAction(ActionBase):
         except Refusal as refusal:
             # A variable that the action has read is invalid.
             raise self.refuse(host, refusal) from None
-        except host_text.Misunderstood as reason:
+        except host_text.InvalidAnswer as reason:
             self._display.vvv("".join(traceback.format_exception(reason)))
             raise AnsibleActionFail(str(reason)) from None
 
@@ -163,15 +163,15 @@ class FleetAction(ActionBase):
             answer = self._call(module, options, task_vars)
         except AnsibleConnectionFailure as error:
             # The message comes from ssh, which repeats what the host sends.
-            raise type(error)(str(host_text.received(error.message))) from None
-        host_text.bounded(host, module, answer)
-        with host_text.understood(host):
-            result: Dict[str, Any] = host_text.received(dict(answer))
+            raise type(error)(str(host_text.sanitized(error.message))) from None
+        host_text.check_size(host, module, answer)
+        with host_text.parsing(host):
+            result: Dict[str, Any] = host_text.sanitized(dict(answer))
             # Facts would become variables of the host; its interpreter is found by Ansible itself.
             facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
         for name in NOT_A_RESULT:
             result.pop(name, None)
-        result.update({name: host_text.told(result[name]) for name in DISPLAYED if name in result})
+        result.update({name: host_text.indented(result[name]) for name in DISPLAYED if name in result})
         return {**result, "ansible_facts": facts} if facts else result
 
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -227,7 +227,7 @@ class FleetAction(ActionBase):
 
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
         """Return one error with every reason, also as data for the table of refusals."""
-        found = [host_text.told(reason) for reason in reasons.of_error(error)]
+        found = [host_text.indented(reason) for reason in reasons.of_error(error)]
         lines = "".join("\n  - " + reason for reason in found)
         return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": found})
 

@@ -63,5 +63,5 @@ def test_an_answer_that_is_too_large_is_refused(large: Any, monkeypatch: pytest.
     action = Action()
     action._execute_module = lambda *_given, **_more: {"data": large}  # type: ignore[method-assign]
     words = r"^npu1: the answer of model_store has more than 1 MiB, expected less: nothing of it was taken\. Find out"
-    with pytest.raises(host_text.Misunderstood, match=words):
+    with pytest.raises(host_text.InvalidAnswer, match=words):
         action.ask("model_store", {}, {"inventory_hostname": "npu1"})

@@ -193,23 +193,23 @@ PATHS = ["/etc/x", "../x", "a/../../x", "..", ".", "", "a\nb", "a\0b", "\x1b[2J"
 
 @pytest.mark.parametrize("path", [*PATHS, "a/b", "{{ x }}", "-x"])
 def test_names_of_containers_and_models_that_are_none(path: str) -> None:
-    with pytest.raises(host_text.NoData, match="found the container name"):
+    with pytest.raises(host_text.InvalidText, match="found the container name"):
         action.check(found_there(container="/" + path))
-    with pytest.raises(host_text.NoData, match="found the model name"):
+    with pytest.raises(host_text.InvalidText, match="found the model name"):
         action.check(found_there(model=path))
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_files_that_lead_elsewhere_and_digests_that_are_none(path: str) -> None:
-    with pytest.raises(host_text.NoData, match="the path is"):
+    with pytest.raises(host_text.InvalidText, match="the path is"):
         action.check(found_there(path=path))
-    with pytest.raises(host_text.NoData, match="expected a SHA-256 digest"):
+    with pytest.raises(host_text.InvalidText, match="expected a SHA-256 digest"):
         action.check(found_there(sha256=path))
 
 
 @pytest.mark.parametrize("size", [-1, "1", None, 1.5])
 def test_sizes_that_are_none(size: Any) -> None:
-    with pytest.raises(host_text.NoData, match="bytes"):
+    with pytest.raises(host_text.InvalidText, match="bytes"):
         action.check(found_there(size=size))
 
 
@@ -218,7 +218,7 @@ def test_a_piece_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
     bringing = action.ActionModule.__new__(action.ActionModule)
     bringing.arguments, bringing.handed = {}, {}
     bringing.ask = lambda *_arguments: {"data": base64.b64encode(b"x" * 100).decode()}  # type: ignore[method-assign]
-    with pytest.raises(host_text.NoData, match="found 100 more bytes of /x, wanted 10 in all"):
+    with pytest.raises(host_text.InvalidText, match="found 100 more bytes of /x, wanted 10 in all"):
         bringing.bring({"size": 10, "sha256": "0" * 64, "at": "/x"}, None, str(tmp_path / "a/b"), {})
 
 

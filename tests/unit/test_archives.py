@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import archives
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import NoData
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import InvalidText
 
 BOUNDS = archives.Bounds(packed=1 << 20, unpacked=1 << 20, files=20)
 
@@ -38,7 +38,7 @@ def test_a_bundle_is_read() -> None:
     "name", ["/etc/cron.d/x", "../x", "r", "r/", "r/../x", "r/a/../../x", "r//etc/x", "r/a\x1b[2J", "s/x", "r/./x"]
 )
 def test_names_that_lead_elsewhere(name: str) -> None:
-    with pytest.raises(NoData, match=r"the (archive|path)"):
+    with pytest.raises(InvalidText, match=r"the (archive|path)"):
         archives.files(archive((name, {})), "r", BOUNDS)
 
 
@@ -47,20 +47,20 @@ def test_names_that_lead_elsewhere(name: str) -> None:
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE],
 )
 def test_types_that_are_no_files(kind: bytes) -> None:
-    with pytest.raises(NoData, match="the archive has 'r/a', which is no ordinary file"):
+    with pytest.raises(InvalidText, match="the archive has 'r/a', which is no ordinary file"):
         archives.files(archive(("r/a", {"type": kind, "size": 0, "linkname": "/etc/shadow"})), "r", BOUNDS)
 
 
 def test_a_sparse_file_is_none() -> None:
     sparse = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40)}
-    with pytest.raises(NoData, match="no ordinary file"):
+    with pytest.raises(InvalidText, match="no ordinary file"):
         archives.files(archive(("r/a", {"pax_headers": sparse}), form=tarfile.PAX_FORMAT), "r", BOUNDS)
 
 
 def test_too_many_files_and_one_twice() -> None:
-    with pytest.raises(NoData, match="more than 20 files"):
+    with pytest.raises(InvalidText, match="more than 20 files"):
         archives.files(archive(*((f"r/{number}", {}) for number in range(21))), "r", BOUNDS)
-    with pytest.raises(NoData, match="the archive has a twice"):
+    with pytest.raises(InvalidText, match="the archive has a twice"):
         archives.files(archive(("r/a", {}), ("r/a", {})), "r", BOUNDS)
 
 
@@ -76,7 +76,7 @@ def test_what_unpacks_to_more_is_not_unpacked() -> None:
                 target.write(bytes(1 << 20))
     tracemalloc.start()
     try:
-        with pytest.raises(NoData, match="more than 1048576 bytes"):
+        with pytest.raises(InvalidText, match="more than 1048576 bytes"):
             archives.files(squeezed.getvalue(), "r", BOUNDS)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
@@ -94,5 +94,5 @@ def test_what_unpacks_to_more_is_not_unpacked() -> None:
     ],
 )
 def test_what_is_no_archive(raw: bytes, words: str) -> None:
-    with pytest.raises(NoData, match=words):
+    with pytest.raises(InvalidText, match=words):
         archives.files(raw, "r", BOUNDS)

@@ -35,10 +35,10 @@ TEMPLATES = [
 
 
 def test_what_a_terminal_obeys_is_shown() -> None:
-    assert host_text.received("\x1b[2J\x9b0m\x07\x08\x7f\0\rx\r\ny\tz\u202e\u2028\ud800") == (
+    assert host_text.sanitized("\x1b[2J\x9b0m\x07\x08\x7f\0\rx\r\ny\tz\u202e\u2028\ud800") == (
         "\\x1b[2J\\x9b0m\\x07\\x08\\x7f\\x00\\x0dx\ny\tz\\u202e\\u2028\\ud800"
     )
-    assert host_text.received("Größe 한국어 ✓") == "Größe 한국어 ✓"
+    assert host_text.sanitized("Größe 한국어 ✓") == "Größe 한국어 ✓"
 
 
 def test_everything_in_an_answer_is_made_data() -> None:
@@ -52,7 +52,7 @@ def test_everything_in_an_answer_is_made_data() -> None:
         "z": None,
         "w": _messages.WarningSummary(event=event),
     }
-    shown = host_text.received(found)
+    shown = host_text.sanitized(found)
     warning = shown.pop("w")
     assert shown == {"\\x1b": ["\\x1b", ("\\x1b",)], "n": "a number of 1329 bits", "m": -(2**63), "x": 1.5, "y": True, "z": None}
     assert warning.event.msg == "one\n  fatal: [npu2]\\x1b"
@@ -62,12 +62,12 @@ def test_an_answer_that_nests_without_end() -> None:
     deep: Any = []
     for _level in range(200):
         deep = [deep]
-    with pytest.raises(host_text.NoData, match="is nested more than 64 deep"):
-        host_text.received(deep)
+    with pytest.raises(host_text.InvalidText, match="is nested more than 64 deep"):
+        host_text.sanitized(deep)
 
 
 def test_no_line_of_it_begins_where_ansible_begins() -> None:
-    assert host_text.told(["a\nok: [x]\n\n  - b\n", 7]) == ["a\n  ok: [x]\n\n  - b\n", 7]
+    assert host_text.indented(["a\nok: [x]\n\n  - b\n", 7]) == ["a\n  ok: [x]\n\n  - b\n", 7]
     assert host_text.line("a\r\n b\x85c\u2028d\t\x1b") == "a b\\x85c\\u2028d \\x1b"
     assert host_text.comment("a\nb: c") == "# a b: c\n"
 
@@ -83,7 +83,7 @@ def test_names_of_files() -> None:
 
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", "a//b", "a/", ".", "", "a\0b", "a\nb", "a/\x1b", "x" * 256, "./a"])
 def test_paths_that_lead_elsewhere(path: str) -> None:
-    with pytest.raises(host_text.NoData, match="expected one of a file below"):
+    with pytest.raises(host_text.InvalidText, match="expected one of a file below"):
         host_text.below("/srv/models", path)
 
 
@@ -93,7 +93,7 @@ def test_paths_below() -> None:
 
 @pytest.mark.parametrize("text", ["", "0" * 63, "A" * 64, "0" * 64 + "\n", "../" + "0" * 61, None, 7])
 def test_what_is_no_digest(text: Any) -> None:
-    with pytest.raises(host_text.NoData, match="expected a SHA-256 digest"):
+    with pytest.raises(host_text.InvalidText, match="expected a SHA-256 digest"):
         host_text.digest(text)
 
 
@@ -121,9 +121,9 @@ def test_a_document_is_plain_yaml() -> None:
 def test_an_answer_of_another_shape_is_one_message() -> None:
     with (
         pytest.raises(
-            host_text.Misunderstood, match=r"^npu1 gave an answer that cannot be used \(KeyError: 'x'\): nothing of it was taken"
+            host_text.InvalidAnswer, match=r"^npu1 gave an answer that cannot be used \(KeyError: 'x'\): nothing of it was taken"
         ),
-        host_text.understood("npu1"),
+        host_text.parsing("npu1"),
     ):
         {}["x"]
 
@@ -164,7 +164,7 @@ def test_what_ssh_says_is_the_hosts_too() -> None:
 
 
 def test_facts_of_another_shape() -> None:
-    with pytest.raises(host_text.Misunderstood):
+    with pytest.raises(host_text.InvalidAnswer):
         asked({"ansible_facts": []})
 
 

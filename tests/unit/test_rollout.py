@@ -259,7 +259,7 @@ class Ending(Action):
             ": timed out",
         ),
         (
-            host_text.Misunderstood("npu1: found no data"),
+            host_text.InvalidAnswer("npu1: found no data"),
             {"release": True, "failed": "Wrong."},
             f"{FAILED}; npu1: found no data",
         ),

@@ -12,7 +12,7 @@ import zlib
 from contextlib import contextmanager
 from typing import Dict, Iterator, NamedTuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import NoData, below, line
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import InvalidText, below, line
 
 
 class Bounds(NamedTuple):
@@ -35,46 +35,46 @@ def no_larger_file(most: int) -> Iterator[None]:
 
 
 def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
-    """Return {name: content} of the files of a .tar.gz below its one directory. Raises NoData for any other content."""
+    """Return {name: content} of the files of a .tar.gz below its one directory. Raises InvalidText for any other content."""
     found: Dict[str, bytes] = {}
     try:
         # The whole archive is in memory, so no header makes tarfile read more than it has.
         with tarfile.open(fileobj=io.BytesIO(_inflated(raw, bounds.unpacked)), mode="r:") as archive:
             for member in archive:
                 if len(found) == bounds.files:
-                    raise NoData(f"the archive has more than {bounds.files} files")
+                    raise InvalidText(f"the archive has more than {bounds.files} files")
                 name = _name(member, root)
                 if name in found:
-                    raise NoData(f"the archive has {name} twice")
+                    raise InvalidText(f"the archive has {name} twice")
                 content = archive.extractfile(member)
                 found[name] = content.read() if content else b""
                 if len(found[name]) != member.size:
-                    raise NoData(f"{name} is truncated in the archive")
+                    raise InvalidText(f"{name} is truncated in the archive")
     except tarfile.TarError as error:
-        raise NoData(f"the archive cannot be read: {line(error)[:200]}") from None
+        raise InvalidText(f"the archive cannot be read: {line(error)[:200]}") from None
     return found
 
 
 def _inflated(raw: bytes, most: int) -> bytes:
-    """Return the unpacked bytes. Raises NoData if there are more than `most`."""
+    """Return the unpacked bytes. Raises InvalidText if there are more than `most`."""
     reader = zlib.decompressobj(wbits=31)
     try:
         whole = reader.decompress(raw, most + 1)
     except zlib.error as error:
-        raise NoData(f"the archive cannot be unpacked: {error}") from None
+        raise InvalidText(f"the archive cannot be unpacked: {error}") from None
     if len(whole) > most:
-        raise NoData(f"the archive has more than {most} bytes")
+        raise InvalidText(f"the archive has more than {most} bytes")
     if not reader.eof or reader.unused_data:
-        raise NoData("the archive is truncated" if not reader.eof else "the archive has data after its end")
+        raise InvalidText("the archive is truncated" if not reader.eof else "the archive has data after its end")
     return whole
 
 
 def _name(member: tarfile.TarInfo, root: str) -> str:
-    """Return the name of an ordinary file below the root. Raises NoData for any other member."""
+    """Return the name of an ordinary file below the root. Raises InvalidText for any other member."""
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-        raise NoData(f"the archive has {line(member.name)[:80]!r}, which is no ordinary file")
+        raise InvalidText(f"the archive has {line(member.name)[:80]!r}, which is no ordinary file")
     base, slash, name = member.name.partition("/")
     if base != root or not slash:
-        raise NoData(f"the archive has {line(member.name)[:80]!r}, expected files below {root}")
+        raise InvalidText(f"the archive has {line(member.name)[:80]!r}, expected files below {root}")
     below(root, name)
     return name

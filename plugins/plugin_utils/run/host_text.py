@@ -28,42 +28,42 @@ DIGEST = re.compile("[0-9a-f]{64}")
 # Text that is neither a template nor the header of a template
 PLAIN = re.compile(r"[\w ./:,;@+=*~&()-]*", re.ASCII)
 # Errors of an answer of an unexpected shape
-MISFITS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class Template(str):
     """A text that Ansible evaluates. Any other text may come from a host and is written as it is."""
 
 
-class NoData(ValueError):
+class InvalidText(ValueError):
     """Text of a host that is invalid, with the actual and the expected value."""
 
 
-class Misunderstood(Exception):
+class InvalidAnswer(Exception):
     """An answer of an unexpected shape, in one message."""
 
 
-def received(found: Any, deep: int = DEEPEST) -> Any:
-    """Return an answer as data, with visible characters, small numbers and limited nesting only. Raises NoData."""
+def sanitized(found: Any, deep: int = DEEPEST) -> Any:
+    """Return an answer as data, with visible characters, small numbers and limited nesting only. Raises InvalidText."""
     if isinstance(found, str):
         return UNSEEN.sub(_seen, found)
     if isinstance(found, int):
         return found if found.bit_length() <= WIDEST else f"a number of {found.bit_length()} bits"
     if deep == 0:
-        raise NoData(f"the answer is nested more than {DEEPEST} deep")
+        raise InvalidText(f"the answer is nested more than {DEEPEST} deep")
     if isinstance(found, dict):
-        return {received(key, deep - 1): received(value, deep - 1) for key, value in found.items()}
+        return {sanitized(key, deep - 1): sanitized(value, deep - 1) for key, value in found.items()}
     if isinstance(found, (list, tuple)):
-        return type(found)(received(entry, deep - 1) for entry in found)
+        return type(found)(sanitized(entry, deep - 1) for entry in found)
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
         # Warnings and errors in the form of Ansible
         fields = (field.name for field in dataclasses.fields(found))
-        return dataclasses.replace(found, **{name: told(received(getattr(found, name), deep - 1)) for name in fields})
+        return dataclasses.replace(found, **{name: indented(sanitized(getattr(found, name), deep - 1)) for name in fields})
     return found
 
 
-def bounded(host: str, module: str, found: Any) -> None:
-    """Raise Misunderstood if an answer of a module is larger than any valid answer."""
+def check_size(host: str, module: str, found: Any) -> None:
+    """Raise InvalidAnswer if an answer of a module is larger than any valid answer."""
     left, parts = LONGEST, [found]
     while parts and left >= 0:
         part = parts.pop()
@@ -73,7 +73,7 @@ def bounded(host: str, module: str, found: Any) -> None:
         elif isinstance(part, (list, tuple)):
             parts += part
     if left < 0:
-        raise Misunderstood(
+        raise InvalidAnswer(
             f"{host}: the answer of {module} has more than {LONGEST >> 20} MiB, expected less: nothing of it was taken. "
             "Find out who changed that host"
         )
@@ -84,16 +84,16 @@ def _seen(match: Match[str]) -> str:
     return "\n" if entry == "\r\n" else "\\" + (f"x{ord(entry):02x}" if ord(entry) < 256 else f"u{ord(entry):04x}")
 
 
-def told(found: Any) -> Any:
+def indented(found: Any) -> Any:
     """Return text with indented lines, so that none looks like a line of Ansible."""
     if isinstance(found, list):
-        return [told(entry) for entry in found]
+        return [indented(entry) for entry in found]
     return re.sub(r"\n(?=[^\s])", "\n  ", found) if isinstance(found, str) else found
 
 
 def line(text: Any) -> str:
     """Return text as one line."""
-    return " ".join(str(received(str(text))).split())
+    return " ".join(str(sanitized(str(text))).split())
 
 
 def comment(text: Any) -> str:
@@ -109,25 +109,25 @@ def file_name(text: str) -> str:
 
 
 def below(directory: str, path: str) -> str:
-    """Return the path of a file below a directory. Raises NoData for a path that leaves it."""
+    """Return the path of a file below a directory. Raises InvalidText for a path that leaves it."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts) or not path.isprintable():
-        raise NoData(f"the path is {line(path)[:200]!r}, expected one of a file below the directory of the model")
+        raise InvalidText(f"the path is {line(path)[:200]!r}, expected one of a file below the directory of the model")
     return os.path.join(directory, *parts)
 
 
 def digest(text: Any) -> str:
-    """Return a SHA-256 digest in hexadecimal. Raises NoData for any other text."""
+    """Return a SHA-256 digest in hexadecimal. Raises InvalidText for any other text."""
     if not (isinstance(text, str) and DIGEST.fullmatch(text)):
-        raise NoData(f"the digest is {line(text)[:80]!r}, expected a SHA-256 digest")
+        raise InvalidText(f"the digest is {line(text)[:80]!r}, expected a SHA-256 digest")
     return text
 
 
-def complete(found: Mapping[str, Any], *names: str) -> None:
-    """Raise NoData for an answer without these parts. An empty answer must not count as in sync."""
+def require(found: Mapping[str, Any], *names: str) -> None:
+    """Raise InvalidText for an answer without these parts. An empty answer must not count as in sync."""
     missing = [name for name in names if name not in found]
     if missing:
-        raise NoData(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, expected a complete answer")
+        raise InvalidText(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, expected a complete answer")
 
 
 class _Plain(yaml.SafeDumper):
@@ -160,12 +160,12 @@ def document(found: Dict[str, Any]) -> str:
 
 
 @contextmanager
-def understood(host: str) -> Iterator[None]:
-    """Turn the error of an answer of an unexpected shape into Misunderstood, with the name of the host."""
+def parsing(host: str) -> Iterator[None]:
+    """Turn the error of an answer of an unexpected shape into InvalidAnswer, with the name of the host."""
     try:
         yield
-    except MISFITS as error:
-        why = line(error)[:300] if isinstance(error, NoData) else f"{type(error).__name__}: {line(error)[:300]}"
-        raise Misunderstood(
+    except SHAPE_ERRORS as error:
+        why = line(error)[:300] if isinstance(error, InvalidText) else f"{type(error).__name__}: {line(error)[:300]}"
+        raise InvalidAnswer(
             f"{host} gave an answer that cannot be used ({why}): nothing of it was taken; find out who changed that host"
         ) from error
