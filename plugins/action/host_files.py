@@ -1,4 +1,4 @@
-"""Controller side of host_files: what the files hold."""
+"""Action host_files: reads the content of the files on the controller."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import f
 
 
 class ActionModule(FleetAction):
-    """Reads them, and asks once."""
+    """The action of host_files, which reads the files and calls the host once."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        _validation, given = self.validate_argument_spec(argument_spec=OPTIONS)
-        # What begins with a tilde would be a directory of the controller
-        paths = [*(entry["path"] for entry in (*given["directories"], *given["files"])), *given["absent"]]
-        self.flaws = [f"{path}: wanted a path from the root" for path in paths if not path.startswith("/")]
-        directories = [self._directory(**entry) for entry in given["directories"]]
+        _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        # A tilde would be expanded on the controller.
+        paths = [*(entry["path"] for entry in (*options["directories"], *options["files"])), *options["absent"]]
+        self.flaws = [f"{path} is a relative path, expected an absolute one." for path in paths if not path.startswith("/")]
+        directories = [self._directory(**entry) for entry in options["directories"]]
         files: List[Dict[str, Any]] = []
-        for entry in given["files"]:
+        for entry in options["files"]:
             mode = self._mode(entry["path"], entry["mode"])
-            found = {"": entry["content"].encode()} if entry["src"] is None else self._source(entry["path"], entry["src"])
-            if "" not in found:
-                below = sorted({os.path.dirname(name) for name in found} | {""})
+            contents = {"": entry["content"].encode()} if entry["src"] is None else self._source(entry["path"], entry["src"])
+            if "" not in contents:
+                below = sorted({os.path.dirname(name) for name in contents} | {""})
                 directories += [self._directory(os.path.join(entry["path"], name).rstrip("/"), "0755") for name in below]
-            for name, content in found.items():
+            for name, content in contents.items():
                 path = os.path.join(entry["path"], name) if name else entry["path"]
                 encoded = base64.b64encode(content).decode()
                 files.append(
@@ -37,14 +37,14 @@ class ActionModule(FleetAction):
                 )
         if self.flaws:
             raise self.refuse(host, Refusal(self.flaws))
-        asked = {"directories": directories, "files": files, "absent": given["absent"], "restart": given["restart"]}
-        return self.ask("host_files", {}, task_vars, asked)
+        request = {"directories": directories, "files": files, "absent": options["absent"], "restart": options["restart"]}
+        return self.ask("host_files", {}, task_vars, request)
 
     def _directory(self, path: str, mode: Optional[str], empty: bool = False) -> Dict[str, Any]:
         return {"path": path, "mode": None if mode is None else self._mode(path, mode), "empty": empty}
 
     def _source(self, path: str, src: str) -> Dict[str, bytes]:
-        """{path below it: content}; of a file that of an empty path."""
+        """Return {path below the source: content}; the path of a single file is empty."""
         try:
             source = self._find_needle("files", src)
             if os.path.isdir(source):
@@ -59,5 +59,5 @@ class ActionModule(FleetAction):
         try:
             return int(mode, 8)
         except ValueError:
-            self.flaws.append(f"{path}: mode: found {mode!r}, wanted octal digits in quotes, as '0644'")
+            self.flaws.append(f"the mode of {path} is {mode!r}, expected octal digits in quotes, such as '0644'.")
             return 0

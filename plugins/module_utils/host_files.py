@@ -1,4 +1,4 @@
-"""Small files of a host, and the directories that they are in: what differs of them, and how it is made as wanted.
+"""Small files and directories of a host: their differences from the desired ones, and how these are written.
 
 Units that read the files are restarted on request. If one does not start, the previous files are restored.
 """
@@ -20,10 +20,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
 # Bytes of a file that a difference shows
 SHOWN = 65536
-# How the name of a draft ends, and seconds after which the run that wrote it is gone
+# Suffix of a draft, and seconds after which the run that wrote it has ended
 DRAFT, ABANDONED = ".new", 3600
-# What stands for the path of the draft in a command that validates a file
-PLACE = "%s"
+# Placeholder of the path of the draft in a command that validates a file
+PLACEHOLDER = "%s"
 # Seconds for a validation, and for a unit to stop and start: an engine first stops its containers
 VALIDATION, RESTART = 60, 600
 # Lines of a unit's journal, of which a message shows the last
@@ -33,35 +33,35 @@ DRIVERS = ("log-driver", "storage-driver", "default-runtime")
 
 
 class File(NamedTuple):
-    """A file as wanted."""
+    """A desired file."""
 
     path: str
     content: bytes
     mode: int
-    # A command that fails for content that its reader would not take
+    # A command that fails if the readers of the file would refuse its content
     validate: Sequence[str] = ()
-    # Number of its group; None for the caller's
+    # Number of its group; None for the group of the caller
     group: Optional[int] = None
 
 
 class Directory(NamedTuple):
-    """A directory as wanted; without a mode one that is there may be anybody's. An `empty` one with anything in it is made anew."""
+    """A desired directory. Without a mode an existing one stays as it is. With `empty` its content is removed."""
 
     path: str
     mode: Optional[int]
     empty: bool = False
 
 
-class Wanted(NamedTuple):
-    """What is to be there, directories before what is in them, and paths of which nothing is to be there."""
+class Desired(NamedTuple):
+    """Desired directories, parents first, desired files, and paths to remove."""
 
     directories: Sequence[Directory]
     files: Sequence[File]
     absent: Sequence[str]
 
 
-class Unfit(Exception):
-    """What is there is nothing that may be replaced; `reasons` are all of it."""
+class Conflict(Exception):
+    """Paths or contents that prevent the change, with all reasons."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -69,31 +69,31 @@ class Unfit(Exception):
 
 
 class NotStarted(Exception):
-    """A unit that did not start with the new files. The previous files are back."""
+    """A unit did not start with the new files. The previous files are restored."""
 
 
 class Difference(NamedTuple):
-    """A path that is not as wanted, before and after; text of files, else what is there in words."""
+    """A path that differs: text of files, or a description, before and after."""
 
     path: str
     before: str
     after: str
 
-    def told(self) -> Dict[str, str]:
-        """As Ansible shows it with `--diff`."""
+    def as_diff(self) -> Dict[str, str]:
+        """Return the difference for `--diff` of Ansible."""
         return {"before_header": self.path, "after_header": self.path, "before": self.before, "after": self.after}
 
 
-def differences(wanted: Wanted) -> List[Difference]:
-    """What is not as wanted. Raises Unfit where something of another kind is in the way, before anything is changed."""
+def differences(desired: Desired) -> List[Difference]:
+    """Return the paths that differ. Raises Conflict if a path is of another type."""
     found: List[Difference] = []
-    unfit: List[str] = []
-    for directory in wanted.directories:
+    conflicts: List[str] = []
+    for directory in desired.directories:
         if directory.empty:
-            found += _in_the_way(directory)
-    # What is below one that is made anew is gone by then
+            found += _difference_of_empty(directory)
+    # Everything below a directory that is emptied will be removed.
     emptied = tuple(difference.path + os.sep for difference in found)
-    for directory in wanted.directories:
+    for directory in desired.directories:
         if directory.empty:
             continue
         if directory.path.startswith(emptied):
@@ -101,22 +101,22 @@ def differences(wanted: Wanted) -> List[Difference]:
             continue
         status = _status(directory.path, follow=True)
         if status is None and os.path.lexists(directory.path):
-            unfit.append(f"{directory.path}: found a link that leads nowhere, wanted a directory: remove it")
+            conflicts.append(f"{directory.path} is a broken link, expected a directory. Remove it.")
         elif status is not None and not stat.S_ISDIR(status.st_mode):
-            unfit.append(f"{directory.path}: found {_kind(status)}, wanted a directory: move it away")
+            conflicts.append(f"{directory.path} is {_kind(status)}, expected a directory. Move it away.")
         elif status is None or (directory.mode is not None and not _has(status, directory.mode)):
             found.append(Difference(directory.path, _words(status), _directory_words(directory)))
-    for file in wanted.files:
+    for file in desired.files:
         if file.path.startswith(emptied):
             found.append(Difference(file.path, "", _text(file.content)))
             continue
         above = os.path.dirname(file.path)
         if os.path.lexists(above) and not os.path.isdir(above):
-            unfit.append(f"{above}: found no directory, wanted one with {os.path.basename(file.path)} in it: move it away")
+            conflicts.append(f"{above} is not a directory, expected one for {os.path.basename(file.path)}. Move it away.")
             continue
         status = _status(file.path)
         if status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-            unfit.append(f"{file.path}: found {_kind(status)}, wanted a file: move it away")
+            conflicts.append(f"{file.path} is {_kind(status)}, expected a file. Move it away.")
             continue
         held = _content(file.path) if status is not None and stat.S_ISREG(status.st_mode) else None
         if held != file.content:
@@ -124,24 +124,24 @@ def differences(wanted: Wanted) -> List[Difference]:
             found.append(Difference(file.path, before, _text(file.content)))
         elif status is not None and not _has(status, file.mode, file.group):
             found.append(Difference(file.path, _words(status), f"a file of {_owner(file.group)} with mode {file.mode:04o}\n"))
-    found += [Difference(path, _words(_status(path)), "") for path in wanted.absent if os.path.lexists(path)]
-    if unfit:
-        raise Unfit(unfit)
+    found += [Difference(path, _words(_status(path)), "") for path in desired.absent if os.path.lexists(path)]
+    if conflicts:
+        raise Conflict(conflicts)
     return found
 
 
-def invalid(wanted: Wanted, found: Sequence[Difference]) -> List[str]:
-    """Return why files that differ are refused by the commands that validate them. Leaves nothing behind."""
+def invalid(desired: Desired, found: Sequence[Difference]) -> List[str]:
+    """Return the reasons of the validation commands against files that differ."""
     differ = {difference.path for difference in found}
     reasons = []
-    for file in wanted.files:
+    for file in desired.files:
         if not file.validate or file.path not in differ:
             continue
         handle, draft = tempfile.mkstemp(suffix="." + os.path.basename(file.path))
         try:
             with os.fdopen(handle, "wb") as sink:
                 sink.write(file.content)
-            code, output = run(*[word.replace(PLACE, draft) for word in file.validate], timeout=VALIDATION)
+            code, output = run(*[word.replace(PLACEHOLDER, draft) for word in file.validate], timeout=VALIDATION)
         finally:
             os.unlink(draft)
         if code:
@@ -150,41 +150,44 @@ def invalid(wanted: Wanted, found: Sequence[Difference]) -> List[str]:
     return reasons
 
 
-def apply_and_restart(wanted: Wanted, found: Sequence[Difference], units: Sequence[str]) -> None:
+def apply_and_restart(desired: Desired, found: Sequence[Difference], units: Sequence[str]) -> None:
     """Write the files, then restart the units that read them. If that fails, restore the files and restart the units again.
 
     Directories stay. Raises NotStarted, or OSError of a file that cannot be written.
     """
-    # A lost connection must not end this between the new files and the restart
+    # A lost connection must not end this between the new files and the restart.
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        _apply_or_restore(wanted, found, units)
+        _apply_or_restore(desired, found, units)
     finally:
         signal.signal(signal.SIGHUP, ignored)
 
 
-def _apply_or_restore(wanted: Wanted, found: Sequence[Difference], units: Sequence[str]) -> None:
+def _apply_or_restore(desired: Desired, found: Sequence[Difference], units: Sequence[str]) -> None:
     paths = [difference.path for difference in found if not os.path.isdir(difference.path)]
     before = [_snapshot(path) for path in paths]
     try:
-        apply(wanted, found)
-        why = _restart(units)
+        apply(desired, found)
+        failure = _restart(units)
     except BaseException:
-        for kept in before:
-            kept.restore()
+        for snapshot in before:
+            snapshot.restore()
         raise
-    if why is None:
+    if failure is None:
         return
-    for kept in before:
-        kept.restore()
-    again = _restart(units)
-    contents = [*(file.content for file in wanted.files), *(kept.content for kept in before if kept.content)]
-    after = "the previous files are back, and all runs as before" if again is None else f"with the previous files, too, {again}"
-    raise NotStarted(_masked(f"{why}; {after}", contents))
+    for snapshot in before:
+        snapshot.restore()
+    second_failure = _restart(units)
+    contents = [*(file.content for file in desired.files), *(snapshot.content for snapshot in before if snapshot.content)]
+    if second_failure is None:
+        result = "the previous files are restored, and all units run again"
+    else:
+        result = f"with the previous files, too, {second_failure}"
+    raise NotStarted(_masked(f"{failure}; {result}", contents))
 
 
 class Snapshot(NamedTuple):
-    """A file or a link before a change; nothing where neither was there."""
+    """A file or a link before a change, or the absence of both."""
 
     path: str
     status: Optional[os.stat_result]
@@ -192,7 +195,7 @@ class Snapshot(NamedTuple):
     link: Optional[str]
 
     def restore(self) -> None:
-        """Put it back as it was."""
+        """Restore the path."""
         if self.link is not None:
             _remove(self.path)
             os.symlink(self.link, self.path)
@@ -211,29 +214,29 @@ def _snapshot(path: str) -> Snapshot:
 
 
 def _restart(units: Sequence[str]) -> Optional[str]:
-    """Return why a unit does not start, None if all do."""
+    """Restart the units. Return the failure of the first one that does not start, or None."""
     run("systemctl", "daemon-reload")
     for unit in units:
-        # A unit that failed several times within a minute is not started again before this
+        # systemd does not start a unit again that has failed several times within a minute.
         run("systemctl", "reset-failed", unit)
         code, output = run("systemctl", "restart", unit, timeout=RESTART)
         if code:
             journal = run("journalctl", "--unit", unit, "--lines", str(JOURNAL), "--output", "cat", "--no-pager")[1]
             lines = [line.strip() for line in journal.splitlines() if line.strip() and "level=info" not in line]
-            telling = [line for line in lines if any(word in line for word in ("failed", "unable", "error", "invalid"))]
-            said = " | ".join((telling or lines)[-SHOWN_LINES:]) or output
-            return f"{unit} does not start (`journalctl --unit {unit}`): {said}"
+            errors = [line for line in lines if any(word in line for word in ("failed", "unable", "error", "invalid"))]
+            text = " | ".join((errors or lines)[-SHOWN_LINES:]) or output
+            return f"{unit} does not start (`journalctl --unit {unit}`): {text}"
     return None
 
 
 def _masked(words: str, contents: Sequence[bytes]) -> str:
-    """A message in one line without the values of these files that may be secret."""
+    """Return a message in one line, without values of these files that may be secret."""
     hidden = [value for content in contents for value in _values(content.decode("utf-8", "replace"))]
     return " ".join(secret.replace_logins(secret.remove_values(words, hidden, []), "***@").split())[:1000]
 
 
 def _values(content: str) -> Iterator[str]:
-    """Yield what may be secret of a file: texts of JSON, values of a unit or of variables."""
+    """Yield the values of a file that may be secret: texts of JSON, values of a unit or of variables."""
     try:
         yield from _texts(shapes.parse(content))
     except ValueError:
@@ -253,41 +256,41 @@ def _texts(value: Any, name: str = "") -> Iterator[str]:
         yield value
 
 
-def apply(wanted: Wanted, found: Sequence[Difference]) -> None:
-    """Makes those that differ as wanted: a file as a whole or not at all. Raises OSError."""
+def apply(desired: Desired, found: Sequence[Difference]) -> None:
+    """Write the paths that differ, each file completely or not at all. Raises OSError."""
     differ = {difference.path for difference in found}
-    # Of directories that are made on the way
+    # For parent directories that are created
     os.umask(0o022)
-    for directory in wanted.directories:
+    for directory in desired.directories:
         if directory.path in differ:
             if directory.empty:
                 _remove(directory.path)
             _make(directory)
-    for file in wanted.files:
+    for file in desired.files:
         if file.path in differ:
             _write(file)
-    for path in wanted.absent:
+    for path in desired.absent:
         _remove(path)
 
 
-def _in_the_way(directory: Directory) -> List[Difference]:
-    """What differs of one that has to be empty: whatever is there in its place would go."""
+def _difference_of_empty(directory: Directory) -> List[Difference]:
+    """Return the difference of a directory that has to be empty: everything at its path would be removed."""
     status = _status(directory.path)
     if status is not None and stat.S_ISDIR(status.st_mode):
-        inside = len(os.listdir(directory.path))
-        if not inside and (directory.mode is None or _has(status, directory.mode)):
+        count = len(os.listdir(directory.path))
+        if not count and (directory.mode is None or _has(status, directory.mode)):
             return []
-        return [Difference(directory.path, f"{_words(status).rstrip()}, {inside} in it\n", _directory_words(directory))]
+        return [Difference(directory.path, f"{_words(status).rstrip()}, {count} entries\n", _directory_words(directory))]
     return [Difference(directory.path, _words(status), _directory_words(directory))]
 
 
 def _remove(path: str) -> None:
-    """Whatever is there; what a link leads to stays."""
+    """Remove a path, but not the target of a link."""
     trees.remove(path)
 
 
 def _make(directory: Directory) -> None:
-    """With those above it; what is made is the caller's."""
+    """Create a directory with its parents. New ones belong to the caller."""
     os.makedirs(directory.path, exist_ok=True)
     if directory.mode is not None:
         os.chown(directory.path, os.geteuid(), os.getegid())
@@ -295,17 +298,17 @@ def _make(directory: Directory) -> None:
 
 
 def _write(file: File) -> None:
-    """A file of the caller's, in the place of what has its name: a link is replaced and not followed.
+    """Write a file that belongs to the caller. A link at its path is replaced and not followed.
 
-    Its draft has a name of its own, as another run may write the same file.
+    The draft has a unique name, because another run may write the same file.
     """
     directory, name = os.path.split(file.path)
     os.makedirs(directory, exist_ok=True)
-    _clear(directory, name)
+    _remove_drafts(directory, name)
     handle, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=DRAFT, dir=directory)
     try:
         with os.fdopen(handle, "wb") as sink:
-            # As long as it is locked, it is nobody's rubbish
+            # Other runs do not remove a locked draft.
             fcntl.flock(sink, fcntl.LOCK_EX)
             sink.write(file.content)
             if file.group is not None:
@@ -317,8 +320,8 @@ def _write(file: File) -> None:
         raise
 
 
-def _clear(directory: str, name: str) -> None:
-    """Take away drafts of a file that nobody writes any more."""
+def _remove_drafts(directory: str, name: str) -> None:
+    """Remove drafts of a file that no run writes any more."""
     for entry in os.listdir(directory):
         if entry.startswith(f".{name}.") and entry.endswith(DRAFT):
             draft = os.path.join(directory, entry)
@@ -328,7 +331,7 @@ def _clear(directory: str, name: str) -> None:
 
 
 def _is_written(draft: str) -> bool:
-    """Return True if a process is at work on a draft. Its age alone is by the time of day, which steps."""
+    """Return True if a process is writing a draft. Its age alone is not enough, because the time of day can step."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
     handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -344,9 +347,9 @@ def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:
 
 
 def _has(status: os.stat_result, mode: int, group: Optional[int] = None) -> bool:
-    """Return True if it is the caller's, with this mode, and of this group or the caller's."""
-    wanted = (mode, os.geteuid(), os.getegid() if group is None else group)
-    return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == wanted
+    """Return True if the path belongs to the caller and has this mode and this group, or the caller's group."""
+    expected = (mode, os.geteuid(), os.getegid() if group is None else group)
+    return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == expected
 
 
 def _content(path: str) -> bytes:
@@ -369,7 +372,7 @@ def _kind(status: os.stat_result) -> str:
         return "a directory"
     if stat.S_ISLNK(status.st_mode):
         return "a link"
-    return "a file" if stat.S_ISREG(status.st_mode) else "something that is neither a file nor a directory"
+    return "a file" if stat.S_ISREG(status.st_mode) else "neither a file nor a directory"
 
 
 def _words(status: Optional[os.stat_result]) -> str:

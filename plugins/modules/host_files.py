@@ -170,7 +170,7 @@ REQUEST: Dict[str, Any] = {
         "default": [],
         "options": {
             "path": {"type": "str", "required": True},
-            # In Base64
+            # Base64
             "content": {"type": "str", "required": True},
             "mode": {"type": "int", "required": True},
             "validate": {"type": "list", "elements": "str", "default": []},
@@ -183,22 +183,24 @@ REQUEST: Dict[str, Any] = {
 
 
 def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
-    """Return the number of the group that a file is to have, None for the caller's."""
+    """Return the number of the group of a file, None for the group of the caller."""
     name = entry["group"]
     if not name or name.isdigit():
         return int(name) if name else None
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        module.fail_json(msg=f"{entry['path']}: group: found no group {name} on this host, wanted one that is there")
+        module.fail_json(
+            msg=f"the group of {entry['path']} is {name}, which does not exist on this host, expected an existing group."
+        )
 
 
 def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     if not module.params["_request"]:
-        module.fail_json(msg="what files hold is read on the controller: call it as npufleet.triton.host_files")
+        module.fail_json(msg="host_files reads files on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)
-    wanted = host_files.Wanted(
+    desired = host_files.Desired(
         [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]],
         [
             host_files.File(
@@ -210,23 +212,23 @@ def run(module: request.Module) -> None:
     )
     units: List[str] = []
     try:
-        found = host_files.differences(wanted)
+        found = host_files.differences(desired)
         if not module.check_mode:
-            reasons = host_files.invalid(wanted, found)
+            reasons = host_files.invalid(desired, found)
             if reasons:
-                raise host_files.Unfit(reasons)
+                raise host_files.Conflict(reasons)
             units = params["restart"] if found else []
             if units:
-                host_files.apply_and_restart(wanted, found, units)
+                host_files.apply_and_restart(desired, found, units)
             else:
-                host_files.apply(wanted, found)
-    except host_files.Unfit as unfit:
-        module.fail_json(msg="nothing was written:" + "".join("\n  - " + reason for reason in unfit.reasons))
-    except host_files.NotStarted as why:
-        module.fail_json(msg=str(why), changed=True, restarted=units)
+                host_files.apply(desired, found)
+    except host_files.Conflict as conflict:
+        module.fail_json(msg="nothing was written:" + "".join("\n  - " + reason for reason in conflict.reasons))
+    except host_files.NotStarted as failure:
+        module.fail_json(msg=str(failure), changed=True, restarted=units)
     except OSError as error:
-        module.fail_json(msg=f"{error.filename}: could not be made as wanted: {error.strerror}")
-    shown = {"diff": [difference.told() for difference in found]} if module._diff else {}
+        module.fail_json(msg=f"{error.filename} could not be written: {error.strerror}")
+    shown = {"diff": [difference.as_diff() for difference in found]} if module._diff else {}
     module.exit_json(changed=bool(found), paths=[difference.path for difference in found], restarted=units, **shown)
 
 

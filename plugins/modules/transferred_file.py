@@ -89,25 +89,27 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import Store
 
 
 def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
-    """State taken."""
-    proven = takeover.take(params["incoming"], params["name"], params["path"], mode, params["limit"])
-    if params["sha256"] and proven != params["sha256"].lower():
+    """Take over a file, and return its digest."""
+    digest = takeover.take(params["incoming"], params["name"], params["path"], mode, params["limit"])
+    if params["sha256"] and digest != params["sha256"].lower():
         takeover.remove(params["path"])
-        raise StoreError(f"found SHA-256 {proven}, wanted {params['sha256']}; it was removed: transfer it again")
-    return {"sha256": proven}
+        raise StoreError(f"the SHA-256 is {digest}, expected {params['sha256']}; the file was removed: transfer it again")
+    return {"sha256": digest}
 
 
 def give(params: Dict[str, Any]) -> Dict[str, Any]:
-    """State given."""
+    """Give a file to the connecting user, and return its digest."""
     try:
         receiver = pwd.getpwnam(params["user"])
     except KeyError:
-        raise StoreError(f"found no user {params['user']} on this host, wanted the one that connects: set ansible_user") from None
+        raise StoreError(
+            f"user {params['user']} does not exist on this host, expected the connecting user: set ansible_user"
+        ) from None
     return {"sha256": takeover.give(params["path"], params["incoming"], params["name"], receiver, params["limit"])}
 
 
 def main() -> None:
-    """Entry point."""
+    """Take over or give a file."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["taken", "given", "owned"], "required": True},
@@ -122,28 +124,28 @@ def main() -> None:
         required_if=[("state", "taken", ["incoming", "name"]), ("state", "given", ["incoming", "name", "user"])],
     )
     params = module.params
-    name, place = params["name"], params["path"]
+    name, path = params["name"], params["path"]
     if params["state"] != "owned":
         if name in ("", ".", "..") or "/" in name:
-            module.fail_json(msg=f"name: found {name!r}, wanted the name of a file in {params['incoming']}")
-        place = os.path.join(params["incoming"], name)
+            module.fail_json(msg=f"the name is {name!r}, expected that of a file in {params['incoming']}")
+        path = os.path.join(params["incoming"], name)
     try:
         mode = int(params["mode"], 8)
     except ValueError:
-        module.fail_json(msg=f"mode: found {params['mode']!r}, wanted octal digits in quotes, as '0644'")
+        module.fail_json(msg=f"the mode is {params['mode']!r}, expected octal digits in quotes, such as '0644'")
     try:
         if params["state"] == "taken":
-            found = take(params, mode)
+            result = take(params, mode)
         elif params["state"] == "given":
-            found = give(params)
+            result = give(params)
         else:
-            found = {"files": takeover.own_tree(params["path"], mode, params["limit"])}
+            result = {"files": takeover.own_tree(params["path"], mode, params["limit"])}
     except takeover.Unfit as error:
-        done = "it was removed: transfer it again" if params["state"] == "taken" else "nothing of it was used"
-        module.fail_json(msg=f"{place}: {error}; {done}")
+        consequence = "it was removed: transfer it again" if params["state"] == "taken" else "it was not used"
+        module.fail_json(msg=f"{path}: {error}; {consequence}")
     except (StoreError, OSError) as error:
-        module.fail_json(msg=f"{place}: {error}")
-    module.exit_json(changed=True, **found)
+        module.fail_json(msg=f"{path}: {error}")
+    module.exit_json(changed=True, **result)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_a_directory_that_has_to_be_empty_is_made_anew_with_what_belongs_in_it(t
     (place / "deep/left").write_text("of a run before")
     told = asked(check=True, **wanted)
     assert (told["paths"], (place / "deep/left").exists()) == ([str(place)], True)
-    assert "mode 0700, 1 in it" in told["diff"][0]["before"]
+    assert "mode 0700, 1 entries" in told["diff"][0]["before"]
     asked(**wanted, files=[file(place / "spec")])
     assert (os.listdir(place), mode(place)) == (["spec"], 0o700)
     # A run that was killed has left the very files that this one brings, and a directory
@@ -137,10 +137,10 @@ def test_what_is_in_the_way_is_told_at_once_and_nothing_is_written(tmp_path: Pat
     )
     assert result["failed"] is True
     for words in (
-        f"{tmp_path}/file: found a file, wanted a directory",
-        f"{tmp_path}/nowhere: found a link that leads nowhere",
-        f"{tmp_path}/directory: found a directory, wanted a file",
-        f"{tmp_path}/file: found no directory, wanted one with below in it",
+        f"{tmp_path}/file is a file, expected a directory",
+        f"{tmp_path}/nowhere is a broken link",
+        f"{tmp_path}/directory is a directory, expected a file",
+        f"{tmp_path}/file is not a directory, expected one for below",
     ):
         assert words in result["msg"]
     assert sorted(os.listdir(tmp_path)) == ["directory", "file", "nowhere"]
@@ -166,7 +166,7 @@ def test_what_is_no_text_is_told_by_its_size(tmp_path: Path) -> None:
 
 
 def test_it_is_for_the_controller_to_call() -> None:
-    assert "call it as npufleet.triton.host_files" in run_module(host_files, {})["msg"]
+    assert "Call it as npufleet.triton.host_files" in run_module(host_files, {})["msg"]
 
 
 # From a playbook
@@ -229,10 +229,10 @@ def test_every_flaw_of_a_task_is_told_before_the_host_is_asked(sources: Path, tm
     done = played(sources, task)
     assert done.returncode == 2
     for words in (
-        "mode: found 'u=rwx', wanted octal digits",
-        "mode: found '9', wanted octal digits",
+        "is 'u=rwx', expected octal digits",
+        "is '9', expected octal digits",
         "gone.py",
-        "~/.ssh: wanted a path from the root",
+        "~/.ssh is a relative path, expected an absolute one",
     ):
         assert words in done.stdout
     assert not (tmp_path / "host").exists()
@@ -298,7 +298,7 @@ def test_previous_files_are_restored_when_a_unit_does_not_start(unit: Path) -> N
     assert result["failed"] and result["restarted"] == ["engine.service"]
     assert result["msg"] == (
         "engine.service does not start (`journalctl --unit engine.service`): failed to start daemon: *** for gelf is invalid; the "
-        "previous files are back, and all runs as before"
+        "previous files are restored, and all units run again"
     )
     assert (unit.read_bytes(), mode(unit), new.exists(), os.readlink(link)) == (b'{"a": "good"}', 0o640, False, "elsewhere")
     assert calls(unit).count("restart engine.service") == 2
@@ -346,4 +346,4 @@ def test_a_file_has_the_group_that_it_is_to_have(tmp_path: Path) -> None:
     assert (path.stat().st_gid, mode(path)) == (group, 0o640)
     assert asked(files=[wanted])["changed"] is False
     assert asked(files=[{**wanted, "group": None}])["paths"] == [str(path)] or group == os.getegid()
-    assert "found no group nobody-of-here" in asked(files=[{**wanted, "group": "nobody-of-here"}])["msg"]
+    assert "is nobody-of-here, which does not exist" in asked(files=[{**wanted, "group": "nobody-of-here"}])["msg"]

@@ -593,7 +593,7 @@ def test_what_a_killed_playbook_leaves_keeps_no_store_from_being_removed(
     root.mkdir()
     if store:
         store_utils.prepare(str(root))
-    wanted = host_files.Wanted([], [host_files.File(str(root / lease.MARK), b"{}", 0o644)], [])
+    wanted = host_files.Desired([], [host_files.File(str(root / lease.MARK), b"{}", 0o644)], [])
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

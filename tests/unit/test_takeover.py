@@ -176,7 +176,7 @@ def test_what_is_planted_in_a_tree_is_refused_by_its_name(incoming: Path, user: 
     HostileUser.plant(user, what, "inner/a.whl")
     found = run_module(transferred_file, {"state": "owned", "path": str(incoming)})
     assert found["failed"] is True
-    assert found["msg"] == f"{incoming}: inner/a.whl: found a link or a directory in its place; nothing of it was used"
+    assert found["msg"] == f"{incoming}: inner/a.whl: found a link or a directory in its place; it was not used"
     assert user.untouched()
 
 
@@ -216,7 +216,7 @@ def test_the_module_keeps_what_has_its_digest_and_nothing_else(incoming: Path) -
     (mine / "image.tar").unlink()
     found = call(incoming, state="taken", sha256=DIGEST)
     assert found["failed"] is True
-    assert f"wanted {DIGEST}; it was removed: transfer it again" in found["msg"]
+    assert f"expected {DIGEST}; the file was removed: transfer it again" in found["msg"]
     assert os.listdir(mine) == os.listdir(incoming) == []
 
 
@@ -240,7 +240,7 @@ def test_the_module_gives_to_a_user_of_the_host(incoming: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "../etc/passwd", "a/b"])
 def test_the_module_stays_in_its_directory(incoming: Path, name: str) -> None:
-    assert "wanted the name of a file" in call(incoming, state="taken", sha256=DIGEST, name=name)["msg"]
+    assert "expected that of a file" in call(incoming, state="taken", sha256=DIGEST, name=name)["msg"]
 
 
 # Who touches that directory

@@ -1,6 +1,6 @@
 """The clock of a host that does not step: seconds since its boot. The time of day is for people, logs and other machines only.
 
-A moment is kept in a file as a mark, {"boot", "uptime"}: after a reboot nothing counts seconds from it any more.
+A moment is kept in a file as a mark, {"boot", "uptime"}: after a reboot it is no longer valid.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, Dict, Mapping, Optional
 
 # Fields of a mark
 BOOT, UPTIME = "boot", "uptime"
-# Where `starttime` is among the fields of /proc/PID/stat that follow the name of the process (proc(5))
+# Index of `starttime` among the fields of /proc/PID/stat after the name of the process (proc(5))
 STARTED = 19
 
 
 def boot() -> str:
-    """Return this boot: of the kernel, and of the first process, whose start tells it in a container that is a host."""
+    """Return the ID of this boot, of the kernel and of the first process, whose start identifies it in a container."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as source:
             kernel = source.read().strip()
@@ -31,7 +31,7 @@ def uptime() -> float:
 
 
 def mark() -> Dict[str, Any]:
-    """Return this moment."""
+    """Return the mark of this moment."""
     return {BOOT: boot(), UPTIME: uptime()}
 
 
@@ -40,8 +40,8 @@ def since(moment: Mapping[str, Any]) -> Optional[float]:
     at = moment.get(UPTIME)
     if type(at) not in (int, float) or moment.get(BOOT) != boot():
         return None
-    age = uptime() - float(at)  # type: ignore[arg-type]
-    return age if age >= 0 else None
+    seconds = uptime() - float(at)  # type: ignore[arg-type]
+    return seconds if seconds >= 0 else None
 
 
 def age(moment: Mapping[str, Any], at: float) -> float:

@@ -1,4 +1,4 @@
-"""Locks on files, which the kernel lets go of when a process ends, however it ends."""
+"""Locks on files, which the kernel releases when a process ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import stat
 import time
 from typing import IO, Any
 
-# Seconds between two looks at what another process holds
+# Seconds between two attempts to lock
 LOOK = 0.2
-# Whoever can open a file can lock it, and so keep its owner waiting
+# Only the owner may open a lock file, because every process that opens it can lock it.
 MODE = 0o600
 
 
@@ -20,7 +20,7 @@ def opened(path: str) -> IO[Any]:
     Raises OSError, also for a link or a pipe.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-    # Where it raises, such as for a pipe, it has closed the file
+    # If it raises, such as for a pipe, it has closed the file.
     lock = os.fdopen(handle, "r+", encoding="ascii")
     try:
         if stat.S_IMODE(os.fstat(handle).st_mode) != MODE:
@@ -32,7 +32,7 @@ def opened(path: str) -> IO[Any]:
 
 
 def take(lock: IO[Any], deadline: float) -> bool:
-    """Lock an open file against every other process; whether it was had by the deadline, a time of `time.monotonic`."""
+    """Lock an open file. Return False if another process holds it until the deadline, a time of `time.monotonic`."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,7 +46,7 @@ def take(lock: IO[Any], deadline: float) -> bool:
 def held(lock: IO[Any]) -> bool:
     """Return True if another process has locked an open file.
 
-    Whoever looks shares the lock until the file is closed: others who look do not see that, and who locks it waits for a moment.
+    The caller shares the lock until the file is closed. Others that test it do not notice; others that lock it wait for a moment.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

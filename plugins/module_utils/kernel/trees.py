@@ -1,4 +1,4 @@
-"""Directory trees that somebody else has made: of any depth, and changed while they are read. Nothing here calls itself."""
+"""Directory trees of other accounts, of any depth, which may change while they are read. No function is recursive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Iterator, List, Optional, Tuple
 
 # Levels below the top that a walk visits; a model has two
 DEPTH = 100
-# Entries that one call removes: whoever goes on making new ones does not keep it at work for ever
+# Largest number of entries that one call removes, because an owner could add new ones for ever
 ENTRIES = 1_000_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -70,7 +70,7 @@ def remove(path: str) -> int:
 def _empty(top: int) -> int:
     """Remove all that is in an open directory. Directories of a lower level are moved up, and removed there."""
     freed = count = 0
-    # Nobody else has a name that begins like this
+    # No other entry has this prefix.
     prefix = f".npufleet-{secrets.token_hex(8)}-"
     names = os.listdir(top)
     while names:

@@ -177,7 +177,7 @@ def test_an_archive_that_was_changed_on_the_host_is_not_loaded(stage: Stage) -> 
     (stage.place / "tamper").touch()
     code, output = stage.run("deliver", **image)
     assert code == 2, output
-    assert "it was removed: transfer it again" in output
+    assert "the file was removed: transfer it again" in output
     assert stage.read("images.json") == {}
     (stage.place / "tamper").unlink()
     code, output = stage.run("deliver", **image)
