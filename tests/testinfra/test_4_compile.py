@@ -82,4 +82,4 @@ def test_a_model_that_does_not_compile_keeps_no_other_from_it(specs: Path):
     assert [path.parent.parent.name for path in specs.with_name("compiled").rglob("model.rbln")] == ["good"]
     host = connect(FIRST)
     assert not host.file("/var/lib/npufleet/compile").exists
-    assert not host.file("/var/lib/npufleet/incoming/compiled.rbln").exists
+    assert not host.file("/var/lib/npufleet/incoming/model.rbln").exists

@@ -136,5 +136,5 @@ def test_a_login_that_is_not_taken_and_a_registry_that_is_gone(delivery: Deliver
         done = delivery.run("preflight.yml", "--limit", f"{OTHER},localhost")
     finally:
         connect("ops1").check_output("systemctl start docker-registry")
-    assert "connection refused): " in " ".join(done.output.split())
+    assert "this host's engine does not reach the registry (" in " ".join(done.output.split())
     assert not connect(OTHER).file("/run/npufleet-login").exists
