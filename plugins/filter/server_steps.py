@@ -42,7 +42,8 @@ RETURN = r"""
 _value:
   description: >-
     A boolean for each step C(transfer), C(hold), C(prepare), C(credentials), C(key), C(container), C(change), C(watch) and
-    C(unwatch); C(release) and C(withdraw), the names of models; C(ends_turn), whether nothing follows on this host.
+    C(unwatch); C(release) and C(withdraw), the names of models; C(releases_host), whether nothing follows on this host;
+    C(refusals), reasons against the next container.
   type: dict
 """
 
@@ -79,9 +80,18 @@ def server_steps(
         "unwatch": "unwatch" in watchdog,
         "release": _names(models, "release"),
         "withdraw": _names(models, "withdraw"),
+        "refusals": _refusals(state["actual"]["server"]) if container else [],
         # The change releases the host itself if nothing of the run follows it.
-        "ends_turn": bool(state.get("known")) and held and not container and concerns <= CHANGED,
+        "releases_host": bool(state.get("known")) and held and not container and concerns <= CHANGED,
     }
+
+
+def _refusals(server: Mapping[str, Any]) -> List[str]:
+    """Return the reasons why the next container could not start."""
+    absent = server["absent"] + server["driver_files"]["missing"]
+    advice = "create them, install the driver that brings them, or correct triton_server_volumes or triton_server_driver_files"
+    missing = f"{', '.join(absent)} of the mounts of the container is missing, expected on the host: {advice}"
+    return [*([missing] if absent else []), *server["access"]["missing"], *server["access"]["closed"]]
 
 
 def _names(models: List[Mapping[str, Any]], action: str) -> List[str]:

@@ -46,8 +46,8 @@ SECRETS = {
 # Tasks of roles that handle secrets in the clear
 MAKING = {
     "triton_server/tasks/container.yml": [
-        "Ask for the container with its secrets",
-        "Make the new container, while the old one serves",
+        "Read the desired container with its secrets",
+        "Create the next container while the current one serves",
     ],
     "docker_engine/tasks/apply.yml": ["Read the configuration with its secrets"],
     "docker_engine/tasks/configure.yml": [

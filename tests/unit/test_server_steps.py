@@ -23,7 +23,10 @@ def differs(concern: str, action: str, name: str = "digits") -> Any:
 
 
 def state(*plan: Any, missing: Any = (), transaction: Any = None, **more: Any) -> dict[str, Any]:
-    return {"plan": list(plan), "actual": {"models": {"missing": list(missing), "transaction": transaction}}, **more}
+    """Return the state of a host whose next container lacks nothing."""
+    server = {"absent": [], "driver_files": {"missing": []}, "access": {"missing": [], "closed": []}}
+    actual = {"models": {"missing": list(missing), "transaction": transaction}, "server": server}
+    return {"plan": list(plan), "actual": actual, **more}
 
 
 def taken(*plan: Any, **more: Any) -> list[str]:
@@ -74,6 +77,21 @@ def test_models_are_released_and_withdrawn_by_name() -> None:
     assert (steps["release"], steps["withdraw"]) == (["digits"], ["faces"])
 
 
+def test_a_container_without_its_files_is_refused() -> None:
+    found = state(differs("server", "replace"))
+    found["actual"]["server"].update(
+        absent=["/srv/data"],
+        driver_files={"missing": ["/usr/lib/x.so"]},
+        access={"missing": ["no rbln0"], "closed": ["closed rbln1"]},
+    )
+    (files, *devices) = server_steps(found)["refusals"]
+    assert files.startswith("/srv/data, /usr/lib/x.so of the mounts of the container is missing, expected on the host: create them")
+    assert devices == ["no rbln0", "closed rbln1"]
+    # A change without a new container needs none of them.
+    found["plan"] = [differs("server", "load")]
+    assert server_steps(found)["refusals"] == []
+
+
 @pytest.mark.parametrize(
     ("plan", "known", "lease", "ends"),
     [
@@ -86,7 +104,7 @@ def test_models_are_released_and_withdrawn_by_name() -> None:
 )
 def test_the_change_releases_the_host_if_nothing_follows(plan: list[Any], known: bool, lease: Any, ends: bool) -> None:
     found = state(*plan, known=known)
-    assert server_steps(found, lease, planned=found)["ends_turn"] is ends
+    assert server_steps(found, lease, planned=found)["releases_host"] is ends
 
 
 @pytest.mark.parametrize(

@@ -422,7 +422,7 @@ def test_nothing_is_changed_where_what_it_needs_cannot_be_made(ran: Run) -> None
     assert ran.code == 2, ran.output
     assert [call for call in ran.of("npu-1") if call.startswith("server_change")] == ["server_change put_back"]
     assert (
-        "the previous releases serve again: npu-1: found nothing of what the container mounts at /opt/data, wanted it on the host"
+        "the previous releases serve again: npu-1: /opt/data of the mounts of the container is missing, expected on the host"
         in ran.words
     )
     assert ran.calls[-1] == "npu-1 host_lease released"
