@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Callback npufleet_steps: see DOCUMENTATION. Ansible loads it with every playbook of this directory."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of adoption: translates what the host reads, and writes variables, models and first checks."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Action of fleet_report: writes the status of a fleet and renders the report (plugin_utils/report/)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Action host_files: reads the content of the files on the controller."""
 
 from __future__ import annotations

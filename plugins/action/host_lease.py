@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of host_lease: who wants the host, for how long, and what the host needs to end a change by itself."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of host_state: computes what is wanted of the host, then asks it once."""
 
 from __future__ import annotations

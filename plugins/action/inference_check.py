@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Action of inference_check: sends the check files to the host and writes the results."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of model_blobs: where each file comes from, and the transfer of it to the host."""
 
 from __future__ import annotations

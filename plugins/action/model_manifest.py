@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Action of model_manifest: lints the models of a host, or repositories of the controller."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of model_store: adds the directory of the store and the run that holds the host."""
 
 from __future__ import annotations

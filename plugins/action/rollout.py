@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Action of rollout: announces batches and ends the change of a host (plugin_utils/run/rollout.py)."""
 
 from __future__ import annotations

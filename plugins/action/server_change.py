@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of server_change: what is wanted, the checks, and the patience to wait for a change that needs no controller."""
 
 from __future__ import annotations

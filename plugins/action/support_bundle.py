@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Action of support_bundle: sends secrets and the desired state to the host, fetches the archive and checks it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of triton_container: who changes the host, and how long its container, its cards and its server may take."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of triton_process: the store and the server of a host, with the ports and paths of the container itself."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Controller side of wait_for_npus: whose container has the cards by right, and how long to wait for others."""
 
 from __future__ import annotations

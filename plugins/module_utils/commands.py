@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`, and the unit of one.
 
 change ROOT      make the change that was ordered (change/detached.py)

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """HTTP exchanges with servers of this host (Docker's engine, Triton, Prometheus), and the budget of an exchange.
 
 Importing http.client, which also handles mails and TLS, would take a quarter of the time that reading the state of a host takes

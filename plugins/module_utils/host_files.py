@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Small files and directories of a host: their differences from the desired ones, and how these are written.
 
 Units that read the files are restarted on request. If one does not start, the previous files are restored.

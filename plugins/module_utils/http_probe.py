@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Requests that prove that a supplier can be reached and accepts the login: web servers, package indexes, image registries.
 
 They change nothing. Each function returns None, or one sentence with the actual and the expected state.

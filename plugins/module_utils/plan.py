@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The plan: one item for each difference between actual and desired state, with the action that ends it.
 
 Status, check mode, the rollout and the proof after a change read these items.

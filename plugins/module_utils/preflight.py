@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The reasons against the plan of a host, from the conditions of preflight_inputs.py and what the host has.
 
 Only what the plan needs is judged, so that a host that is in sync has no reason.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Removal of secrets from text and JSON data: known values in every encoding, and whatever looks like a secret.
 
 When in doubt, a value is removed.

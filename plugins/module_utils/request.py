@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Calls of modules: from the library on a host, or as a module that Ansible copies there.
 
 In both cases the controller passes a request in a private option, which playbooks do not set.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Detection of secrets (names of secrets, logins in addresses), and digests in their place ("sealed" values).
 
 A digest is an HMAC under a key that exists for one query of one host. Two digests tell if the actual value equals the desired one.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """JSON of servers, tools and host files: parsed within limits, and compared with an expected shape.
 
 No other code parses such JSON.

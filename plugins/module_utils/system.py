@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Read-only access to a host: commands, files, packages, units."""
 
 from __future__ import annotations

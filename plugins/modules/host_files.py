@@ -1,4 +1,6 @@
 #!/usr/bin/python
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Module host_files: see DOCUMENTATION."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 #!/usr/bin/python
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Module library_call: see DOCUMENTATION. Its arguments are in the file, so that Ansible sends nothing else with it.
 
 It imports nothing, not even from __future__, before main() has removed directories of other accounts from the path.

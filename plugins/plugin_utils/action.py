@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The base of the action plugins: variables of the host over the defaults of all roles, and calls of modules."""
 
 from __future__ import annotations

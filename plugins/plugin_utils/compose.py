@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired container of the server as a file of Docker Compose.
 
 The file adds only the health check. A value that status shows as a digest is not in the file but in `.env` beside it, which Compose

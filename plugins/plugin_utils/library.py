@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The library of hosts (module_utils/programs/library.py) on the controller: version, archive, and parameters of a call.
 
 The controller validates the options of a module, so that hosts need no part of Ansible.

@@ -342,6 +342,19 @@ def test_a_mutant_without_a_unique_place_is_refused(mutant: dict[str, str]) -> N
         mutants.seeded({**mutant, "replace": "X"}, TASKS if mutant["file"].endswith(".yml") else SOURCE)
 
 
+# Licenses
+
+
+def test_every_shipped_python_file_names_its_owner_and_its_license() -> None:
+    (owner,) = load(ROOT / "galaxy.yml")["authors"]
+    header = f"# SPDX-FileCopyrightText: {owner}\n# SPDX-License-Identifier: Apache-2.0\n"
+    patterns = ("roles/*/files/*.py", "playbooks/callback_plugins/*.py", "bin/*")
+    paths = [*PLUGINS, *(path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file())]
+    texts = {relative(path): path.read_text() for path in paths}
+    assert [name for name, text in texts.items() if text and header not in text[:200]] == []
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
+
+
 # Words
 
 

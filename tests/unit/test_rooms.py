@@ -200,7 +200,8 @@ def test_files_are_short() -> None:
             for node in ast.parse(text).body
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("DOCUMENTATION", "EXAMPLES", "RETURN")
         )
-        if len(text.splitlines()) - documentation > LONGEST:
+        header = text.count("# SPDX-")
+        if len(text.splitlines()) - documentation - header > LONGEST:
             long.add(str(path.relative_to(ROOT)))
     assert long == set()
 

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The cards that the SDK sees in a new container, before that takes the place of the one that serves."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The container of the server: it is replaced, restored, started and restarted, in steps that can go on after a kill.
 
 Beside the container `<name>` there are at most two others. `<name>-next` is made and has not served. `<name>-previous` was proven

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A host change in a process of its own, which no connection ends.
 
 A module starts the process and waits for its result. If the module is killed with its connection, the change goes on within the

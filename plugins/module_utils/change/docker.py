@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The engine as a change uses it. Its errors are messages for an operator."""
 
 from __future__ import annotations

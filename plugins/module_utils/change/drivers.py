@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The request of a change, and the two ways in which a host runs its server: in a container, or as a process beside Ansible.
 
 A driver starts, stops and reads the server, and knows how a load is requested. host_change.py has all else of a change.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A change of what a host serves, on the host alone: it is made, proven and kept, or the previous state is restored.
 
 The caller holds the host and has made what the change needs: blobs in the store, the container `<name>-next`. From then on no

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The lease of a host: one run holds it on the host itself, from its first change to its last.
 
 `lease.json` names the run and its person. The lease is live while a call of the run is at work, which a lock shows, and for

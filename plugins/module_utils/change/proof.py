@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Read a host, compare it with the desired state, and wait for what becomes right by itself."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The steps of a change in the store: make releases, switch to them, prove them, or restore the previous ones.
 
 Each takes the options of the module model_store, and returns its result.

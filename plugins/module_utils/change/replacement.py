@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The record of a replacement of the server: it is written before the first step, and removed after the last one."""
 
 from __future__ import annotations

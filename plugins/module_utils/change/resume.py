@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The end of a change whose run is gone: the host restores the previous state by itself, because nobody can prove the new one.
 
 The watchdog calls this while there is a lease, and so does a unit at boot. A lease under which nothing was begun is released.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The driver and its cards: package, hold, module, device nodes, the vendor's tool, and the vendor's spec for containers."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The Docker engine: packages, daemon.json (merged, never overwritten), drop-ins of its units, and its answer."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The image of a release on a host, compared with the one that the lock file pins."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The model store of a host: blobs, releases, and the release that `served/<model>` links to."""
 
 from __future__ import annotations

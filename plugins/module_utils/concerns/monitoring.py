@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Prometheus: its files of targets and rules, its scrape job, and the health and rules that it reports."""
 
 from __future__ import annotations

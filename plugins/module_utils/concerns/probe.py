@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The continuous probe of the server on its host: timer, program, configuration, checks, and its last result."""
 
 from __future__ import annotations

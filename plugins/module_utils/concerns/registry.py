@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The concerns of a host in the order in which they are applied. Every other list is derived from this one or compared with it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The watchdog of the server: its unit, program and configuration, and those of the running process."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The files of the driver that a container needs: the vendor's tool, and from driver 3.0 on the libraries of the SDK.
 
 The vendor's container toolkit mounts the same files (github.com/RBLN-SW/rbln-container-toolkit). Before 3.0 the SDK has its own.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The operating system and the kernel of a host, compared with a release row."""
 
 from __future__ import annotations

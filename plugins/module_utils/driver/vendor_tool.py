@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The vendor's tool, under any of its names, which lists the cards and the processes that have them open.
 
 The tool numbers the NPUs of each RSD group from 0. Only a device node or a bus address identifies a card.

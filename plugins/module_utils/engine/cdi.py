@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The vendor's container toolkit, and its spec of the host's NPUs, from which an engine adds them to a container (CDI).
 
 In the toolkit's source (github.com/RBLN-SW/rbln-container-toolkit, 0.2.0), the entry of an NPU has the node of the NPU and of its

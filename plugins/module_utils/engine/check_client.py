@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The client of the checks, which runs in a short-lived container of the release image."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The processes that have the cards open: the contexts that the vendor's tool lists, with their processes and containers.
 
 The number of a context does not identify a card if NPUs are in groups. The device nodes that a process has open do.

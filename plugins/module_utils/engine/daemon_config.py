@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Options of dockerd: the merge into daemon.json, and the flags of its command line.
 
 The names are from the source of moby (cmd/dockerd/config.go and config_unix.go, daemon/config/config.go). An option that can be

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The content of an image, which does not depend on the image store of an engine."""
 
 from __future__ import annotations

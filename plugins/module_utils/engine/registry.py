@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a registry through the engine, which has its own certificate authorities, proxies and insecure registries.
 
 A direct request (http_probe.py) might fail for a registry that the engine reaches.

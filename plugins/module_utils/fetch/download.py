@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Where a large file comes from: a web server, an object store, a bundle. For the controller, and hosts that fetch themselves.
 
 An interrupted download is resumed: by Range over HTTP, by rclone's offset from object stores. What has come is proven by its digest

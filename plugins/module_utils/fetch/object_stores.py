@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Object stores, as rclone asks them. `way` and `secrets` are those of download.py."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The host's half of a transfer: a place for it, room for it, pulling where the host itself fetches, and taking over what came.
 
 `order` is what the controller asks: {"do", "user": who connects, "by": who transfers, "blobs": {digest: origin}, "way",

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The limits of a source of a large file: a least rate, an overall limit that follows from its size, and so many attempts."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Requests to a Triton server, and the judgement of its answers.
 
 This room runs in a container of the release image, and imports only numpy and tritonclient beside this project.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A deadline and a size limit for each answer that tritonclient reads.
 
 Its HTTP library has neither: a timeout of gevent does not fire while bytes arrive, and a compressed answer may have any size.

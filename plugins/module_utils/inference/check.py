@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A check of a document: its requests, their server, and the judgement of the answers."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Clients of a server, one for each protocol. Creating a client imports tritonclient."""
 
 from __future__ import annotations

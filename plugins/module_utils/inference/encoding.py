@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Encoding of arrays for requests, and of certificates for clients."""
 
 from __future__ import annotations

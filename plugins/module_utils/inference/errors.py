@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Errors of tritonclient: their message, and if the server or the connection caused them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Requests until each instance of a model has answered one."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The judgement of answers: all reasons why an answer is wrong, and its summary for reports."""
 
 from __future__ import annotations

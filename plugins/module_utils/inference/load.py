@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Load tests: concurrent clients, and the limits of their latencies."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Transfer of a document to the container: arrays as JSON, generated arrays as arguments, certificates as files."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of requests as pictures for reports."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The clock of a host that does not step: seconds since its boot. The time of day is for people, logs and other machines only.
 
 A moment is kept in a file as a mark, {"boot", "uptime"}: after a reboot it is no longer valid.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Files that are on the disk as a whole before they count."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Locks on files, which the kernel releases when a process ends."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Directory trees of other accounts, of any depth, which may change while they are read. No function is recursive."""
 
 from __future__ import annotations

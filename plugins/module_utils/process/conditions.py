@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The conditions under which a container can serve: every reason against it, before anything changes."""
 
 from __future__ import annotations

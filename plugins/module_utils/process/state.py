@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The server of a directory in the container in which Ansible runs: its files there, and the server that is desired and actual."""
 
 from __future__ import annotations

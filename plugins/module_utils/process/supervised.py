@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A supervised server: start, stop, and what it was started with. Its files are in `run/` below the root.
 
 The supervisor was started with `config.json`, and holds a lock on `pid` as long as it runs.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor of a Triton server where no init system and no engine runs: it starts the server again when the server ends.
 
 It runs from an archive of its own (programs/archive.py), `supervisor.pyz CONFIG`: a JSON file with `command`, `environment`, `log`,

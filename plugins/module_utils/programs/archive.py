@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Python files as one archive that a Python of the standard library runs.
 
 It is made on the controller alone; the same files make the same bytes.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The library: the code of this collection as a host keeps it, compiled. Modules and units run from it.
 
 Each version has a directory of its own, named by its digest, that is never changed. The link `current` points to the version that

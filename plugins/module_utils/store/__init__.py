@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The model store of a host: releases, the links by which Triton reads them, and the transaction in which links move."""
 
 from __future__ import annotations

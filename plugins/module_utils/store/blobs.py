@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The large files of a host's store, its blobs: they are verified by their digest when they arrive, and removed when unused.
 
 Every blob has a stamp, `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is hashed again only if it does

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Damaged files of a store. Every reader of the host reports them, and the next change repairs them.
 
 The content is recovered: holds and an open transaction from the history, a record from its release.

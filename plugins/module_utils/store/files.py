@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The files of a host's store: their paths, their shapes, and writes in one piece."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Files that another account may have made, or can still change: one helper that opens them.
 
 A file is judged before anything of it is opened, and read by the descriptor that was judged. No link is followed, a pipe blocks

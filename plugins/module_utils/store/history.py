@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The history of a store: a line for each change, oldest first.
 
 The proven contents follow from it, and so do the holds if their own file is lost.

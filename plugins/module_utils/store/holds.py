@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Holds: a model that was rolled back keeps its release until the inventory has another source of it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The record of a release, a file beside it, and how a lost record is made from the release itself.
 
 The digest of a release is over all of its files, with the config without that digest. So the files prove the digest.

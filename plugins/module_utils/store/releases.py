@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Releases of models, and the links by which Triton reads them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Removal of the store of a host with all that the project keeps in it, after a proof that the directory is one.
 
 The path is a variable of an inventory. A root of somebody else's files must survive a mistake in it, so the host decides.

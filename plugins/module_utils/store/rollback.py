@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Rollback by an operator: the release that is meant, and the models that change."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Files that move between root and the connecting user, by the directory of transfers that belongs to that user.
 
 No other account can change a file that root has taken over. A file that root gives away replaces any entry of its name, and follows

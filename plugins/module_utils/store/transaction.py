@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The transaction in which links move. It is recorded before the first link does.
 
 Wherever a run ends, the next one finds the releases that served before.

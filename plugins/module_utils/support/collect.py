@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The items of a support bundle in the order of their collection. A missing or stuck item does not affect the others."""
 
 from __future__ import annotations

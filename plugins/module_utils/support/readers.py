@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Read-only access to a host for a support bundle, within limits of time and size."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Information from the vendor's own files: the options of the installer, and the API of the SDK in the running image.
 
 This information is not public. A ticket about a new driver or SDK needs it.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Loads and unloads by gRPC, with the library that the image carries, inside the server's own container.
 
 The requests are put together here (grpc_service.proto of Triton): to import tritonclient takes 0.6 s of a core.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Requests to Triton's HTTP API with the standard library."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The key of a host's server, which requests to restricted APIs carry: its file, and what is wrong with that file.
 
 The key is made on its host and stays there: container, plan and controller know its path and not its content.

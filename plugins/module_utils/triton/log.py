@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The log of a server's container: why it ended, and why a model was refused."""
 
 from __future__ import annotations

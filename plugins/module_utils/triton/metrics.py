@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Pages of metrics in Prometheus' text format, as Triton gives them."""
 
 from __future__ import annotations

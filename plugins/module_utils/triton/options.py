@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The command line of a tritonserver that is not managed: its options, repositories, keys and address."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Models of a running server: loaded and unloaded in the right order, and read back by their release digests."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The models that a server serves: its index, and the release in the config that it has in memory."""
 
 from __future__ import annotations

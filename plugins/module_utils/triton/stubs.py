@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The processes of Triton's python backend: one for each instance of a model, its stub."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Model loads in which nothing can happen any more: how /proc shows them, and how they are ended.
 
 Triton's python backend starts a process for each instance, its stub. While the stub initializes, it has to renew a sign of life; a

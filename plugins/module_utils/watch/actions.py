@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The actions of the watchdog on its host: reload a model, end a stuck load, restart the container, finish a change."""
 
 from __future__ import annotations

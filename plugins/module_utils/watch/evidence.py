@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The look of the watchdog at its host: container, metrics, index, and the processes of the models."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Lines for the journal, and notifications to systemd."""
 
 from __future__ import annotations

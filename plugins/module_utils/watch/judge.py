@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The rules of the watchdog. They are pure: evidence in, findings out."""
 
 from __future__ import annotations

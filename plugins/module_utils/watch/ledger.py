@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The actions of the watchdog, in a file that outlives its process, and the limits of further actions."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The probe: runs the checks against the Triton server of this host, and leaves the results for node exporter and as JSON."""
 
 from __future__ import annotations

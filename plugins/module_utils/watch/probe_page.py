@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The state of the probe as metrics for node exporter's textfile collector."""
 
 from __future__ import annotations

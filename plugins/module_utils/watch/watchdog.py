@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The watchdog: watches a Triton server by what its probes do not tell, and reloads a model or restarts the container.
 
 See docs/decisions/0016-a-watchdog-that-does-not-believe-probes.md.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Requests to web servers with urllib: redirects, proxies and TLS share the budget of one exchange.
 
 The timeout of urllib restarts with each byte, address and redirect, and urllib reads the whole body of a redirect.

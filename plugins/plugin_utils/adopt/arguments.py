@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The command line of a hand-made server, translated into the project's variables."""
 
 from __future__ import annotations

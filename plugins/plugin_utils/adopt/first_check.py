@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The first check of a model that has none: a generated request, and what a server answers to it today. Controller only."""
 
 from __future__ import annotations

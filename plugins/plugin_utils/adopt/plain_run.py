@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The options of a container that a plain `docker run` would not have, as `docker inspect` shows them.
 
 Empty values (null, "", 0, false, [], {}) and the defaults of engines below are plain. All other values, including those of future

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A Triton container that somebody started by hand, translated into the project's variables. Pure: reading is the module's.
 
 What cannot be said in variables is listed with its reason, and never dropped in silence.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The arrays that a check file names: inputs, and the values that an output is compared with. Controller only."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Check files: the requests to each model and the expected responses, validated as a whole. Controller only.
 
 A file with an error is refused with all of its errors before any request is sent.

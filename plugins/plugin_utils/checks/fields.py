@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Validation of the fields of a check file: maps, lists, texts and numbers, with one message for each error."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of the checks of a host: files on the controller, the server, and one digest of everything. Controller only.
 
 The digest is computed without parsing arrays, so that every run can compare it with that of the host's probe.

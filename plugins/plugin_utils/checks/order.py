@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The checks of a host for its client: those of the inventory, or those of a task's arguments. Controller only."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The inputs of one request of npufleet-infer, from NAME=KIND:VALUE to arrays with the model's dtype and shape."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Arrays from the sources of a check file or a command line: files, texts, numbers, generated values. Controller only.
 
 Every function raises ArrayError if a source has no array. Texts and the bytes of files become arrays of dtype object with one

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired state of each concern, computed on the controller from the variables of a host."""
 
 from __future__ import annotations

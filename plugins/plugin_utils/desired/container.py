@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired container of the server, in the form of concerns.container.container_facts."""
 
 from __future__ import annotations

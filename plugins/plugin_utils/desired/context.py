@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The facts that the controller computes for several concerns of a host."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The access of the container to the cards (npufleet_device_access), and the limits that follow for it."""
 
 from __future__ import annotations

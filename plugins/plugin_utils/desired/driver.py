@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired driver of a host: release row, form, units, and what the vendor's container toolkit needs."""
 
 from __future__ import annotations

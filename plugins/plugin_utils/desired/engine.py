@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired Docker engine of a host: packages, daemon.json, drop-ins of its units, proxies and certificate authority."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired image of a host: the one that the lock file pins for the release, and how it is delivered."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired models of a host's store: digests and files of every model that is placed on it."""
 
 from __future__ import annotations

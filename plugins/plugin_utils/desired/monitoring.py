@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired Prometheus: targets from the inventory, scrape job, rules."""
 
 from __future__ import annotations

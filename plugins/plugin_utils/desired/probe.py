@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired probe of a host's server: texts of its units and configuration, and digests of its program and checks."""
 
 from __future__ import annotations

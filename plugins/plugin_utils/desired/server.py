@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired server of a host: its container, its key, and the models that it has to serve."""
 
 from __future__ import annotations

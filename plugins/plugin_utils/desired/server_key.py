@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The key of a host's server: restricted APIs, the command line that reads the key, and reasons against the variables.
 
 The key is made on its host and stays there. Triton takes a key only on its command line, so a shell in the container reads it just

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The desired watchdog of a host: texts of its unit and configuration, and the digest of its program."""
 
 from __future__ import annotations

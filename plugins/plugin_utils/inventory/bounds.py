@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Bounds of variables: ranges of numbers, forms of names, places of paths. Controller only.
 
 argument_specs.yml knows types only. `values.converted` compares each value with its bound, so that no other code has to expect a

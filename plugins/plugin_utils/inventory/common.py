@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Results that one process of a task computes for all of its hosts. Controller only.
 
 Ansible runs each host of a task in its own process. The first process computes the result and stores it in the directory of the

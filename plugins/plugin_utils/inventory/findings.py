@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Errors of an inventory, found without any host: unknown names, wrong types, contradictions, groups. Controller only."""
 
 from __future__ import annotations

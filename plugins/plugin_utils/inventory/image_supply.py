@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The supply of an image build: its base image and wheels, compared with the lock file, and the calls of pip. Controller only.
 
 A supply is {"base": {"reference", "id", "content"}, "requirements": [in pip's form], "wheels": {file: SHA-256}}. The lock file

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Refusal of logins in the values of an inventory. Controller only.
 
 Such a value reaches command lines, lists of package sources and messages of other programs, which all users of a host may read.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The controller's half of preflight: conditions for the host, suppliers that it queries, and files of the controller."""
 
 from __future__ import annotations

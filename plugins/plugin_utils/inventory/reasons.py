@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Reasons of exceptions: each error in the computation of a plan becomes a row of the table of refusals. Controller only."""
 
 from __future__ import annotations

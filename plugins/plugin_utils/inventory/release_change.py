@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Sentences about the changes that another release row brings to a host, shown before anything changes. Controller only.
 
 Texts from the host are only quoted. Preflight judges whether the change is possible.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A guard against runs that would report success for hosts that they never queried, or bypass their own gates. Controller only.
 
 ansible-core silently drops a host if it cannot start the process of a task for it. The callback

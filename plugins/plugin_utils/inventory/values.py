@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of variables to the types that argument_specs.yml declares, nested values included. Controller only.
 
 Ansible's own check of a role converts nothing and accepts values that would be misread: it splits a text at its commas where a list

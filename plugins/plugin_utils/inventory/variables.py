@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The typed variables of a host, and its desired state computed from them. Controller only."""
 
 from __future__ import annotations

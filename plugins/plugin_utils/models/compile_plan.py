@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The models to compile, from their specs and the records of existing compiled files. Controller only.
 
 A spec is {"name", "source": {"onnx": file} or {"torch": "module:function", "path": directory}, "inputs": [{"name", "shape":

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Validation of a compiled file's record from the build host, which may contain any text. Controller only."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The record of a compiled file, which the compile step writes beside it, and the config that follows from it.
 
 Record: {"format": 1, "sha256": of the compiled file, "npu": such as "RBLN-CA12", "compiler_version", "devices": NPUs that one

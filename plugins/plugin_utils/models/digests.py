@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A cache of the digests of large files on the controller, which the manifests of all hosts need in every run.
 
 Like git's index it identifies the content of a file by device, inode, size and both times in nanoseconds. A file that changed a

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The manifest of a model for a host: its files, rendered for that host, and two digests. Controller only.
 
 `source` is equal on all hosts, `release` is that of the rendered files. Both are parameters in the served config.pbtxt, so that the

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Files of a directory on the controller that are read and sent to hosts.
 
 Links that stay in a directory are followed. Links that leave it, broken links and special files are reported and never opened.

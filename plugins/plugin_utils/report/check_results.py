@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The check results of each host, in one file for reports. Controller only."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The report as one page of HTML that needs no network. Controller only."""
 
 from __future__ import annotations

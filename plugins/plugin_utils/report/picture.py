@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Small pictures for reports: pixels that a check sent, as a PNG in a data URI. Controller only, standard library alone."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The status document of a fleet, for other programs and for the report. Controller only."""
 
 from __future__ import annotations

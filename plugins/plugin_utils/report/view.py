@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The view of a fleet for the report: the status and the check results of each host. Controller only."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Archives that hosts made, read within bounds of size and number, with ordinary files only. Controller only.
 
 Nothing is unpacked to the disk. No archive of a host is kept; the files that were read are packed again.

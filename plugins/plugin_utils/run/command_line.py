@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. An error is one line.
 
 Standard library only, because it reports missing packages.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Text from hosts, converted to data before it is shown, written or used as a name. Controller only.
 
 Text from a host becomes no template, path or line of a file except by these functions.

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The directory of this collection, and files of the controller."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The batches of a rollout, their announcement, and the record of durations. Controller only, without Ansible."""
 
 from __future__ import annotations

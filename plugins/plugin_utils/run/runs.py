@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The identity of this run for hosts, and the end of other runs of this machine. Controller only."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The controller side of a transfer: routes, rsync and progress.
 
 ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. It holds the lock of that directory,

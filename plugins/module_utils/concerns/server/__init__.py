@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The concern `server`: Triton's container, compared with all of `docker inspect`, and the models that the server has loaded."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The server's container as `docker inspect` shows it, in the form of the desired container."""
 
 from __future__ import annotations

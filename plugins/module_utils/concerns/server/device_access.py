@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The devices of the cards that a container gets (npufleet_device_access), and what its user could not open."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The log of a server that does not answer: why it does not, and which models it was loading when it ended."""
 
 from __future__ import annotations

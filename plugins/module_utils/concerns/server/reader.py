@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The actual server: its container, what it serves, its keys, and what it could not mount or open."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A linter for the models of a Triton repository. Controller only.
 
 It checks models as they will be served: their files with those that the inventory adds, and their config completed from the record

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Check Triton model repositories before a server reads them, and print one finding on each line.
 
   npufleet-lint model_repository --release 24.01

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Backends of NVIDIA's images by release, and Triton's rules for the backend of a model without one in its config.
 
 From triton-inference-server/core (constants.h and AutoCompleteBackendFields of model_config_utils.cc) and from `all_backends` in

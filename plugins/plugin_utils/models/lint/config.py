@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Rules about one config: errors that Triton's own validation rejects, and settings that no NPU host can serve."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Rules about data in a config: warm-ups, initial states of sequences, and tensors made from a batch.
 
 From triton-inference-server/core: GenerateWarmupData of backend_model_instance.cc, GenerateInitialStateData of

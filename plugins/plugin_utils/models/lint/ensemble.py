@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Rules about ensembles: their steps exist, each tensor is written once and read, and both of its ends agree."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Findings of the linter, and the release that the models are for."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Rules about a model's directory: versions as Triton counts them, the files that its backend reads, and files in the config."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A model as the rules see it, and the findings that they create for it."""
 
 from __future__ import annotations

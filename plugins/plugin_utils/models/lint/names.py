@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Rules about names: of the model, its backend, runtime and repository agents, and the tags of its metrics."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The linter's findings as text, JSON, annotations of GitHub, or SARIF 2.1.0.
 
 Annotations: https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions, whose own toolkit escapes as here.

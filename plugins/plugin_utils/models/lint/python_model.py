@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Rules about a model.py, which is parsed and never run: it exists, and has what Triton's Python backend calls."""
 
 from __future__ import annotations

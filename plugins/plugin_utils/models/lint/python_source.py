@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A parser for programs of another Python version: that of the release's image.
 
 `ast` knows the syntax up to this Python's own. The syntax of 3.12 is rewritten if this Python is older, and refused if the image's

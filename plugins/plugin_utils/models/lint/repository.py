@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Repositories on the controller's disk: their models, other content, and the findings about both."""
 
 from __future__ import annotations

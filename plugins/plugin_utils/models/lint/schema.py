@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Triton's schema of config.pbtxt: the parsed config, the Triton that introduced each field, and the line of each field.
 
 The schema is the newest one, so that a config for a newer Triton can be read and the finding is about the release.

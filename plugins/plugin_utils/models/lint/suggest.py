@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """Suggestions for unknown words: the nearest known word."""
 
 from __future__ import annotations

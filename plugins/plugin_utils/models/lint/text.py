@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """A parser of protobuf's text format with the rules and the messages of C++, which Triton uses.
 
 Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's own parser accepts other texts and reports other lines.

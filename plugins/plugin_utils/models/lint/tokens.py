@@ -1,3 +1,5 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
 """The tokens of protobuf's text format and the messages of google/protobuf/io/tokenizer.cc of protobuf 21."""
 
 from __future__ import annotations
