@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of host_state: computes what is wanted of the host, then asks it once."""
+"""Controller side of host_state: computes the desired state of the host, then calls the host once."""
 
 from __future__ import annotations
 
@@ -27,18 +27,16 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
-# How become says that sudo took no password, or not this one
+# Messages of become about a missing or wrong password of sudo
 NO_PASSWORD = re.compile(
     r"(missing|incorrect) \S+ password|a password is required|sorry, try again|not in the sudoers", re.IGNORECASE
 )
-
-
-# Of a host that was installed anew with another system: Ansible keeps what it has found
+# Ansible remembers the interpreter of a host, also when the host was reinstalled with another system.
 NO_INTERPRETER = re.compile(r"module interpreter '([^']+)' was not found")
-# What every answer has
+# The keys of every result
 ALWAYS = ("plan", "report", "maintenance", "actual", "held")
-# What an answer is made of, where it has it
-SHAPE = {
+# The types of the keys that a result may have
+TYPES = {
     "seen": dict,
     "plan": list,
     "report": list,
@@ -50,23 +48,23 @@ SHAPE = {
     "store": dict,
     "clock": float,
 }
-# What of a host's answer becomes an option of its container
-GIVEN: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
-    ("driver_files", "binds", driver_files.BIND, "a mount {}, wanted files of the driver only"),
-    ("access", "devices", device_access.DEVICE, "a device {}, wanted nodes of the cards only"),
-    ("access", "groups", device_access.GROUP, "a group {}, wanted the number of one that is not root's"),
-    ("image", None, re.compile("sha256:[0-9a-f]{64}"), "an image {}, wanted the ID that its engine has given it"),
+# The parts of a result that become options of the container: concern's key, field, pattern, message
+OPTIONS: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
+    ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
+    ("access", "devices", device_access.DEVICE, "device is {}, expected the node of a card"),
+    ("access", "groups", device_access.GROUP, "group is {}, expected the number of a group that is not root's"),
+    ("image", None, re.compile("sha256:[0-9a-f]{64}"), "image is {}, expected the ID that its engine has given it"),
 )
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
-# Seconds between two looks at a host that another run is changing
-AGAIN = 2.0
+# Seconds between two calls of a host that another run is changing
+PAUSE = 2.0
 
 
 def beyond_models(plan: List[Item]) -> List[str]:
     """Return the reasons against a change of models: differences that only site.yml ends."""
     return [
-        "found {} {}, wanted {}: run playbooks/site.yml, this playbook changes models only".format(
-            item["name"], short(item["current"]), short(item["desired"])
+        "{} is {}, expected {}. Run playbooks/site.yml; this playbook only changes models".format(
+            item["name"], short(item["current"] or "missing"), short(item["desired"])
         )
         for item in plan
         if needs_site(item)
@@ -74,16 +72,16 @@ def beyond_models(plan: List[Item]) -> List[str]:
 
 
 class ActionModule(FleetAction):
-    """Fills in `desired` from the inventory, the release row and the model manifests."""
+    """The call of a host, with the desired state from inventory, release row and model manifests."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         known = self._task.args.get("known")
         if known:
-            # Its name alone: to template all of it takes longer than all else of a turn's small tasks
+            # The option is a name, because templating the whole result would take long.
             state = task_vars.get(str(known))
             if not isinstance(state, Mapping):
-                words = "wanted the name of one with what host_state has returned"
-                raise AnsibleActionFail(f"known: found no such variable as {short(known)}, {words}")
+                expected = "expected the name of a variable with a result of host_state"
+                raise AnsibleActionFail(f"known is {short(known)}, {expected}")
             return {**state, "changed": False, "known": True}
         if self._task.args.get("rollback") or boolean(self._task.args.get("preflight", False)):
             return self._planned(host, task_vars)
@@ -118,27 +116,27 @@ class ActionModule(FleetAction):
             return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
         given = ("prove", "linked", "timeout", "store")
         arguments = {key: self._task.args[key] for key in given if key in self._task.args}
-        # The mark does not depend on what is wanted of the host
+        # The mark does not depend on the desired state.
         proof = boolean(arguments.get("prove", False))
         wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
         handed = self._handed(variables, wanted, host)
         result = self._look(arguments, handed, task_vars)
         if result.get("failed"):
-            # The message says it all; the rest would bury it.
+            # The rest of the result would hide the message.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         with host_text.parsing(host):
             told = self._complete(result, manifests, handed)
         if self._task.args.get("concerns") is None and "image" in concerns:
-            # Of a host as a whole, once in a run of status
+            # The remarks are about a host as a whole, which status reads once.
             told["warnings"] = [*told.get("warnings", []), *row_remarks.untested(variables)]
             told["untested"] = variables["npufleet_row"].get("untested")
         return self._for_playbooks(told, variables, batched=boolean(arguments.get("linked", False)))
 
     @staticmethod
     def _for_playbooks(result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
-        """Add the variables by which playbooks ask and divide, as the host's own task sees them.
+        """Add the variables by which playbooks confirm and make batches, as the task of the host sees them.
 
-        Variables of a playbook are in no hostvars. A wrong one is a reason against a change, and none against looking.
+        Variables of a playbook are not in hostvars. A wrong variable is a reason against a change, but not against reading.
         """
         more: Dict[str, Any] = {}
         reasons: List[str] = []
@@ -155,14 +153,14 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _handed(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:
-        """What the module is handed in any case."""
+        """Return the parts of every request of the module."""
         mark = "{}/{}".format(variables["npufleet_root"], lease.MARK)
         return {"desired": wanted, "host": host, "mark": mark, "run": runs.run_id()}
 
     def _rollback(
         self, variables: Templated, concerns: List[str], arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """Return what a rollback would change, and every reason why it cannot."""
+        """Return what a rollback would change, and every reason against it."""
         reasons: List[str] = []
         with collected(reasons):
             wanted, manifests = desired(variables, concerns)
@@ -177,7 +175,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _answer(look: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """What was seen; of a module that did not run at all, why."""
+        """Return the result of a call; the reason if the module did not run."""
         try:
             return look()
         except AnsibleConnectionFailure:
@@ -186,7 +184,7 @@ class ActionModule(FleetAction):
             return {"failed": True, "msg": str(error.message)}
 
     def _look(self, arguments: Dict[str, Any], handed: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """The module's answer; asked again where the run that holds the host is one of this machine and is gone."""
+        """Return the result of the module. Call it again if the run that holds the host was of this controller and has ended."""
         result = self.ask("host_state", arguments, task_vars, handed)
         holder = result.get("held_by")
         if isinstance(holder, dict) and runs.has_ended(holder.get("run")):
@@ -194,7 +192,7 @@ class ActionModule(FleetAction):
         return result
 
     def _settled(self, handed: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
-        """The module's answer, with `between`: when it was asked, and when it was there.
+        """Return the result of the module, with the times of call and return as `between`.
 
         A server that another run restarts at this moment is no reason to refuse a change of models: that is judged once the other
         one has ended, or after as many seconds as a run waits for another.
@@ -208,31 +206,31 @@ class ActionModule(FleetAction):
                 judged = not result.get("held_by") or result.get("maintenance") or not beyond_models(result.get("plan") or [])
             if judged or time.monotonic() >= deadline:
                 return result
-            time.sleep(AGAIN)
+            time.sleep(PAUSE)
 
     @staticmethod
     def _complete(result: Dict[str, Any], manifests: Dict[str, Any], handed: Mapping[str, Any]) -> Dict[str, Any]:
-        """Add what the apply steps need beside the plan, and no host has to see."""
+        """Validate the result and add what roles need beside the plan and hosts must not see."""
         wanted = handed["desired"]
-        for key, kind in SHAPE.items():
+        for key, kind in TYPES.items():
             if not isinstance(result.get(key, kind()), kind):
-                raise host_text.InvalidText(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
-        # What a host has found is given to the container as it says, so it is nothing but the driver's files and devices
+                raise host_text.InvalidText(f"{key} is {short(result[key], 80)}, expected {KINDS[kind]}")
+        # The container gets these values of the host, so they must be files and devices of the driver.
         server = result.get("actual", {}).get("server") or {}
-        for part, field, fits, words in GIVEN:
+        for part, field, fits, words in OPTIONS:
             found = (
                 (server.get(part) or {}).get(field, []) if field else [entry for entry in [server.get(part)] if entry is not None]
             )
             strange = [entry for entry in found if not fits.fullmatch(str(entry))]
             if strange:
-                raise host_text.InvalidText(f"found {words.format(short(strange[0], 80))}")
+                raise host_text.InvalidText(words.format(short(strange[0], 80)))
         host_text.require(result, *ALWAYS)
         if len(result["report"]) != len(result["plan"]):
             raise host_text.InvalidText(
-                f"found {len(result['report'])} lines about {len(result['plan'])} differences, wanted one for each"
+                f"report has {len(result['report'])} lines about {len(result['plan'])} differences, expected one for each"
             )
         if not isinstance(result["maintenance"], (dict, type(None))):
-            raise host_text.InvalidText(f"found maintenance {short(result['maintenance'], 80)}, wanted a mapping or nothing")
+            raise host_text.InvalidText(f"maintenance is {short(result['maintenance'], 80)}, expected a mapping or nothing")
         holder = result.get("held_by")
         if holder:
             words = "{}: another run is changing this host: {} since {}".format(
@@ -242,13 +240,13 @@ class ActionModule(FleetAction):
         for name, hold in result.get("held", {}).items():
             mine = wanted.get("server", {}).get("models", {}).get(name, {})
             mine.update({key: hold[key] for key in mine if key in hold})
-        # Of an address the part that may be shown: model_store knows the whole of it
+        # Results show the bare addresses. The actions that download know logins and signatures.
         result["origins"] = {
             digest: {**origin, "url": http_probe.bare(origin["url"])} if origin.get("url") else origin
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }
-        # The key that digests were made by is nothing to try out guesses with
+        # With the key of the digests, secrets could be guessed.
         result["desired"] = {
             concern: {name: entry for name, entry in part.items() if name != "seal"} for concern, part in wanted.items()
         }
@@ -258,14 +256,14 @@ class ActionModule(FleetAction):
     def _preflight(
         self, variables: Templated, concerns: Optional[List[str]], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """The plan, and every reason why it cannot be applied."""
+        """Return the plan, and every reason against it."""
         reasons: List[str] = []
         wanted: Dict[str, Any] = {}
         with collected(reasons):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
         with collected(reasons):
             if concerns is None:
-                # Here, as to template it in the task would take each host its first look for a filter
+                # Read here, because templating it in the task would load a filter for each host
                 concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
             wanted, manifests, more = collect_desired(variables, concerns)
             reasons += [entry for entry in more if entry not in reasons]
@@ -301,7 +299,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _refused(reasons: List[str]) -> Dict[str, Any]:
-        """The answer for a host that could not be asked, or not wholly."""
+        """Return the result for a host that could not be read."""
         return {
             "changed": False,
             "plan": [],
@@ -316,18 +314,18 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _become(result: Dict[str, Any]) -> str:
-        """Why a module did not run at all, in the words of this project where the reason is known."""
+        """Return the reason why a module did not run, with the next step if the reason is known."""
         words = " ".join(str(result.get(key) or "") for key in ("msg", "module_stderr", "module_stdout"))
         if NO_PASSWORD.search(words):
             found = " ".join(words.split())[:120]
             return (
-                f"found that sudo refuses ({found}), wanted to become root: give the password with --ask-become-pass or as "
-                "ansible_become_password in the vault, and see that ansible_user may use sudo"
+                f"sudo refuses to become root ({found}). Give the password with --ask-become-pass or as ansible_become_password in "
+                "the vault, and check that ansible_user may use sudo"
             )
         gone = NO_INTERPRETER.search(words)
         if gone:
             return (
-                f"found no {gone[1]} on the host, wanted the Python that it had when it was looked at last: run once with "
-                "--flush-cache, or set ansible_python_interpreter"
+                f"{gone[1]} is missing, expected the Python of the last call. Run once with --flush-cache, or set "
+                "ansible_python_interpreter"
             )
         return "the host could not be read: {}".format(" ".join(words.split())[:500])

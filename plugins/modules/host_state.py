@@ -251,25 +251,25 @@ OPTIONS: Dict[str, Any] = {
     "unsealed": {"type": "bool", "default": False},
 }
 REQUEST: Dict[str, Any] = {
-    # What is wanted, by concern
+    # The desired state by concern
     "desired": {"type": "dict"},
-    # The file on the host that says that it is in maintenance
+    # The file on the host that marks maintenance
     "mark": {"type": "path"},
     # Inventory name of the host, for messages
     "host": {"type": "str"},
-    # This run, whose own lease is nobody else's, and one that is known to be gone, whose lease counts as left over
+    # This run, and a run that is known to have ended, whose lease no longer counts
     "run": {"type": "str", "default": ""},
     "ended": {"type": "str", "default": ""},
-    # What a host is judged by in preflight, and the servers to ask that the plan would download from
+    # The conditions of preflight, and the servers that the plan would download from
     "conditions": {"type": "dict"},
     "suppliers": {"type": "list", "elements": "dict", "default": []},
-    # Passwords of the suppliers, by name, and under `addresses` what is secret in theirs
+    # Passwords of the suppliers by name, and the secrets of their addresses under `addresses`
     "passwords": {"type": "dict", "default": {}, "no_log": True},
 }
 
 
 def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
-    """(what a rollback would move, why it cannot be done)."""
+    """Return the moves of a rollback, and the reasons against it."""
     try:
         return dict(store.rollback_moves(root, asked["models"], asked["to"])), []
     except (store.StoreError, OSError) as error:
@@ -293,7 +293,7 @@ def run(module: request.Module) -> None:
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
-        module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
+        module.fail_json(msg="host_state computes the desired state on the controller. Call it as npufleet.triton.host_state")
     linked = params["linked"]
     if linked:
         try:
@@ -307,9 +307,9 @@ def run(module: request.Module) -> None:
             f"({hold['why'] or 'no reason given'}): change the model in the inventory, or end it with rollback.yml "
             f"-e rollback_forget=true -e rollback_models={name}"
         )
-    root, run, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
+    root, run_id, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
     moment = {**clock.mark(), "after": lease.last(root), "linked": linked} if root and "server" in desired else {}
-    seen = proof.see(desired, root, run, ended, linked, params["prove"], params["timeout"])
+    seen = proof.see(desired, root, run_id, ended, linked, params["prove"], params["timeout"])
     actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:
         module.fail_json(msg="{} is not in sync:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
@@ -317,19 +317,19 @@ def run(module: request.Module) -> None:
         words = concern.warning(actual.get(name) or {})
         if words:
             module.warn("{}: {}".format(params["host"], words))
-    other = lease.of_another(root, run, ended) if root and desired else None
+    other = lease.of_another(root, run_id, ended) if root and desired else None
     mark = lease.maintenance(params["mark"]) if params["mark"] else None
     changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
     report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
-    # In the midst of another run's change it tells nothing of what comes after
+    # During the change of another run, the state may change after this call.
     answer["seen"] = {} if other else moment
     if other:
-        # No warning yet: the controller may know that run to be over
+        # The controller warns, because it may know that the run has ended.
         answer["held_by"] = {key: other[key] for key in ("run", "by", "since")}
     conditions = params["conditions"]
     if params["preflight"] and conditions:
-        # Who takes a host out knows why: it is not judged, and keeps no other host from its change.
+        # A host in maintenance is not judged and does not keep other hosts from their change.
         suppliers, passwords = params["suppliers"], params["passwords"]
         answer["clock"] = time.time()
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []

@@ -75,7 +75,7 @@ REQUEST = request.HOLDER
 def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     params = request.merge_request(module, REQUEST)
-    root, run = params["root"], store.Run(params["run"], params["by"], params["host"])
+    root, holder = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:
         if params["state"] == "absent":
             # The caller holds the lease, which is removed with the store.
@@ -85,10 +85,10 @@ def run(module: request.Module) -> None:
             ended = sorted(set(holds) & set(params["models"] or holds))
             answer = {"changed": bool(ended), "forgotten": ended}
         else:
-            with lease.working(root, lease.Holder(run.run, run.by)):
-                answer = releases.apply(root, run, {**params, "why": ""}, [], module.warn)
+            with lease.working(root, lease.Holder(holder.run, holder.by)):
+                answer = releases.apply(root, holder, {**params, "why": ""}, [], module.warn)
     except lease.LeaseError as error:
-        module.fail_json(msg=f"{run.host or root}: {error}")
+        module.fail_json(msg=f"{holder.host or root}: {error}")
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
     module.exit_json(**answer)

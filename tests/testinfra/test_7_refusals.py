@@ -227,7 +227,7 @@ def test_a_compiled_file_of_another_card_leaves_the_old_one_serving(tmp_path: Pa
 def test_no_sudo_password_and_a_wrong_one() -> None:
     for given in ("", "wr0ng-secret"):
         run = site(ansible_become_password=given)
-        refused(run, ("- every host: found that sudo refuses (", "wanted to become root: give the password with --ask-become-pass"))
+        refused(run, ("- every host: sudo refuses to become root (", "Give the password with --ask-become-pass"))
         assert "wr0ng-secret" not in run.output
 
 

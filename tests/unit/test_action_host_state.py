@@ -187,7 +187,7 @@ class Rollback(action.ActionModule):
     [
         (
             "The module interpreter '/usr/bin/python3.11' was not found.",
-            "found no /usr/bin/python3.11 on the host, wanted the Python that it had when it was looked at last: run once with "
+            "/usr/bin/python3.11 is missing, expected the Python of the last call. Run once with "
             "--flush-cache, or set ansible_python_interpreter",
         ),
         ("No space left on device", "the host could not be read: No space left on device"),
@@ -231,16 +231,16 @@ def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"plan": [], "refusals": []}, "moves is missing, expected"),
         ({"plan": [], "moves": {}}, "refusals is missing, expected"),
         ({"plan": []}, "moves and refusals are missing, expected"),
-        ({"plan": [], "refusals": [], "moves": []}, "found moves"),
-        ({"plan": [], "refusals": "none", "moves": {}}, "found refusals none, wanted a list"),
-        (mounting("/:/host:rw"), "found a mount /:/host:rw, wanted files of the driver only"),
-        (mounting({"/": "/"}), "wanted files of the driver only"),
-        (opening(devices=["/dev/sda:/dev/rbln0:rw"]), "found a device /dev/sda:/dev/rbln0:rw, wanted nodes of the cards only"),
-        (opening(devices=["/dev/rbln0:/dev/rbln0:rwm"]), "wanted nodes of the cards only"),
-        (opening(groups=["0"]), "found a group 0, wanted the number of one that is not root's"),
-        (opening(groups=["docker"]), "found a group docker"),
-        (named("evil:latest"), "found an image evil:latest, wanted the ID that its engine has given it"),
-        (named(["sha256:" + "0" * 64]), "wanted the ID that its engine has given it"),
+        ({"plan": [], "refusals": [], "moves": []}, "moves is "),
+        ({"plan": [], "refusals": "none", "moves": {}}, "refusals is none, expected a list"),
+        (mounting("/:/host:rw"), "mount is /:/host:rw, expected a file of the driver"),
+        (mounting({"/": "/"}), "expected a file of the driver"),
+        (opening(devices=["/dev/sda:/dev/rbln0:rw"]), "device is /dev/sda:/dev/rbln0:rw, expected the node of a card"),
+        (opening(devices=["/dev/rbln0:/dev/rbln0:rwm"]), "expected the node of a card"),
+        (opening(groups=["0"]), "group is 0, expected the number of a group that is not root's"),
+        (opening(groups=["docker"]), "group is docker"),
+        (named("evil:latest"), "image is evil:latest, expected the ID that its engine has given it"),
+        (named(["sha256:" + "0" * 64]), "expected the ID that its engine has given it"),
         ({**mounting(), "actual": {"server": {"driver_files": {"binds": 7}}}}, ""),
     ],
 )
@@ -269,7 +269,7 @@ def test_in_which_environment_a_host_is_does_not_the_host_say(monkeypatch: pytes
 def test_what_is_known_is_in_a_variable(known: Any) -> None:
     looking = Rollback({})
     looking._task = SimpleNamespace(args={"known": known})  # type: ignore[assignment]
-    with pytest.raises(AnsibleActionFail, match=r"known: found no such variable as .*, wanted the name of one with what"):
+    with pytest.raises(AnsibleActionFail, match=r"known is .*, expected the name of a variable"):
         looking.act("npu1", {"words": "as wanted"})
     looking._task.args["known"] = "state"
     assert looking.act("npu1", {"state": {"plan": []}}) == {"plan": [], "changed": False, "known": True}

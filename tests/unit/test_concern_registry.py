@@ -104,6 +104,7 @@ def test_adoption_and_upgrade_cover_each_concern_of_npu_hosts() -> None:
         ("watchdog", "watch", True),
         ("probe", "probe", False),
         ("monitoring", "configure", True),
+        ("unknown", "load", True),
     ],
 )
 def test_a_change_of_models_ends_only_what_the_registry_allows(concern: str, action: str, site: bool) -> None:

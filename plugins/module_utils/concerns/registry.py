@@ -92,5 +92,7 @@ def concerns_of(groups: List[str], npu_group: str) -> List[str]:
 
 def needs_site(item: Item) -> bool:
     """Return True if only site.yml may end a difference, and models.yml must not."""
-    allowed = CONCERNS[item["concern"]].models_actions
+    # The answer of a host may name any concern.
+    concern = CONCERNS.get(item["concern"])
+    allowed = concern.models_actions if concern else ()
     return allowed is not None and item["action"] not in allowed

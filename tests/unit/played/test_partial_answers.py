@@ -19,8 +19,8 @@ MODEL = [differs("models", "release", name="add", until="server_change")]
     [
         (BARE, "plan and report and maintenance and actual and held are missing"),
         ({**BARE, "report": []}, "plan and maintenance"),
-        ({**EMPTY, "plan": MODEL}, "found 0 lines about 1 differences"),
-        ({**EMPTY, "maintenance": "on"}, "found maintenance on, wanted a mapping or nothing"),
+        ({**EMPTY, "plan": MODEL}, "report has 0 lines about 1 differences"),
+        ({**EMPTY, "maintenance": "on"}, "maintenance is on, expected a mapping or nothing"),
     ],
 )
 def test_a_host_without_a_plan_is_not_in_sync(tmp_path: Path, answer: dict[str, Any], found: str) -> None:
