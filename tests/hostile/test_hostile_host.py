@@ -92,7 +92,7 @@ def test_what_an_upgrade_foretells(hostile: Hostile) -> None:
     hostile.answers(host_state={**state, "maintenance": None, **part})
     code, output = hostile.play("upgrade.yml", upgrade_to="24.12")
     assert code == 2 and f"{HOSTILE} gave an answer that cannot be used (KeyError: 'name')" in output, output
-    assert "to release 24.12" not in output and "PLAY [Preflight]" not in output
+    assert "to release 24.12" not in output and "PLAY [Run preflight]" not in output
 
 
 @pytest.mark.parametrize("answer", [{"plan": "text"}, {"held": ["x"]}, {"clock": "x"}])
