@@ -121,7 +121,7 @@ INITIALIZE = '        """There is nothing to load."""\n'
 DOUBLE = "            y = x * 2\n"
 
 
-@tells(wrong_digest=("alpha", r"arrived .*with SHA-256 \w+, wanted"))
+@tells(wrong_digest=("alpha", r"arrived .*with SHA-256 \w+, expected"))
 def a_source_with_another_digest(place: Place) -> Told:
     repository = place.edited(alpha=[])
     (repository / "alpha/1/weights.bin").write_bytes(os.urandom(2 << 20))

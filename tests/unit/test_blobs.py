@@ -130,7 +130,7 @@ def test_wrong_digest_names_source_found_and_wanted_and_is_removed(root: Path) -
     for words in (
         "from https://a.example.com/x",
         f"SHA-256 {digest(TWO)}",
-        f"wanted {digest(ONE)}",
+        f"expected {digest(ONE)}",
         "was removed: transfer it again",
     ):
         assert words in str(error.value)
@@ -180,7 +180,7 @@ def test_the_lock_dies_with_its_holder(root: Path) -> None:
 def test_room(free: int, partial: dict[str, int], sizes: dict[str, Any], fits: bool) -> None:
     why = blobs.short_of_room("/x", free, partial, sizes)
     assert (why is None) is fits
-    assert fits or why == "found 100 bytes (0 MiB) free for /x, wanted 101 (1 MiB) for 2 large files: make room there"
+    assert fits or why == "/x has 100 bytes (0 MiB) free, expected 101 (1 MiB) for 2 large files. Make room there"
 
 
 # What leaves

@@ -308,7 +308,7 @@ def test_bundle_whole_and_in_part(bundle: Path, tmp_path: Path) -> None:
 def test_bundle_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"no tar")
     for path in (tmp_path / "x.tar", tmp_path / "gone", tmp_path):
-        with pytest.raises(subject.SourceError, match=f"found no whole bundle {path} .*correct model_repository_bundle"):
+        with pytest.raises(subject.SourceError, match=f"{path} is no complete bundle .*Correct model_repository_bundle"):
             subject.bundled(str(path))
     assert subject.bundled("") == {}
 
@@ -331,12 +331,12 @@ def test_a_truncated_bundle_is_told(tmp_path: Path, kind: str, left: float) -> N
         lambda: subject.fetch({"bundle": str(path)}, digest, str(tmp_path / digest), {}, {}),
     ]
     for ask in asks:
-        with pytest.raises(subject.SourceError, match=rf"found no whole bundle {path} \(.+\), wanted .*copy it anew"):
+        with pytest.raises(subject.SourceError, match=rf"{path} is no complete bundle \(.+\), expected .*copy it again"):
             ask()
 
 
 def test_a_bundle_that_became_another_is_told(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(subject.SourceError, match="found no 0123 in bundle"):
+    with pytest.raises(subject.SourceError, match="has no blobs/sha256/0123"):
         subject.fetch({"bundle": str(bundle)}, "0123", str(tmp_path / "x"), {}, {})
     (tmp_path / DIGEST).write_bytes(CONTENT + b"more")
     assert bring({"bundle": str(bundle)}, tmp_path / DIGEST) == CONTENT
@@ -372,7 +372,7 @@ def test_s3_that_breaks_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "secrets", "words"),
     [
-        ("s3://models/gone", SECRETS, "found no such object"),
+        ("s3://models/gone", SECRETS, "there is no such object"),
         ("s3://models/a.rbln", {**SECRETS, "s3_secret_key": "wrong-secret-of-ours"}, "rclone: .*403"),
     ],
 )
@@ -399,7 +399,7 @@ def test_gs(tmp_path: Path) -> None:
         ("yes", "true", "rclone: the answer has more than"),
         ("while :; do printf x; sleep 0.05; done", "true", r"rclone: the exchange did not end within 0\.5 s"),
         ("echo '{'", "true", "expected JSON"),
-        ("echo []", "true", "found no such object"),
+        ("echo []", "true", "there is no such object"),
         ('echo \'{"Size": "7"}\'', "true", "expected a number"),
         ("echo '{\"Size\": 1e999}'", "true", "expected JSON"),
         ("echo '{\"Size\": 1000}'", "yes", "it brings more than the 1000 bytes"),
@@ -421,7 +421,9 @@ def test_an_object_store_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_no_rclone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(subject.SourceError, match="found no rclone here, wanted it for object stores: `apt-get install rclone`"):
+    with pytest.raises(
+        subject.SourceError, match="rclone is missing on this machine, which object stores need: `apt-get install rclone`"
+    ):
         subject.size({"url": "s3://models/a.rbln"}, DIGEST, {}, {})
 
 

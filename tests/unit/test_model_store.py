@@ -252,7 +252,7 @@ def test_corrupt_blob_is_refused(serving: Path) -> None:
     result = store(serving, {"digits": release({"config.pbtxt": b"two"}, {"1/model.rbln": SECOND}, mark="a")})
     assert (result["failed"], result["msg"]) == (
         True,
-        f"model store {serving}: blob {digest(SECOND)[:12]} arrived with SHA-256 {digest(b'cut off')}, wanted {digest(SECOND)}, "
+        f"model store {serving}: blob {digest(SECOND)[:12]} arrived with SHA-256 {digest(b'cut off')}, expected {digest(SECOND)}, "
         "and was removed: transfer it again",
     )
     assert untouched(serving)

@@ -334,9 +334,7 @@ def test_room_for_large_files_is_counted_before_anything_changes(tmp_path: Path,
         origins = {"1" * 64: {"file": str(tmp_path / "a.rbln")}, "2" * 64: {"url": store.url + "/b"}}
         asked: dict[str, Any] = {"found": {"digits": {"origins": origins}}, "missing": origins}
         (reason,) = refused(tmp_path, [], **asked, free=999)
-        assert (
-            reason == "found 999 bytes (0 MiB) free for /var/lib/npufleet, wanted 1100 (1 MiB) for 2 large files: make room there"
-        )
+        assert reason == "/var/lib/npufleet has 999 bytes (0 MiB) free, expected 1100 (1 MiB) for 2 large files. Make room there"
         assert refused(tmp_path, [], **asked, free=999, arrived={"1" * 64: 101}) == []
 
 
@@ -347,11 +345,11 @@ def test_large_files_of_a_bundle_need_nothing_else(tmp_path: Path) -> None:
     found = {"digits": {"origins": {"1" * 64: {}, "2" * 64: {}}}}
     reasons = refused(tmp_path, [], found, found["digits"]["origins"], model_repository_bundle=str(tmp_path / "bundle"))
     assert reasons == [
-        "model digits: compiled file nowhere: found neither `url` nor `file` of it, nor a bundle that has it: name one. "
+        "model digits: compiled file nowhere: it has no `url`, no `file`, and is in no bundle. Name one. "
         "Correct `url` or npufleet_artefact_user."
     ]
     (gone,) = refused(tmp_path, [], found, found["digits"]["origins"], model_repository_bundle="/no/bundle")
-    assert gone.startswith("found no whole bundle /no/bundle (")
+    assert gone.startswith("/no/bundle is no complete bundle (")
 
 
 def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) -> None:
@@ -365,9 +363,9 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         secrets = subject.suppliers(variables(**given))[1][LARGE_FILES]
         here = {"missing": sorted(origins), "free": 499, "arrived": {}}
         assert pulled(pulls, here, secrets) == [
-            f"model digits: compiled file {store.url}/gone: status 404, expected a file or page: "
-            "correct `url` or npufleet_artefact_user",
-            "found 499 bytes (0 MiB) free for /var/lib/npufleet, wanted 500 (1 MiB) for 1 large files: make room there",
+            f"model digits: compiled file {store.url}/gone: status 404, expected a file or page. "
+            "Correct `url` or npufleet_artefact_user",
+            "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large files. Make room there",
         ]
         assert pulled(pulls, {**here, "missing": []}, secrets) == []
         assert "two" not in json.dumps(pulls)

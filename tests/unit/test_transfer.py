@@ -275,11 +275,11 @@ def order(name: str, **files: Any) -> dict[str, Any]:
 def test_no_room_is_told_before_anything_is_written(incoming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blobs, "free_space", lambda _path: (1, 1000))
     root = str(incoming.parent)
-    with pytest.raises(store.StoreError, match=f"found 1000 bytes .* free for {root}, wanted 1001"):
+    with pytest.raises(store.StoreError, match=f"{root} has 1000 bytes .* free, expected 1001"):
         receive.serve(root, str(incoming), order("prepare", **{digest(OTHER): {"size": 1001}}), {})
     with stores.serving({"x": OTHER}) as server:
         pulled = order("take", **{digest(OTHER): {"url": server.url + "/x", "pull": True, "source": "x"}})
-        with pytest.raises(store.StoreError, match=f"found 1000 bytes .* wanted {len(OTHER)}"):
+        with pytest.raises(store.StoreError, match=f"has 1000 bytes .* expected {len(OTHER)}"):
             receive.serve(root, str(incoming), pulled, {})
         assert server.ranges_asked == []
     assert blobs.arrived(str(incoming)) == {}

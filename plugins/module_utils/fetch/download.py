@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Where a large file comes from: a web server, an object store, a bundle. For the controller, and hosts that fetch themselves.
+"""Downloads of large files from web servers, object stores and bundles, by the controller or by hosts.
 
-An interrupted download is resumed: by Range over HTTP, by rclone's offset from object stores. What has come is proven by its digest
-elsewhere. `way` says how to get there, and may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
+An interrupted download is resumed: by Range over HTTP, by rclone's offset from object stores. The caller verifies the digest. `way`
+describes the access and may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
 "gs": {"endpoint"}}. `secrets` may not: {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
 """
 
@@ -33,12 +33,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source impor
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# Of the answer to a Range: the first byte, the last one, and how many there are
+# The response to a Range: the first byte, the last one, and the size of the file
 RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/(?:([0-9]{1,15})|\*)")
 
 
 def shown(origin: Mapping[str, Any]) -> str:
-    """A source as a message names it, without a login or a signature."""
+    """Return the name of a source for messages, without a login or a signature."""
     return str(origin.get("bundle") or origin.get("file") or (http_probe.bare(origin["url"]) if origin.get("url") else "nowhere"))
 
 
@@ -46,7 +46,7 @@ def shown(origin: Mapping[str, Any]) -> str:
 
 
 def bundled(path: str) -> Dict[str, int]:
-    """{digest: bytes} of a bundle: a directory, or a tar of one, with blobs/sha256/<digest>."""
+    """Return {digest: bytes} of a bundle: a directory, or a tar of one, with blobs/sha256/<digest>."""
     if not path:
         return {}
     with _refusing(path):
@@ -59,14 +59,14 @@ def bundled(path: str) -> Dict[str, int]:
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """What reading a bundle raises, whatever it is packed with, as what was found and wanted."""
+    """Raise SourceError for any error of a bundle that cannot be read."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(
-            f"found no whole bundle {path} ({why}), wanted a directory or tar with blobs/sha256/<digest>: correct "
-            "model_repository_bundle, or copy it anew"
+            f"{path} is no complete bundle ({why}), expected a directory or tar with blobs/sha256/<digest>. Correct "
+            "model_repository_bundle, or copy it again"
         ) from None
 
 
@@ -76,7 +76,7 @@ def _in_home(name: str) -> bool:
 
 @contextmanager
 def _member(path: str, digest: str) -> Iterator[Any]:
-    """One file of a bundle, opened, or None."""
+    """Open one file of a bundle, or yield None."""
     if os.path.isdir(path):
         inside = os.path.join(path, "blobs", "sha256", digest)
         with open(inside, "rb") if os.path.isfile(inside) else nullcontext() as source:
@@ -100,7 +100,7 @@ def _member(path: str, digest: str) -> Iterator[Any]:
 def _from_bundle(path: str, digest: str, sink: Any, alive: Callable[[], None]) -> None:
     with _member(path, digest) as source:
         if source is None:
-            raise SourceError(f"found no {digest} in bundle {path}, wanted it there as blobs/sha256/{digest}: make the bundle anew")
+            raise SourceError(f"bundle {path} has no blobs/sha256/{digest}. Make the bundle again")
 
         def read(count: int) -> bytes:
             with _refusing(path):
@@ -118,16 +118,16 @@ def _from_bundle(path: str, digest: str, sink: Any, alive: Callable[[], None]) -
 
 
 def size(origin: Mapping[str, Any], digest: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
-    """Bytes of a file at its source, None where that does not say. Raises SourceError where there is none, or no way to it."""
+    """Return the bytes of a file at its source, None if they are unknown. Raises SourceError without such a file or access."""
     if origin.get("bundle"):
         return bundled(origin["bundle"]).get(digest)
     if origin.get("file"):
         try:
             return os.path.getsize(origin["file"])
         except OSError as error:
-            raise SourceError(f"found no {origin['file']} ({error.strerror}), wanted the compiled file there") from None
+            raise SourceError(f"{origin['file']} is missing ({error.strerror}), expected the compiled file") from None
     if not origin.get("url"):
-        raise SourceError("found neither `url` nor `file` of it, nor a bundle that has it: name one")
+        raise SourceError("it has no `url`, no `file`, and is in no bundle. Name one")
     if store_of(origin["url"]):
         return object_stores.size(origin["url"], way, secrets)
     found, why = http_probe.measure(origin["url"], _login(way, secrets), way.get("proxies") or {}, way.get("ca"))
@@ -151,10 +151,10 @@ def fetch(
     secrets: Mapping[str, str],
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Bring a file to `target`, going on with what is there. `alive` is called between blocks and may raise to end it.
+    """Download a file to `target`, after the bytes that it has. `alive` is called between blocks and may raise to end the download.
 
     A connection that breaks off is opened again as long as bytes come, at their least rate (source.py). The `size` of an origin
-    is enforced. What came stays for the next run, unless the disk is full or it is more than was announced.
+    is enforced. A partial file stays for the next run, unless the disk is full or it is larger than announced.
     """
     source = Source(origin.get("size"))
     while True:
@@ -178,7 +178,7 @@ def fetch(
 
 @contextmanager
 def _partial(target: str) -> Iterator[Any]:
-    """What there is of a file, to write on: never through a link that somebody else laid there."""
+    """Open a partial file at its end, and never through a link that another account has planted."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)
@@ -207,7 +207,7 @@ def _stream(
     secrets: Mapping[str, str],
     alive: Callable[[], None],
 ) -> None:
-    """The rest of a file from its source into `sink`."""
+    """Copy the rest of a file from its source into `sink`."""
     if origin.get("bundle"):
         _from_bundle(origin["bundle"], digest, sink, alive)
     elif store_of(origin["url"]):
@@ -262,7 +262,7 @@ def _from_web(
 
 
 def _announced(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int]]:
-    """(byte of the file that an answer begins with, the one behind its last, how many the file has). Raises SourceError."""
+    """Return the first byte of a response, the byte after its last one, and the size of the file. Raises SourceError."""
     if answer.status != 206:
         length = http_probe.whole_number(str(answer.headers.get("Content-Length", "")))
         return 0, length, length

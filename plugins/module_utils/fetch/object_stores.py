@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores, as rclone asks them. `way` and `secrets` are those of download.py."""
+"""Object stores, which rclone reads. `way` and `secrets` are those of download.py."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source impor
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 STORES = {"s3": "s3://", "gs": "gs://"}
-# What rclone ends with where there is no such file or bucket
-NOT_THERE = (3, 4)
-# Bytes of what rclone says of an object, and of its complaints
+# Exit codes of rclone without such a file or bucket
+MISSING = (3, 4)
+# Bytes of rclone's description of an object, and of its error messages
 SAID = 1 << 20
 
 
 def store_of(url: str) -> Optional[str]:
-    """`s3` or `gs` for an address that rclone takes, None for the web's."""
+    """Return `s3` or `gs` for an address of an object store, None for any other one."""
     return next((name for name, head in STORES.items() if url.startswith(head)), None)
 
 
@@ -57,17 +57,17 @@ def size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
     except ValueError:
         raise SourceError(f"rclone says {said[:200]!a} of it, expected JSON: see its version") from None
     if not isinstance(found, dict) or found.get("IsDir"):
-        raise SourceError("found no such object, wanted a file there")
-    size = found.get("Size")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise SourceError(f"rclone says that it has {str(size)[:40]!a} bytes, expected a number: see its version")
-    return size
+        raise SourceError("there is no such object, expected a file")
+    count = found.get("Size")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise SourceError(f"rclone says that it has {str(count)[:40]!a} bytes, expected a number: see its version")
+    return count
 
 
 def fetch(
     url: str, sink: Any, source: Source, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]
 ) -> None:
-    """Bring the rest of an object into `sink`."""
+    """Copy the rest of an object into `sink`."""
     source.announced(size(url, way, secrets))
     if sink.tell() > source.most:
         source.restart(sink, "what was here is more than there is")
@@ -104,14 +104,14 @@ def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
 
 
 def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """Return how rclone learns of the store: by its environment, which no `ps` of another user shows, and not by a file."""
+    """Return the environment by which rclone gets the settings of the store. Unlike options, `ps` does not show it to others."""
     kind = str(store_of(url))
     given = dict(way.get(kind) or {})
     options = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
     if kind == "s3":
         options.update(provider=given.get("provider"), region=given.get("region"))
         options.update(access_key_id=secrets.get("s3_access_key"), secret_access_key=secrets.get("s3_secret_key"))
-        # Without keys of ours it takes those that the machine has, such as those of its role
+        # Without keys of ours rclone uses those of the machine, such as those of its role
         options["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
     else:
         options.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))
@@ -125,10 +125,10 @@ def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) ->
 
 @contextmanager
 def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
-    """rclone on one object, without a file of settings; its complaints are kept for `_ended`."""
+    """Run rclone on one object without a file of settings, and keep its error messages for `_ended`."""
     program = shutil.which("rclone")
     if not program:
-        raise SourceError("found no rclone here, wanted it for object stores: `apt-get install rclone`")
+        raise SourceError("rclone is missing on this machine, which object stores need: `apt-get install rclone`")
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
     settings = {**untranslated(), **environment(url, way, secrets)}
@@ -151,7 +151,7 @@ def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Map
 
 @contextmanager
 def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
-    """A file with the site's authority beside the system's, for rclone, which takes one or the other."""
+    """Yield the path of a file with the site's authority and those of the system, because rclone takes one file."""
     if not ca:
         yield None
         return
@@ -168,7 +168,7 @@ def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
 
 
 def _ended(process: Any) -> Optional[str]:
-    """Return why rclone failed, in its own last words; None where it did not."""
+    """Return the last message of a rclone that failed, None if it did not fail."""
     try:
         code = process.wait(SECONDS)
     except subprocess.TimeoutExpired:
@@ -180,6 +180,6 @@ def _ended(process: Any) -> Optional[str]:
     said = process.complaints.read(SAID).decode("utf-8", "replace").strip()
     for secret in process.secrets.values():
         said = said.replace(secret, "***") if secret else said
-    if code in NOT_THERE:
-        return "found no such object, wanted a file there"
+    if code in MISSING:
+        return "there is no such object, expected a file"
     return "rclone: " + " ".join((said.splitlines() or [f"it ended with {code}"])[-1].split())[:400]

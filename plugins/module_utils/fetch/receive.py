@@ -1,10 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The host's half of a transfer: a place for it, room for it, pulling where the host itself fetches, and taking over what came.
+"""The host's part of a transfer: it prepares the directory, downloads what it fetches itself, and takes over what has arrived.
 
-`order` is what the controller asks: {"do", "user": who connects, "by": who transfers, "blobs": {digest: origin}, "way",
-"bundle" of this host}. An origin
-has what download.py takes, `size` where it is known, and `source`, its name in messages.
+`order` is the request of the controller: {"do", "user" that connects, "by": the person, "blobs": {digest: origin}, "way", "bundle"
+of this host}. An origin has the fields of download.py, `size` if it is known, and `source`, its name in messages.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 
 # Seconds without a sign of the controller after which a pull ends, and with it its lock
 SILENCE = 60.0
-# Bytes that a controller may take to say who it is, and what one is called that does not
+# Bytes of the name of a controller, and the name of an unknown one
 HOLDER, UNKNOWN = 800, "another controller"
 
 
 def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """One step of a transfer. Raises StoreError; its answer has `busy` where another controller transfers to this host."""
+    """Run one step of a transfer. Raises StoreError. Returns `busy` if another controller transfers to this host."""
     steps: Dict[str, Callable[..., Dict[str, Any]]] = {"prepare": _prepare, "take": _take, "drop": _drop}
     try:
         return steps[order["do"]](root, incoming, order, secrets)
@@ -34,14 +33,14 @@ def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 
 
 def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Give the connecting user its place, and say what of the blobs is still to come and that there is room for it."""
+    """Give the connecting user its directory. Returns the blobs that have to arrive. Raises StoreError without room for them."""
     store.make_directory(root)
     os.makedirs(incoming, exist_ok=True)
     try:
         user = pwd.getpwnam(order["user"])
     except KeyError:
         raise store.StoreError(
-            "found no user {} on this host, wanted the one that connects: set ansible_user".format(order["user"])
+            "user {} is missing on this host, expected the one that connects. Set ansible_user".format(order["user"])
         ) from None
     with blobs.locked(incoming, wait=False):
         _write(incoming, blobs.CONTROLLER, order["by"])
@@ -54,7 +53,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """The directory and the files in it to the connecting user: rsync goes on with a file of its own only."""
+    """Give the directory and its files to the connecting user: rsync resumes only its own files."""
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
@@ -64,7 +63,7 @@ def _give(incoming: str, user: pwd.struct_passwd) -> None:
 
 
 def _write(incoming: str, name: str, content: str) -> None:
-    """A small file for the connecting user to read, never through a link that lies there."""
+    """Write a small file that the connecting user can read, and never through a link."""
     path = os.path.join(incoming, name)
     if os.path.lexists(path):
         os.unlink(path)
@@ -76,7 +75,7 @@ def _write(incoming: str, name: str, content: str) -> None:
 
 
 def _holder(incoming: str) -> str:
-    """Who transfers, as it said itself."""
+    """Return the name of the controller that transfers, as it has written it."""
     try:
         return foreign.read(os.path.join(incoming, blobs.CONTROLLER), HOLDER).decode("utf-8", "replace") or UNKNOWN
     except (foreign.Untrusted, OSError):
@@ -84,11 +83,11 @@ def _holder(incoming: str) -> str:
 
 
 def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Fetch what this host fetches itself, then verify everything and keep it."""
+    """Download what this host fetches itself, then verify all blobs and move them into the store."""
     pulls = {digest: blob for digest, blob in order["blobs"].items() if blob.get("pull") and blobs.flaw(root, digest)}
     if pulls:
         _pull(root, incoming, pulls, order, secrets)
-    # Not under the store's lock: nothing of another run is touched
+    # This needs no lock of the store, because it touches nothing of another run
     store.make_directories(root)
     blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: blob["source"] for digest, blob in order["blobs"].items()})
     return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
@@ -97,7 +96,7 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 def _pull(
     root: str, incoming: str, pulls: Dict[str, Mapping[str, Any]], order: Mapping[str, Any], secrets: Mapping[str, str]
 ) -> None:
-    # Here, because a host mostly has nothing to fetch, and TLS takes its time to be imported.
+    # Imported here, because most hosts fetch nothing, and the import of TLS takes long
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 
     way = order["way"]
@@ -115,7 +114,7 @@ def _pull(
         if reasons:
             raise store.StoreError("; ".join(reasons))
         for digest, size in sizes.items():
-            # Longer than the whole is no part of it.
+            # A file that is too long is no part of the blob
             if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
                 os.unlink(os.path.join(incoming, digest))
         alive = watched(incoming)
@@ -133,9 +132,9 @@ def _pull(
 
 
 def watched(incoming: str) -> Callable[[], None]:
-    """What a pull calls between blocks: ends it when the controller, which renews its mark, has been silent for too long."""
+    """Return a function that raises StoreError if the controller, which renews its mark, has been silent for too long."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
-    # Its time is by a clock that steps: what counts is when it was seen to be another one
+    # The time of the mark is by a clock that steps, so only its changes count
     renewed, seen = 0, time.monotonic()
 
     def alive() -> None:

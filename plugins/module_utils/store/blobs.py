@@ -133,8 +133,8 @@ def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapp
     if needed <= free:
         return None
     return (
-        f"found {free} bytes ({free // MIB} MiB) free for {place}, wanted {needed} ({needed // MIB + 1} MiB) for "
-        f"{len(sizes)} large files: make room there"
+        f"{place} has {free} bytes ({free // MIB} MiB) free, expected {needed} ({needed // MIB + 1} MiB) for "
+        f"{len(sizes)} large files. Make room there"
     )
 
 
@@ -192,7 +192,7 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
         return None
     os.unlink(staged)
     origin = f" from {source}" if source else ""
-    return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, wanted {digest}, and was removed"
+    return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, expected {digest}, and was removed"
 
 
 # Removal

@@ -40,8 +40,8 @@ def undecided(root: str) -> Optional[str]:
         return None
     other = f"that cannot be used either ({torn})" if there else "that is gone"
     return (
-        f"found {os.path.join(root, store.HOLDS)} that cannot be used ({flaw}), and a {store.HISTORY} {other}, wanted one of them "
-        "to tell which models are held: write it anew, or end every hold with playbooks/rollback.yml -e rollback_forget=true"
+        f"{os.path.join(root, store.HOLDS)} is a file that cannot be used ({flaw}), with a {store.HISTORY} {other}. One of them "
+        "has to show which models are held: write it again, or end every hold with playbooks/rollback.yml -e rollback_forget=true"
     )
 
 
