@@ -50,7 +50,8 @@ def plan_counts(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] =
     """Return True if a plan still counts."""
     if not (lease or {}).get("fresh"):
         return False
-    return bool(planned["seen"]["linked"] == linked and {item["concern"] for item in planned["plan"]} <= ABOVE)
+    concerns = {item["concern"] for item in planned["plan"]}
+    return (planned.get("seen") or {}).get("linked") == linked and concerns <= ABOVE
 
 
 class FilterModule:

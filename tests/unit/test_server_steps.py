@@ -124,6 +124,8 @@ def test_a_plan_counts_while_nobody_has_held_the_host(concern: str, lease: Any, 
 
 def test_a_host_that_was_not_planned_has_no_plan_that_counts() -> None:
     assert plan_counts({}, {}) is False
+    # Another run was at work when the plan was made.
+    assert plan_counts({"plan": [], "seen": {}}, HELD) is False
 
 
 def test_every_step_is_a_condition_of_the_role() -> None:
