@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes model_config.json: the newest schema of config.pbtxt, and the Triton from which on each later field is known.
+"""Writes model_config.json: the newest schema of config.pbtxt, and the first Triton with each later field.
 
-    python files/schemas/make.py          looks at every tritonclient on PyPI from OLDEST on
-    python files/schemas/make.py --check  exits 1 where the committed file is not what that gives
+    python files/schemas/make.py          reads the versions of tritonclient on PyPI from OLDEST on
+    python files/schemas/make.py --check  exits with 1 if the committed file differs
 
-Schemas only grow, so of two versions with equal ones none between them is downloaded. A field that went away or became
-another stops the program: one schema for all would no longer do.
+Schemas only grow, so that no version between two with equal schemas is downloaded. A removed or changed field stops the program, as
+one schema would no longer be enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-# What is in it is known to every release row: the oldest is Triton 2.42.
+# All release rows know this schema, as the oldest row has Triton 2.42.
 OLDEST = "2.41.1"
 OUTPUT = Path(__file__).with_name("model_config.json")
 MEMBER = "tritonclient/grpc/model_config_pb2.py"
@@ -36,10 +36,10 @@ def pip(*arguments: str) -> str:
 
 
 def versions() -> list[str]:
-    """Released versions from OLDEST on, oldest first."""
+    """Return the released versions from OLDEST on, oldest first."""
     (line,) = re.findall(r"^Available versions: (.*)$", pip("index", "versions", "tritonclient"), re.MULTILINE)
-    found = [part for part in line.split(", ") if re.fullmatch(r"\d+\.\d+\.\d+", part)]
-    return sorted((entry for entry in found if number(entry) >= number(OLDEST)), key=number)
+    released = [part for part in line.split(", ") if re.fullmatch(r"\d+\.\d+\.\d+", part)]
+    return sorted((entry for entry in released if number(entry) >= number(OLDEST)), key=number)
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -49,18 +49,18 @@ def number(version: str) -> tuple[int, ...]:
 def descriptor(version: str, place: Path) -> FileDescriptorProto:
     """Return the schema in a wheel, which is read and never run."""
     home = place / version
-    # The wheel of no platform is the small one: it lacks perf_analyzer.
+    # The wheel without a platform is small, as it lacks perf_analyzer.
     pip("download", "--no-deps", "--only-binary=:all:", "--platform=any", f"--dest={home}", f"tritonclient=={version}")
     (wheel,) = home.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        # At the top, or below the wheel's purelib
+        # The file is at the top or below purelib.
         (member,) = (name for name in archive.namelist() if name.endswith(MEMBER))
         tree = ast.parse(archive.read(member).decode())
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "AddSerializedFile":
             (raw,) = node.args
             return FileDescriptorProto.FromString(ast.literal_eval(raw))
-    raise SystemExit(f"{wheel.name}: {MEMBER} has no descriptor, expected a call of AddSerializedFile: look at the file")
+    raise SystemExit(f"{wheel.name}: {MEMBER} has no descriptor, expected a call of AddSerializedFile. Read the file")
 
 
 def names(schema: FileDescriptorProto) -> dict[str, Any]:
@@ -88,29 +88,29 @@ def since(known: dict[str, dict[str, Any]], order: list[str]) -> dict[str, str]:
     return dict(sorted(first.items()))
 
 
-def made(place: Path) -> str:
+def document_of(place: Path) -> str:
+    """Return the text of model_config.json."""
     order = versions()
     schemas: dict[str, FileDescriptorProto] = {}
 
-    def look(low: int, high: int) -> None:
-        """Download what lies between two versions that differ."""
+    def download(low: int, high: int) -> None:
+        """Download the versions between two whose schemas differ."""
         for at in (low, high):
             if order[at] not in schemas:
                 schemas[order[at]] = descriptor(order[at], place)
         if high - low > 1 and names(schemas[order[low]]) != names(schemas[order[high]]):
             middle = (low + high) // 2
-            look(low, middle)
-            look(middle, high)
+            download(low, middle)
+            download(middle, high)
 
-    look(0, len(order) - 1)
+    download(0, len(order) - 1)
     known = {version: names(schema) for version, schema in schemas.items()}
-    looked_at = [label for label in order if label in known]
     raw = base64.b64encode(schemas[order[-1]].SerializeToString(deterministic=True)).decode()
     document = {
         "about": "Made by files/schemas/make.py out of the wheels of tritonclient. Do not edit.",
         "oldest": order[0],
         "newest": order[-1],
-        "since": since(known, looked_at),
+        "since": since(known, [version for version in order if version in known]),
         "descriptor": [raw[at : at + 120] for at in range(0, len(raw), 120)],
     }
     return json.dumps(document, indent=1) + "\n"
@@ -118,13 +118,13 @@ def made(place: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where the file would change")
+    parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if the file would change")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        text = made(Path(place))
+        text = document_of(Path(place))
     if arguments.check:
         same = OUTPUT.exists() and OUTPUT.read_text() == text
-        print(f"{OUTPUT.name} is {'as made' if same else 'not what the wheels give: run this without --check'}")
+        print(f"{OUTPUT.name} is {'in sync' if same else 'not in sync with the wheels. Run this without --check'}")
         return 0 if same else 1
     OUTPUT.write_text(text)
     print(f"{OUTPUT.name}: {json.loads(text)['since']}")

@@ -301,7 +301,7 @@ def test_check_files_that_are_not_right(tmp_path: Path) -> None:
     (tmp_path / "digits.yml").write_text("model: digits\nchecks: [{name: a}]\n")
     (tmp_path / "words.yml").write_text("checks: [\n")
     reasons = refused(tmp_path, [LOAD], found)
-    assert any("digits.yml: checks[0].inputs: " in entry for entry in reasons), reasons
+    assert any("digits.yml: checks[0].inputs is missing" in entry for entry in reasons), reasons
     assert any("words.yml: is not a YAML file" in entry for entry in reasons), reasons
     (reason,) = refused(tmp_path, [INSTALL], found, rbln_driver_package_file="/no", rbln_driver_package_sha256="0" * 64)
     assert reason.endswith("Correct rbln_driver_package_file.")

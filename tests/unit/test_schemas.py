@@ -12,7 +12,7 @@ import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import arrays, check_files, fields
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
 from helpers import ROOT
 
@@ -86,7 +86,7 @@ def test_keys_are_those_of_the_reader() -> None:
         (CHECK, check_files.CHECK),
         (CHECK["properties"]["rows"], check_files.ROWS),
         (inputs, check_files.INPUT),
-        (inputs["properties"]["generated"], check_files.GENERATED),
+        (inputs["properties"]["generated"], arrays.GENERATED),
         (expect, check_files.EXPECT),
         (expect["properties"]["values"], check_files.VALUES),
         (CHECK["properties"]["error"], check_files.ERROR),
@@ -96,7 +96,7 @@ def test_keys_are_those_of_the_reader() -> None:
     for part, keys in parts:
         assert {key: key in part.get("required", []) for key in part["properties"]} == keys
         assert part["additionalProperties"] is False
-    assert inputs["properties"]["dtype"]["enum"] == expect["properties"]["dtype"]["enum"] == list(check_files.DTYPES)
+    assert inputs["properties"]["dtype"]["enum"] == expect["properties"]["dtype"]["enum"] == list(arrays.DTYPES)
     assert set(CHECK["properties"]["protocols"]["items"]["enum"]) == set(inference.PROTOCOLS)
     assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(inference.STATUS)
     assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.PROOFS]
@@ -108,7 +108,7 @@ def test_keys_are_those_of_the_reader() -> None:
 
 
 def test_bounds_are_those_of_the_reader() -> None:
-    most = check_files.MOST
+    most = fields.MOST
     assert {CHECK["properties"]["rows"]["properties"][key]["maximum"] for key in ("first", "count")} == {most}
     assert {entry["maximum"] for entry in CHECK["properties"]["cancel"]["properties"].values()} == {most}
     assert CHECK["properties"]["responses"]["maximum"] == most
@@ -178,4 +178,4 @@ def test_what_is_refused_by_the_reader_does_not_fit(where: tuple[Any, ...], valu
     (tmp_path / "m.yml").write_text(yaml.safe_dump(document))
     reader = check_files.CheckFile("m", str(tmp_path / "m.yml"), [])
     reader.read(0)
-    assert any("no such file" not in finding for finding in reader.findings)
+    assert any("does not exist" not in finding for finding in reader.errors)

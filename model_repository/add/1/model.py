@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance. What it needs to know comes from `parameters` of config.pbtxt."""
+    """One instance, configured by `parameters` in config.pbtxt."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Read the parameters. Raises TritonModelException with all mistakes, so that a loaded model can answer."""
@@ -39,7 +39,7 @@ class TritonPythonModel:
         return number
 
     def _bias(self, directory: str, path: str, reasons: List[str]) -> float:
-        """Return the bias in a file of the version directory; a path that leads out of it is refused."""
+        """Return the bias in a file of the version directory. Raises TritonModelException for a path outside it."""
         full = os.path.normpath(os.path.join(directory, path))
         if not full.startswith(os.path.normpath(directory) + os.sep):
             reasons.append(f"model_path is {path!r}, expected a file of the version directory")

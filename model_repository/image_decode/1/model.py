@@ -15,7 +15,7 @@ except ImportError as error:
 
 
 class TritonPythonModel:
-    """One instance. How a picture is made comes from `parameters` and the output of config.pbtxt."""
+    """One instance, configured by `parameters` and the output in config.pbtxt."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Read the parameters. Raises TritonModelException with all mistakes."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An encoded image as the input of a network of ImageNet, by Pillow and numpy: what torchvision's transforms do.
+"""Preprocessing of encoded images for networks of ImageNet with Pillow and numpy, equal to torchvision's transforms.
 
 For the data of a check: preprocess.py IMAGE.jpg PIXELS.npy writes the picture as a batch of one.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple, Tuple
 import numpy as np
 from PIL import Image, ImageOps
 
-# Nothing else is decoded: each further format would be one more parser for what strangers send.
+# No other formats are decoded, as each would add a parser for untrusted data.
 FORMATS = ("JPEG", "PNG")
 # A progressive JPEG has about ten scans. Each goes over all of the picture, and may be a few bytes long.
 MAX_SCANS, SCAN = 64, b"\xff\xda"
@@ -40,7 +40,7 @@ DEFAULTS = Settings()
 
 
 def pixels(encoded: bytes, settings: Settings = DEFAULTS) -> np.ndarray:
-    """float32 [3, *crop] of a JPEG or PNG: upright, in RGB, its shorter side `resize`, the centre, normalised.
+    """Return float32 [3, *crop] of a JPEG or PNG: upright, RGB, shorter side `resize`, centre cropped, normalised.
 
     Raises ImageError.
     """
@@ -71,13 +71,13 @@ def decode(encoded: bytes, settings: Settings) -> Image.Image:
         raise
     except Image.UnidentifiedImageError:
         raise ImageError(f"is no JPEG or PNG image that can be read: its first bytes are {encoded[:8].hex(' ')}") from None
-    except Exception as error:  # Pillow's parsers raise whatever the broken bytes led them to
+    except Exception as error:  # Pillow's parsers raise any error for broken bytes
         words = str(error).splitlines() or [""]
         raise ImageError(f"is broken and cannot be decoded: {words[0] or type(error).__name__}") from None
 
 
 def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
-    """Judge the size that the header tells, and the one after resizing: of a strip as thin as a hair that is larger."""
+    """Check the size in the header and the size after resizing, which is the larger one for a very thin image."""
     width, height = image.size
     resized = max(width, height) * settings.resize**2 // min(width, height)
     if max(width * height, resized) > settings.max_pixels:
@@ -89,15 +89,15 @@ def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Return the image rotated by its EXIF data; unreadable data is ignored."""
-    with contextlib.suppress(Exception):  # as above: the picture itself is whole
-        # In place: a large picture is not copied for nothing.
+    with contextlib.suppress(Exception):  # The picture itself is valid.
+        # It is rotated in place, so that a large picture is not copied.
         ImageOps.exif_transpose(image, in_place=True)
     return image
 
 
 def _resizable(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        # 16 bits of grey, which Pillow would cut off at 255
+        # Pillow would clip 16 bits of grey at 255.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("RGBA", "LA"):
         return image

@@ -9,10 +9,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance. The labels are those that config.pbtxt names for PROBABILITIES, one a line."""
+    """One instance. The labels are in the file that config.pbtxt names for PROBABILITIES, one on each line."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the labels: one for each class, or the model is not loaded."""
+        """Read the labels. Raises TritonModelException if there is not one for each class."""
         config = json.loads(args["model_config"])
         outputs = {output["name"]: output for output in config["output"]}
         classes, self.top = (int(outputs[name]["dims"][0]) for name in ("PROBABILITIES", "LABELS"))
@@ -30,7 +30,7 @@ class TritonPythonModel:
         return [self._answer(pb_utils.get_input_tensor_by_name(request, "SCORES").as_numpy()) for request in requests]
 
     def _answer(self, scores: np.ndarray) -> Any:
-        """Softmax of scores [n, classes]; the largest is taken off first, so that none overflows."""
+        """Return the softmax of scores [n, classes]. The largest score is subtracted first, so that none overflows."""
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         best = np.argsort(-scores, axis=1, kind="stable")[:, : self.top]
         outputs = {"PROBABILITIES": powers / powers.sum(axis=1, keepdims=True), "LABELS": self.labels[best]}

@@ -48,17 +48,17 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT__0", part)]) for part in parts]
 
     def run(self, rows: np.ndarray) -> np.ndarray:
-        """Scores [n, 1000] of rows [n, 3, 224, 224], run at the next size that the file was compiled for."""
+        """Return scores [n, 1000] for rows [n, 3, 224, 224], run at the next compiled batch size."""
         size = min(size for size in self.runtimes if size >= len(rows))
         padding = np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)
         return self.runtimes[size].run(np.concatenate([rows, padding]) if len(padding) else np.ascontiguousarray(rows))[: len(rows)]
 
     def finalize(self) -> None:
-        """Give the NPU back."""
+        """Release the NPU."""
         self.runtimes.clear()
 
 
 def _numbers(config: Dict[str, Any], name: str) -> List[int]:
-    """Numbers of a parameter such as "1,2,3,4", none where the config has no such parameter."""
+    """Return the numbers of a parameter such as "1,2,3,4", or none without such a parameter."""
     text = config["parameters"].get(name, {}).get("string_value", "")
     return [int(number) for number in text.split(",") if number]

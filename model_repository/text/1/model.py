@@ -10,10 +10,10 @@ PLACE = "{text}"
 
 
 class TritonPythonModel:
-    """One instance. That inputs are neither missing nor too many, and of which dtype and shape, Triton itself sees to."""
+    """One instance. Triton itself checks the number, dtype and shape of the inputs."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Learn the name, the output's dtype and the limit from the config."""
+        """Read the name, the output's dtype and the limit from the config."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
         kind = next(output["data_type"] for output in config["output"] if output["name"] == "LENGTH")
@@ -24,7 +24,7 @@ class TritonPythonModel:
         self.length = pb_utils.triton_string_to_numpy(kind)
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Answer each request; one that is wrong fails alone, with every reason."""
+        """Return a response for each request in its order. An invalid request fails alone, with all reasons."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
@@ -36,7 +36,7 @@ class TritonPythonModel:
             reasons.append(f"TEMPLATE lacks {PLACE}, which each text takes the place of")
         if limit < 0:
             reasons.append(f"LIMIT is {limit}, expected 0 for none, or more")
-        # Counted, not made: a template may have a place in every sixth character, and each takes all of a text.
+        # Count before formatting: a template may have a {text} in every sixth character, and each is replaced by a whole text.
         places = templates[0].count(PLACE) if templates else 0
         size = sum(len(templates[0]) + places * (len(text) - len(PLACE)) for text in texts) if templates else 0
         if size > self.most:
