@@ -168,9 +168,9 @@ def test_files_of_tls_are_part_of_it_and_missing_ones_are_refused(site: Path, tm
         entry = {"ca": "/none", "cert": tls["client"]}
         digest(site, inference_check_http_tls=entry, inference_check_grpc_tls={"ca": "/etc/passwd"})
     assert [reason.split(",")[0] for reason in refused.value.reasons] == [
-        "http_tls: found cert or key alone",
-        "http_tls.ca: found [Errno 2] No such file or directory: '/none'",
-        "grpc_tls.ca: found /etc/passwd without -----BEGIN",
+        "http_tls has only one of cert and key",
+        "http_tls.ca is /none (No such file or directory)",
+        "grpc_tls.ca is /etc/passwd without -----BEGIN",
     ]
 
 

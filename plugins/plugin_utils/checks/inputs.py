@@ -70,7 +70,9 @@ def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
                 with open(os.path.expanduser(path), encoding="utf-8") as source:
                     result[kind][name] = source.read()
             except (OSError, UnicodeDecodeError) as error:
-                reasons.append(f"{kind}.{name} is {path} ({error}), expected a PEM file on the controller")
+                reasons.append(
+                    f"{kind}.{name} is {path} ({getattr(error, 'strerror', None) or error}), expected a PEM file on the controller"
+                )
                 continue
             if "-----BEGIN" not in result[kind][name]:
                 reasons.append(f"{kind}.{name} is {path} without -----BEGIN, expected a PEM file")
