@@ -27,19 +27,19 @@ MARK = "adoption.json"
 PIECE = 32 << 20
 # Concerns that the container replaces. Units that watch the server are installed later.
 ADOPTED = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and not concern.unit]
-# What an engine calls a container, and Triton a model: the latter is a directory, and stands in addresses
+# Names of containers and models. A model is also a directory and a part of addresses.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 MODEL = re.compile(r"\w[\w.+-]{0,199}")
 HEAD = "{}: what its hand-made container {} was, as variables. Yours to edit from here on."
 
 
 class ActionModule(FleetAction):
-    """One look at the host, one round of requests, then everything else on the controller."""
+    """The adoption of a container: the host reads it and sends requests, the controller does the rest."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         fleet = self.variables(task_vars)
         with self.refusing(host):
-            # A host that does not say what it is cannot be translated for
+            # The translation needs these variables of the host.
             validate({**{key: fleet[key] for key in fleet if key in NEEDED}, "triton_models": []}, ["server"])
             self.handed = {"store": fleet["triton_server_model_repositories"][0]}
         self.arguments = {"name": self._task.args.get("name") or None}
@@ -54,7 +54,7 @@ class ActionModule(FleetAction):
             return self.translate(host, look["found"], fleet, task_vars)
 
     def translate(self, host: str, found: Mapping[str, Any], fleet: Mapping[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """The task's result for what was found."""
+        """Return the result of the task for the container that was read."""
         check(found)
         name = found["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
@@ -93,7 +93,7 @@ class ActionModule(FleetAction):
             again=self.again(found, secrets),
             obstacles=obstacles(found, secrets),
         )
-        # A look does not wait for the vault; what the inventory asks for needs it.
+        # Reading does not need the vault, but the desired state of the inventory does.
         vault = translated.vault if dest else {}
         seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
@@ -112,7 +112,7 @@ class ActionModule(FleetAction):
         state = self.ask("host_state", {}, task_vars, {"desired": wanted, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
-        # The plan decides what follows: of it only the values may be somebody's secret
+        # Only the values of the plan may be secret.
         plan = [
             {**entry, **translation.masked({key: entry[key] for key in ("current", "desired")}, secrets)} for entry in state["plan"]
         ]
@@ -134,7 +134,7 @@ class ActionModule(FleetAction):
         fleet: Mapping[str, Any],
         task_vars: Mapping[str, Any],
     ) -> Dict[str, Any]:
-        """Models, checks and variables below `dest`, which is empty or of an earlier look. Returns the variables."""
+        """Write models, checks and variables below `dest`, which is empty or of an earlier adoption. Return the variables."""
         if os.path.isdir(dest) and os.listdir(dest):
             if not os.path.exists(os.path.join(dest, MARK)):
                 raise AnsibleActionFail(f"{dest} is not empty and not of an earlier adoption: name another directory (adopt_dest)")
@@ -178,7 +178,7 @@ class ActionModule(FleetAction):
         return variables
 
     def bring(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
-        """One file of a model; a large one comes in pieces, so that neither side holds it whole."""
+        """Copy one file of a model. A large file comes in pieces, so that neither side holds the whole file in memory."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target + ".part", "wb") as out:
             if content is not None:
@@ -192,15 +192,17 @@ class ActionModule(FleetAction):
                     )
                 raw = base64.b64decode(answer["data"])
                 if len(raw) > min(PIECE, file["size"] - out.tell()):
-                    raise host_text.InvalidText(f"found {len(raw)} more bytes of {file['at']}, wanted {file['size']} in all")
+                    raise host_text.InvalidText(f"{file['at']} has {len(raw)} more bytes, expected {file['size']} in all")
                 out.write(raw)
         digest = blobs.file_digest(target + ".part")
         if digest != file["sha256"]:
-            raise AnsibleActionFail(f"{file['at']} changed while it was read: found {digest}, wanted {file['sha256']}; try again")
+            raise AnsibleActionFail(
+                f"{file['at']} changed while it was read: its SHA-256 is {digest}, expected {file['sha256']}. Try again"
+            )
         os.replace(target + ".part", target)
 
     def config(self, path: str, name: str, served: Optional[Mapping[str, Any]]) -> None:
-        """A model that its server configures by itself gets the config that the server tells."""
+        """Write the config that the server reports, for a model that has none."""
         if os.path.exists(path) or not served:
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -210,12 +212,12 @@ class ActionModule(FleetAction):
     def checks(
         self, dest: str, found: Mapping[str, Any], translated: translation.Translation, task_vars: Mapping[str, Any]
     ) -> None:
-        """A check for each model whose server answers a made-up request: that it answers the same afterwards."""
+        """Write a check for each model whose server answers a generated request: the answer must stay the same."""
         import numpy as np
 
         protocols = [key for key in ("http", "grpc") if translated.variables.get(f"triton_server_allow_{key}", True)]
         reasons: Dict[str, str] = {}
-        # One model after the other: what a server wants and answers is in memory for one of them alone
+        # One model after the other, so that only one request and answer are in memory
         for number, (name, model) in enumerate(found["models"].items()):
             try:
                 if number >= first_check.MODELS:
@@ -256,7 +258,7 @@ class ActionModule(FleetAction):
         return {"pid": process["pid"], "options": line}
 
 
-# What has to be set before anything of a host can be wanted
+# The variables that every desired state needs
 NEEDED = (
     "rbln_release", "npufleet_npus", "npufleet_card", "npufleet_release_rows", "triton_server_model_control_mode",
     "triton_server_allow_http", "inventory_hostname", "group_names",
@@ -264,14 +266,14 @@ NEEDED = (
 
 
 def check(found: Mapping[str, Any]) -> None:
-    """Refuse, all reasons at once, names that become paths on the controller."""
+    """Refuse names that cannot become paths on the controller. Raises InvalidText with all reasons."""
     reasons = []
     container = found["inspect"]["Name"].lstrip("/")
     if not CONTAINER.fullmatch(container):
-        reasons.append(f"found the container name {host_text.line(container)[:80]!r}, which no engine gives")
+        reasons.append(f"container name is {host_text.line(container)[:80]!r}, expected one that an engine accepts")
     for name, model in found["models"].items():
         if not MODEL.fullmatch(name):
-            reasons.append(f"found the model name {host_text.line(name)[:80]!r}, wanted one of letters, digits, '_', '-' and '.'")
+            reasons.append(f"model name is {host_text.line(name)[:80]!r}, expected letters, digits, '_', '-' and '.'")
         for path, file in model["files"].items():
             try:
                 host_text.below(name, path)
@@ -285,7 +287,7 @@ def check(found: Mapping[str, Any]) -> None:
 
 
 def trusted(value: Any) -> Any:
-    """Variables whose templates, and nothing that was found on a host, are evaluated."""
+    """Return variables in which Ansible evaluates the templates, and no text of the host."""
     if isinstance(value, host_text.Template):
         return trust_as_template(str(value))
     if isinstance(value, dict):
@@ -294,7 +296,7 @@ def trusted(value: Any) -> Any:
 
 
 def hidden(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
-    """Return the names of variables of a server started inside that may hold a secret, which a command line must not show."""
+    """Return the variables that a shell gave to the server and that may be secret, which a command line must not show."""
     exported = translation.own_environment(found)[1]
     return sorted(
         name
@@ -304,7 +306,7 @@ def hidden(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
 
 
 def obstacles(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
-    """Return why this container is not to be stopped: nothing could bring it back."""
+    """Return the reasons why this container must not be stopped, because it could not be started again."""
     reasons = []
     if found["inspect"]["HostConfig"].get("AutoRemove"):
         reasons.append(

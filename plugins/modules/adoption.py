@@ -107,19 +107,19 @@ OPTIONS: Dict[str, Any] = {
     "dest": {"type": "path"},
 }
 REQUEST: Dict[str, Any] = {
-    # Model repository of a managed server, to tell one from a hand-made one
+    # Model repository of managed servers, which distinguishes them from others
     "store": {"type": "str"},
-    # Bodies of inference requests to send, by model
+    # Bodies of inference requests by model
     "requests": {"type": "dict"},
-    # A piece of one of the files of the models to read: `path`, `offset`, `size`
+    # The piece of a file to read: `path`, `offset`, `size`
     "piece": {"type": "dict"},
 }
 
-# Where the host finds the files of a container
+# The path of a container's files on the host
 ROOT_OF_PROCESS = re.compile(r"/proc/\d+/root")
-# Smaller files travel with the answer, larger ones in pieces
+# Smaller files are in the result, larger files are read in pieces.
 SMALL = 1 << 20
-# Characters of all smaller files that travel so; bytes of an answer to a made-up request
+# The most characters of all files in the result, and bytes of an answer to a generated request
 CONTENTS = 1 << 24
 ANSWER = 1 << 25
 LEFT_OUT = ("__pycache__", ".git")
@@ -128,15 +128,15 @@ INDEX = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?"
 
 
 class Failure(Exception):
-    """What was found, what was wanted, what to do."""
+    """The reason why a container cannot be read."""
 
 
 def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
-    """The tritonserver that runs in a container, however it was started there, as the kernel shows it."""
+    """Return the process of the tritonserver in a container, None without one."""
     try:
         top = engine.get(f"/containers/{container}/top") or {}
     except OSError:
-        # One that ends in this moment, such as that of a check, has no server
+        # A container that ends at this moment, such as that of a check, has no server.
         state = (engine.get(f"/containers/{container}/json") or {}).get("State", {})
         if state.get("Running") and not state.get("Restarting"):
             raise
@@ -163,7 +163,7 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
 
 
 def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[Dict[str, Any]]:
-    """Return {"pid", "program"} of each process that is no part of a container's server and does more than to keep it there."""
+    """Return {"pid", "program"} of each process beside the server that does more than keep the container running."""
     top = engine.get(f"/containers/{inspect['Id']}/top") or {}
     column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     init = inspect["State"]["Pid"]
@@ -171,7 +171,7 @@ def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[D
     for pid in (int(line[column]) for line in top.get("Processes") or []):
         argv = [part.decode("utf-8", "replace") for part in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
         keeps = idles(inspect["Config"]) and (pid == init or (below(pid, init) and idles({"Cmd": argv})))
-        # Without a command line a process has ended
+        # A process without a command line has ended.
         if argv and not keeps and not below(pid, server) and not below(server, pid):
             found.append({"pid": pid, "program": program_of(argv)})
     return found
@@ -185,7 +185,7 @@ def program_of(argv: List[str]) -> str:
 
 
 def raw(path: str) -> bytes:
-    """Content of a file of /proc, nothing where the process has ended."""
+    """Return the content of a file of /proc, empty if the process has ended."""
     try:
         with open(path, "rb") as source:
             return source.read()
@@ -194,13 +194,13 @@ def raw(path: str) -> bytes:
 
 
 def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """(docker inspect, process) of the one container that is meant."""
+    """Return `docker inspect` and the server process of the container to adopt. Raises Failure."""
     if name:
         inspect = engine.get(f"/containers/{name}/json")
         if not inspect:
             raise Failure(f"found no container {name}: `docker ps` lists those that there are")
         if not inspect["State"]["Running"]:
-            raise Failure(f"container {name} is {inspect['State']['Status']}, wanted it serving: start it and its server first")
+            raise Failure(f"container {name} is {inspect['State']['Status']}, expected it running. Start it and its server first")
         process = process_of(engine, name)
         if not process:
             raise Failure(f"found no {SERVER} running in container {name}: start the server first, adoption reads what it serves")
@@ -223,7 +223,7 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
 
 
 def place(root: str, path: str) -> str:
-    """A path inside a container as one of the host's, by way of /proc/<pid>/root; absolute links stay inside."""
+    """Return the path on the host of a path in a container, below /proc/<pid>/root. Absolute links stay in the container."""
     done = root
     parts = [part for part in path.split("/") if part]
     for _step in range(200):
@@ -240,13 +240,13 @@ def place(root: str, path: str) -> str:
 
 
 def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
-    """(path below the directory, where the host finds it) of every file that belongs to a model."""
+    """Yield the path below the directory and the path on the host of each file of a model."""
     queue = [""]
     while queue:
-        below = queue.pop()
-        here = place(root, os.path.join(directory, below))
+        directory_below = queue.pop()
+        here = place(root, os.path.join(directory, directory_below))
         for name in sorted(os.listdir(here)):
-            path = os.path.join(below, name)
+            path = os.path.join(directory_below, name)
             full = place(root, os.path.join(directory, path))
             if os.path.isdir(full):
                 queue += [path] if name not in LEFT_OUT else []
@@ -255,16 +255,16 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
 
 
 def opened(path: str, root: str) -> BinaryIO:
-    """Return a file of a container, opened. Its processes go on: what has become a link since it was listed is not followed."""
+    """Return a file of a container, opened. A file that a process has replaced by a link is refused."""
     try:
-        # Layers and caches of models give a file more names than one
+        # Layers and caches of models give a file several names.
         return foreign.open_file(path, base=root, single=False)
     except foreign.Untrusted as error:
         raise Failure(f"{path} {error}: leave the model as it is while it is read, and run again") from None
 
 
 def model(root: str, directory: str, room: int = CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """({path: {"size", "sha256", "at"}}, {path: base64 of a small file, where there is room}) of a model's directory."""
+    """Return {path: {"size", "sha256", "at"}} and {path: Base64 of a small file, up to `room`} of a model's directory."""
     files: Dict[str, Any] = {}
     contents: Dict[str, str] = {}
     for path, full in files_of(root, directory):
@@ -278,19 +278,19 @@ def model(root: str, directory: str, room: int = CONTENTS) -> Tuple[Dict[str, An
 
 
 def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tuple[Dict[str, Any], List[Any]]:
-    """(what the server says of itself, its index); `key` are the headers that open its restricted APIs."""
+    """Return the metadata and the index of the server. The headers `key` open its restricted APIs. Raises Failure."""
     status, about = http_json(address, port, "GET", "/v2", ANSWER_SECONDS, headers=key)
     code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_SECONDS, headers=key)
     if status != 200 or code != 200 or shapes.mismatch(index, INDEX) or not isinstance(about, dict):
         raise Failure(
-            f"the server does not answer at {address}:{port} ({about if status != 200 else index}), wanted its model index: "
-            "adoption needs its HTTP service"
+            f"the server does not answer at {address}:{port} ({about if status != 200 else index}), expected its model "
+            "index. Adoption needs its HTTP service"
         )
     return about, index
 
 
 def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
-    """Everything that matters of the container and its server."""
+    """Return the facts of the container, its server and its models. Raises Failure."""
     inspect, process = find(engine, arguments["name"])
     image = images.inspect_image(engine, inspect["Image"]) or {}
     init = inspect["State"]["Pid"]
@@ -344,7 +344,7 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def below(pid: int, ancestor: int) -> bool:
-    """Whether a process is this one, or descends from it: what `docker exec` started does not."""
+    """Return True if a process is the ancestor or descends from it, which processes of `docker exec` do not."""
     while pid > 1 and pid != ancestor:
         status = raw(f"/proc/{pid}/status").decode()
         pid = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), 0)
@@ -352,7 +352,7 @@ def below(pid: int, ancestor: int) -> bool:
 
 
 def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the server answers to each request: {model: [status, answer]}."""
+    """Return {model: [status, answer]} of the server to each request."""
     inspect, process = find(engine, arguments["name"])
     address, port = endpoint(inspect, process["argv"])
     return {

@@ -193,9 +193,9 @@ PATHS = ["/etc/x", "../x", "a/../../x", "..", ".", "", "a\nb", "a\0b", "\x1b[2J"
 
 @pytest.mark.parametrize("path", [*PATHS, "a/b", "{{ x }}", "-x"])
 def test_names_of_containers_and_models_that_are_none(path: str) -> None:
-    with pytest.raises(host_text.InvalidText, match="found the container name"):
+    with pytest.raises(host_text.InvalidText, match="container name is "):
         action.check(found_there(container="/" + path))
-    with pytest.raises(host_text.InvalidText, match="found the model name"):
+    with pytest.raises(host_text.InvalidText, match="model name is "):
         action.check(found_there(model=path))
 
 
@@ -218,7 +218,7 @@ def test_a_piece_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
     bringing = action.ActionModule.__new__(action.ActionModule)
     bringing.arguments, bringing.handed = {}, {}
     bringing.ask = lambda *_arguments: {"data": base64.b64encode(b"x" * 100).decode()}  # type: ignore[method-assign]
-    with pytest.raises(host_text.InvalidText, match="found 100 more bytes of /x, wanted 10 in all"):
+    with pytest.raises(host_text.InvalidText, match="/x has 100 more bytes, expected 10 in all"):
         bringing.bring({"size": 10, "sha256": "0" * 64, "at": "/x"}, None, str(tmp_path / "a/b"), {})
 
 

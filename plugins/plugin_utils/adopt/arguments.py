@@ -62,7 +62,7 @@ def _close(
     for name, value in given:
         unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []
         if unknown:
-            # Without a colon it may be a key
+            # A text without a colon may be a key.
             listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "something else"
             left_out.append(f"--{name} of {listed}: the managed server closes only {', '.join(keys.APIS)}")
     if not groups:
@@ -85,7 +85,7 @@ def carry(
     given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
 ) -> None:
     """Translate the options of tritonserver. Options without a variable become extra arguments."""
-    # Triton's own default, which is not the role's
+    # This is the default of Triton, and not that of the role.
     variables["triton_server_model_control_mode"] = "none"
     extra: List[str] = []
     for name, value in given:

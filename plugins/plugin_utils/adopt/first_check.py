@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The first check of a model that has none: a generated request, and what a server answers to it today. Controller only."""
+"""The first check of a model without one: a generated request, and the present answer of the server. Controller only."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# Types that Triton's JSON carries, as numpy names them
+# The names in numpy of the types that Triton's JSON can hold
 NUMPY = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP32": "float32", "FP64": "float64", "BYTES": "S",
 }  # fmt: skip
-# How far an answer may be from today's, as a part of its largest value: a new SDK rounds otherwise
+# The tolerance of an answer as a part of its largest value, as another SDK rounds differently
 TOLERANCE = 1e-3
 INPUT = "{}.npy"
 OUTPUT = "answer-{}.npy"
-# Values of all inputs of a model, and of one output: a model that wants more has no first check, and more of an answer is not kept
+# The most values of all inputs of a model, and of one output. A larger model has no first check.
 LARGEST = 1 << 22
-# Inputs of a model, dimensions of one, and models that get a first check
+# The most inputs of a model, dimensions of an input, and models with a first check
 INPUTS, DIMENSIONS, MODELS = 64, 32, 256
 
 
 class NoRequest(Exception):
-    """Why no request can be made up for a model, or its answer not be used."""
+    """The reason why a model has no generated request, or no usable answer."""
 
 
 def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
-    """(input arrays by name, body of the request) for a model, equal in every run. Raises NoRequest."""
+    """Return the input arrays by name and the body of the request for a model, equal in every run. Raises NoRequest."""
     import numpy as np
 
     if not config:
@@ -73,7 +73,7 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
 
 
 def _file(form: str, tensor: str) -> str:
-    """The file of a tensor, whose name may be any text."""
+    """Return the file name of a tensor, whose name may be any text."""
     return form.format(host_text.file_name(tensor))
 
 
@@ -87,7 +87,7 @@ def _data(array: Any) -> List[Any]:
 
 
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """(the check file as a document, arrays by file name) of two answers to the same request. Raises NoRequest.
+    """Return the check file as a document, and its arrays by file name, from two answers to one request. Raises NoRequest.
 
     What differs between the two is expected in type and shape alone.
     """
@@ -97,7 +97,7 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
         if status != 200:
             raise NoRequest("a made-up request is answered {}: {}".format(status, " ".join(str(answer).split())[:300]))
         if not isinstance(answer, dict):
-            # NaN is what a model may well make of made-up numbers
+            # A model may well compute NaN from generated numbers.
             raise NoRequest("the answer to a made-up request is no JSON: it may have a number that JSON does not have, such as NaN")
     count = next(iter(arrays.values())).shape[0]
     files = {_file(INPUT, name): array for name, array in arrays.items()}

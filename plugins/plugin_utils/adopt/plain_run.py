@@ -135,13 +135,14 @@ def published(inspect: Mapping[str, Any]) -> Dict[str, List[Dict[str, str]]]:
     for port in sorted({*chosen, *requested}):
         actual = [entry for entry in chosen.get(port) or [] if _is_port(entry.get("HostPort"))]
         found[port] = []
-        for entry in requested.get(port) or actual:
+        for binding in requested.get(port) or actual:
+            entry = dict(binding)
             if not _is_port(entry.get("HostPort")):
                 # An engine with IPv6 lists a port twice.
                 same_address = [other for other in actual if (entry.get("HostIp") or "0.0.0.0") == other.get("HostIp")] or actual
                 entry = {"HostIp": entry.get("HostIp") or "", "HostPort": same_address[0]["HostPort"] if same_address else ""}
             if entry["HostPort"] and entry not in found[port]:
-                found[port].append(dict(entry))
+                found[port].append(entry)
     return found
 
 

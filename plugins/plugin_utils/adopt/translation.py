@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A Triton container that somebody started by hand, translated into the project's variables. Pure: reading is the module's.
+"""The translation of a Triton container that was started manually into variables of the project. The module reads the container.
 
-What cannot be said in variables is listed with its reason, and never dropped in silence.
+Options without a variable are listed with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
 
-# Options of a container that become variables, or that have a line of their own
+# Options of a container that become variables or have a line of their own
 HANDLED = (
     "AutoRemove", "Binds", "CapAdd", "CapDrop", "Cmd", "CpusetCpus", "DeviceRequests", "Devices", "Entrypoint", "Env",
     "ExposedPorts", "ExtraHosts", "GroupAdd", "Image", "IpcMode", "LogConfig", "Memory", "MemorySwap", "Mounts", "NanoCpus",
@@ -37,22 +37,22 @@ HANDLED = (
     "SecurityOpt", "ShmSize", "StopTimeout", "Tmpfs", "Ulimits", "User", "Volumes", "WorkingDir",
 )  # fmt: skip
 COMPOSE = "com.docker.compose."
-# A password as htpasswd and crypt write it, such as for a proxy in a label
+# The form of passwords of htpasswd and crypt, such as in a label for a proxy
 HASHED = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
-# Characters of a value that a line shows
+# The most characters of a value in a line
 SHOWN = 200
-# What a shell says of itself, and the engine of a container
+# Variables that a shell or the engine sets
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
-# Where a compiled file can be that `artefacts` names
+# The path of a compiled file that `artefacts` can name
 OF_VERSION = re.compile("(0|[1-9][0-9]{0,17})/")
-# What a variable of an environment can be called
+# The name of a variable of an environment
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-# Names such as quirky_bell are the engine's own invention
+# The engine generates names such as quirky_bell.
 MADE_UP = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 
 
 class Translation(NamedTuple):
-    """What became of a container: variables, what they leave out and why, and the names of what belongs in the vault."""
+    """A translated container: variables, what they leave out with the reasons, and the secrets for the vault by variable."""
 
     variables: Dict[str, Any]
     left_out: List[str]
@@ -60,7 +60,7 @@ class Translation(NamedTuple):
 
 
 def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
-    """The variables of the host for this container.
+    """Return the translation of a container of a host.
 
     `found`: {"inspect", "image": inspect of its image, "default_runtime", "process": {"argv", "directory", "environment", "main"}}.
     """
@@ -91,7 +91,7 @@ def _name(inspect: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
 
 
 def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
-    """Return what the container's own command does beside starting the server. It is not shown, as it may hold keys."""
+    """Add lines about a command of the container that does more than start the server. It may hold keys and is not shown."""
     config = inspect["Config"]
     if not process["main"] and process.get("user", "0") != "0":
         left_out.append(
@@ -113,7 +113,7 @@ def _processes(others: Sequence[Mapping[str, Any]], left_out: List[str]) -> None
 
 
 def _word(value: Any) -> str:
-    """A program's name as a line shows it."""
+    """Return the name of a program without unusual characters."""
     return re.sub(r"[^\w./ +-]", "?", str(value))[:80]
 
 
@@ -125,7 +125,7 @@ def _resources(
     variables: Dict[str, Any],
     left_out: List[str],
 ) -> None:
-    """Every option of the container that has a variable, and a line for every other one."""
+    """Translate the options of the container that have variables, and add a line for each other option."""
     host = inspect["HostConfig"]
     managed = _access(facts, variables, left_out)
     variables["triton_server_shm_size"] = size(facts["shm_size"])
@@ -150,7 +150,7 @@ def _resources(
     if inspect["Config"].get("StopTimeout"):
         variables["triton_server_stop_timeout"] = inspect["Config"]["StopTimeout"]
     for key in sorted(set(managed) - {"cpuset", "memory", "entrypoint", "privileged"}):
-        # A server on the host's network becomes one with published ports: said where ports are.
+        # A server on the host's network gets published ports, which `_ports` reports.
         if facts[key] != managed[key] and not (key == "network" and facts[key] == "host"):
             left_out.append(f"{key} {_shown(facts[key])}: the managed container has {_shown(managed[key])}")
     if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
@@ -173,14 +173,14 @@ def _resources(
 
 
 def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[str]) -> Dict[str, Any]:
-    """How the cards come into it. Returns what the managed container will have of what it may be and do."""
+    """Translate the access to the cards. Return the privileges and limits of the managed container."""
     own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
     named = [request for request in facts["device_requests"] if device_access.BY_NAME.search(request)]
     way = device_access.CDI if named and not own else device_access.DEVICES
     variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else way
     if facts["privileged"]:
         return DEFAULTS
-    # Of a server that could write anywhere they are not all that it needs
+    # A server that could write anywhere may need more directories than these.
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     if not own and not named:
@@ -188,7 +188,7 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
     return {
         **DEFAULTS,
         **device_access.LEAST,
-        # A number of the hand-made server's may be somebody's on the host, who could then read the keys of the managed one
+        # The number of the old server may belong to an account of the host, which could then read the keys.
         "user": "that of triton_server_user",
         "tmpfs": facts["tmpfs"] if facts["read_only"] else ["those of triton_server_tmpfs"],
         "devices": own,
@@ -198,7 +198,7 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
 
 
 def _by_name(way: str) -> List[str]:
-    """What is asked of the engine in the place of names such as `all`, which are not for each NPU."""
+    """Return the device requests that replace names such as `all`, which do not name each NPU."""
     return ["each NPU by its number"] if way == device_access.CDI else []
 
 
@@ -209,7 +209,7 @@ def _volumes(
     variables: Dict[str, Any],
     left_out: List[str],
 ) -> None:
-    """Mounts that stay beside the store and the driver's files; the one that holds the models gives way to the store."""
+    """Translate the mounts, except those of the store and the driver. The store replaces the mount of the models."""
     held = repositories(process["argv"], process.get("directory") or "/")
     tmpfs = {path.rstrip("/") or "/" for path in inspect["HostConfig"].get("Tmpfs") or {}}
     kept = []
@@ -217,7 +217,7 @@ def _volumes(
         inside = mount["Destination"].rstrip("/") or "/"
         source = mount.get("Name") if mount["Type"] == "volume" else mount.get("Source")
         if any(name == inside or name.startswith(inside.rstrip("/") + "/") for name in held):
-            left_out.append(f"volume {source}:{inside}: its models were taken into the model list, what else lies in it was not")
+            left_out.append(f"volume {source}:{inside}: its models were taken into the model list, other files were not")
         elif inside == root or driver_files.is_driver_file(inside):
             if source != root if inside == root else not driver_files.is_driver_file(str(source)):
                 left_out.append(f"volume {source}:{inside}: the managed container has the host's own {inside} there")
@@ -234,12 +234,12 @@ def _volumes(
         f"mount at {path} with {_shown(asked)}: there is no variable for it" for path, asked in plain_run.long_mounts(inspect)
     ]
     if kept:
-        # The first is the role's own
+        # The first mount is the default of the role.
         variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *kept]
 
 
 def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:
-    """(environment that the container was given, what a shell inside it added for the server)."""
+    """Return the environment of the container, and the variables that a shell in it added for the server."""
     base = container.environment(found["image"].get("Config") or {})
     whole = container.environment(found["inspect"]["Config"])
     given = {name: value for name, value in whole.items() if base.get(name) != value}
@@ -273,7 +273,7 @@ def _environment(
 
 
 def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variables: Dict[str, Any], left_out: List[str]) -> None:
-    """Where clients reach the services; a service that is on without being published is published by the managed server."""
+    """Translate the published ports. The managed server also publishes services that are on without a published port."""
     on_host = inspect["HostConfig"].get("NetworkMode") == "host"
     published = plain_run.published(inspect)
     addresses: List[str] = []
@@ -285,7 +285,7 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
         if not on_host and listens not in ("", "0.0.0.0", "::", "ipv6:::"):
             left_out.append(f"--{service}-address={listens}: the managed server listens on every address of its container")
         bindings = published.get(f"{inside}/tcp") or []
-        # An engine with IPv6 lists a port twice
+        # An engine with IPv6 lists a port twice.
         bindings = [binding for binding in bindings if binding.get("HostIp") != "::"] or bindings
         if on_host:
             variables[f"npufleet_{service}_port"] = int(inside)
@@ -318,7 +318,7 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
 
 
 def size(number: int) -> str:
-    """Bytes as a person writes them."""
+    """Return bytes in the largest unit that divides them."""
     for letter, unit in (("g", 2**30), ("m", 2**20), ("k", 2**10)):
         if number and number % unit == 0:
             return f"{number // unit}{letter}"
@@ -334,14 +334,14 @@ def _shown(value: Any) -> str:
 
 
 def _named(name: str, value: Any) -> str:
-    """An option and its value in one line, without the value where it looks like a secret."""
+    """Return an option and its value as one line, without a value that may be a secret."""
     shown, equals = _shown(value), "=" if " " in name and not name.startswith("network ") else " "
     shown = "(a secret)" if is_secret(name, shown) or HASHED.search(shown) else shown
     return name + equals + (shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "...")
 
 
 def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
-    """The model's entry of `triton_models`, without the place of its compiled file, which is the controller's affair."""
+    """Return the entry of a model in `triton_models`, without the path of its compiled file on the controller."""
     element: Dict[str, Any] = {"name": name}
     counts = {
         group.get("count", 1) for group in (model["config"] or {}).get("instance_group") or [] if group.get("kind") == "KIND_MODEL"
@@ -358,25 +358,25 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
 
 
 def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
-    """The one compiled file of a model, in a version of it; several, or one elsewhere, stay in its directory as they are."""
+    """Return the only compiled file of a model, in one of its versions, else None. Other files stay in its directory."""
     found = [path for path in model["files"] if path.endswith(".rbln")]
     return found[0] if len(found) == 1 and OF_VERSION.match(found[0]) else None
 
 
 def secrets(found: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
-    """Return what is shown nowhere: the values of the vault, and every key of the command line, the longest first."""
+    """Return the values that no result shows: those of the vault, and the keys of the command line, longest first."""
     given = options(found["process"]["argv"][1:])[0]
     return sorted(
-        {*vault.values(), *(key for _apis, _name, key in restricted(given))} - {""}, key=lambda value: (-len(value), value)
+        {*vault.values(), *(key for _apis, _header, key in restricted(given))} - {""}, key=lambda value: (-len(value), value)
     )
 
 
-def masked(value: Any, secrets: Sequence[str]) -> Any:
-    """`value` without any of these secrets."""
+def masked(value: Any, texts: Sequence[str]) -> Any:
+    """Return the value without the secrets."""
     if isinstance(value, str):
-        for secret in secrets:
+        for secret in texts:
             value = value.replace(secret, "(secret)")
         return value
     if isinstance(value, Mapping):
-        return {key: masked(part, secrets) for key, part in value.items()}
-    return [masked(part, secrets) for part in value] if isinstance(value, list) else value
+        return {key: masked(part, texts) for key, part in value.items()}
+    return [masked(part, texts) for part in value] if isinstance(value, list) else value
