@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of server_change: what is wanted, the checks, and the patience to wait for a change that needs no controller."""
+"""Controller side of server_change: the desired state, the checks, and the wait for a change that needs no controller."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
 
-# Seconds that a call waits where nobody wants a line after each
+# Seconds that a call waits if no progress is displayed
 PROGRESS = 10.0
-# What is told of a change that failed
+# Fields of the result of a failed change
 FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 
 
 class ActionModule(FleetAction):
-    """Hands over the whole change, and asks again until it has ended."""
+    """Action that requests the whole change, and calls the host again until it has ended."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -45,7 +45,7 @@ class ActionModule(FleetAction):
             if path and result.get("checks"):
                 check_results.keep(path, host, result.get("msg", ""), result["checks"])
             if result.get("failed"):
-                # The message says it all; the rest would bury it
+                # Other fields would bury the message
                 return {key: result[key] for key in FAILED if key in result}
             host_text.require(result, "proven")
             result["answered"] = bool(asks and result.get("proven"))
@@ -74,14 +74,14 @@ class ActionModule(FleetAction):
     def _wait(
         self, host: str, arguments: Dict[str, Any], handed: Mapping[str, Any], task_vars: Mapping[str, Any], tells: bool
     ) -> Dict[str, Any]:
-        """What became of the change; a line each while it takes longer, where it `tells`."""
+        """Return the result of the change. With `tells`, display a line after each call while it is at work."""
         again = {name: handed[name] for name in ("run", "by", "host", "id", "wait", "secrets") if name in handed}
         limit = _limit(handed, float(arguments.get("accept_within") or 0))
         reached = Contact(host, limit, lambda words: self._display.warning(host_text.line(words)))
-        # It has an id: a host that has begun it already does not begin it again.
+        # A host does not begin a change of the same id again
         result = reached.ask(lambda: self.ask("server_change", arguments, task_vars, handed))
         while result.get("under_way"):
-            # Of a change that waits to be accepted: the one that it was begun with
+            # A change that waits to be accepted has the id of the call that began it
             again["id"] = str(result.get("id", again["id"]))
             with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
@@ -93,19 +93,18 @@ class ActionModule(FleetAction):
 
 
 def _limit(handed: Mapping[str, Any], accept_within: float) -> float:
-    """Return the seconds after which a change has ended on its host, with its checks and its way back.
+    """Return the seconds for a change with its checks and its rollback, if each step takes its whole time limit.
 
-    That is where each of its steps takes all the time that it has. A host on which every model takes so long may be at it longer:
-    one that lost its power is not to keep the run for hours.
+    A host on which every model takes so long may need more. But a host that lost its power must not keep the run for hours.
     """
     times, checks = handed["container"], (handed.get("checks") or {}).get("document") or {}
-    # The cards get free, the old container stops, they get free again, models are loaded, and are proven
+    # The cards become free, the old container stops, the cards become free again, models are loaded and proven
     way = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_EXTRA + 2 * times["ready_timeout"]
     asking = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
     return float(cards.LIMIT + 2 * way + asking + accept_within)
 
 
 def _secrets(server: Mapping[str, Any]) -> List[str]:
-    """What of the server's description is known to few."""
+    """Return the secrets in the description of the server."""
     keys = [server[kind]["key"] for kind in TLS if (server.get(kind) or {}).get("key")]
     return [*map(str, (server.get("headers") or {}).values()), *keys]

@@ -92,9 +92,9 @@ class ActionModule(FleetAction):
         desired, manifests, reasons = collect_desired(variables, ["models"])
         reasons += server_key.reasons(variables)
         if not PLAIN.fullmatch(root):
-            reasons.append(f"npufleet_root is {root}, wanted a path of letters, digits, dots, hyphens and underlines")
+            reasons.append(f"npufleet_root is {root}, expected a path of letters, digits, dots, hyphens and underlines")
         if variables["triton_server_model_repositories"] != [f"{variables['npufleet_root']}/served"]:
-            reasons.append("triton_server_model_repositories names other places than the store, wanted it alone inside a container")
+            reasons.append("triton_server_model_repositories names other paths, expected only the store in a container")
         try:
             checks = self._checks(variables, host, root)
         except Refusal as refusal:

@@ -127,12 +127,12 @@ REQUEST = {
 }
 
 NOTHING = {"changed": False, "taken": False, "taken_over": None, "settled": None, "fresh": False, "maintenance": None}
-# Seconds for which a look at a host counts: it is told out of the moment in which its run plans
+# Seconds for which a look at a host counts
 FRESH = 60.0
 
 
 def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
-    """State held."""
+    """Take or renew the lease, for the state `held`."""
     root, settings = params["root"], params["container"]
     mark = lease.maintenance(os.path.join(root, lease.MARK)) if params["unless_maintenance"] else None
     if mark:
@@ -170,7 +170,7 @@ def _install(params: Mapping[str, Any]) -> bool:
 
 
 def _counts(seen: Mapping[str, Any], last: str) -> bool:
-    """Whether nobody has held the host since a look, and that was a moment ago."""
+    """Return True if a look is recent, and no run has held the host since."""
     age = clock.since(seen)
     return age is not None and age <= FRESH and seen.get("after") == last
 

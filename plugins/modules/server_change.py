@@ -185,10 +185,10 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     **request.HOLDER,
-    # What the result is known by, and seconds to wait for it in this call
+    # The id of the result, and the seconds to wait for it in this call
     "id": {"type": "str", "default": ""},
     "wait": {"type": "float", "default": 0},
-    # Whether it was begun by a call before this one, which had all the rest
+    # An earlier call with all other fields has begun the change
     "begun": {"type": "bool", "default": False},
     # See change/host_change.py
     "desired": {"type": "dict", "default": {}},
@@ -199,7 +199,7 @@ REQUEST: Dict[str, Any] = {
     # Files of each model to release, with digests and the content of small ones; where large ones have arrived
     "releases": {"type": "dict", "default": {}},
     "incoming": {"type": "str", "default": ""},
-    # What no result shows, whoever repeats it
+    # Values that no result shows, even if a server repeats them
     "secrets": {"type": "list", "elements": "str", "default": [], "no_log": True},
 }
 
@@ -219,8 +219,8 @@ def order(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def would_change(params: Mapping[str, Any]) -> bool:
-    """Whether the server differs, or a switch of its models is open."""
-    # Here, as who begins a change and waits for it needs nothing of what makes it
+    """Return True if the server differs, or a transaction of its models is open."""
+    # Imported here, because a call that begins a change or waits for it needs none of this
     from ansible_collections.npufleet.triton.plugins.module_utils import store
     from ansible_collections.npufleet.triton.plugins.module_utils.change import proof
 
@@ -234,7 +234,7 @@ def would_change(params: Mapping[str, Any]) -> bool:
 
 
 def words(host: str, result: Mapping[str, Any]) -> str:
-    """Why it failed, and what serves now."""
+    """Return why the change failed, and what serves now."""
     from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
     if result["back"] == host_change.NOTHING:
@@ -247,7 +247,7 @@ def words(host: str, result: Mapping[str, Any]) -> str:
 
 
 def begun(params: Mapping[str, Any]) -> str:
-    """The id of the change that is to be waited for: one that is begun here, or one that waited for this. Raises Ended."""
+    """Begin or decide a change. Returns the id of the change to wait for. Raises NoResult."""
     root, ident = params["root"], str(params["id"])
     if params["begun"]:
         return ident
@@ -256,13 +256,13 @@ def begun(params: Mapping[str, Any]) -> str:
         return before
     open_one = detached.waiting(root)
     if open_one and params["state"] != "changed":
-        detached.decide(root, params["state"] == "accepted", params["why"] or "it was not wanted", ident)
+        detached.decide(root, params["state"] == "accepted", params["why"] or "it was rejected", ident)
         return str(open_one["id"])
     if params["state"] == "accepted":
         last = detached.last(root)
         if last is None or last["run"] != params["run"] or last["accepted"] is None:
             raise detached.NoResult("found no change of this run that waits to be accepted: nothing was changed")
-        # Its time was over before this call
+        # It was decided before this call
         return str(last["id"])
     detached.begin(root, order(params))
     return ident
@@ -273,13 +273,13 @@ def run(module: request.Module) -> None:
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["linked"]:
-        module.fail_json(msg="found rollback without linked, wanted both: the inventory wants other releases")
+        module.fail_json(msg="rollback is set without linked, expected both: the inventory has other releases")
     if not params["id"]:
-        module.fail_json(msg="what is wanted is known on the controller: call it as npufleet.triton.server_change")
+        module.fail_json(msg="the desired state is known on the controller: call it as npufleet.triton.server_change")
     if module.check_mode:
         module.exit_json(changed=would_change(params), under_way=False, did=[], moves={}, proven=False, checks=[], steps=[])
     try:
-        # What came of a change that has released the host is there all the same
+        # The result of a change that has released the host is available without a lease
         known = params["begun"] or detached.begun(root, str(params["id"]))
         with nullcontext() if known else lease.working(root, lease.Holder(params["run"], params["by"])):
             ident = begun(params)

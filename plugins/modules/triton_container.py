@@ -61,11 +61,11 @@ def run(module: request.Module) -> None:
     if module.check_mode:
         module.exit_json(changed=True, did=None)
     try:
-        run = lease.Holder(params["run"], params["by"])
-        with lease.working(root, run) as held:
-            # Somebody may have taken the host out since the lease was taken
+        holder = lease.Holder(params["run"], params["by"])
+        with lease.working(root, holder) as held:
+            # The host may have been put into maintenance since the lease was taken
             lease.refuse_maintenance(root, bool(held and held["maintenance"]))
-            stopped = container.stop(container.Docker(), root, run, settings["name"], settings)
+            stopped = container.stop(container.Docker(), root, holder, settings["name"], settings)
     except (container.ContainerError, lease.LeaseError, OSError) as error:
         module.fail_json(msg="{}: {}".format(params["host"], error))
     module.exit_json(changed=stopped, did="stopped {}".format(settings["name"]) if stopped else None)

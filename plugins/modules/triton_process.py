@@ -190,21 +190,19 @@ def run(module: request.Module) -> None:
                     supervised.stop(root)
             module.exit_json(changed=stopped, did=["stopped the server"] if stopped and not module.check_mode else [])
         if not params["order"]:
-            module.fail_json(
-                msg="triton_process computes what is wanted on the controller: call it as npufleet.triton.triton_process"
-            )
-        wanted = server.order["conditions"]
-        # Without a server there is nothing to compare, and a refusal says so
+            module.fail_json(msg="the desired state is known on the controller: call it as npufleet.triton.triton_process")
+        required = server.order["conditions"]
+        # Without a program there is nothing to compare, and a refusal reports that
         seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Seen({}, [], {})
         answer: Dict[str, Any] = {"plan": seen.plan, "report": [sentence(entry) for entry in seen.plan]}
         if params["state"] == "looked":
-            for warning in conditions.warnings(wanted):
+            for warning in conditions.warnings(required):
                 module.warn(f"{host}: {warning}")
             module.exit_json(
                 changed=False,
                 missing=(seen.actual.get("models") or {}).get("missing", []),
-                refusals=conditions.refusals(wanted, root, supervised.holder(root) is not None),
-                lacks=conditions.python(state.python_path(root), wanted["requirements"])[1],
+                refusals=conditions.refusals(required, root, supervised.holder(root) is not None),
+                lacks=conditions.python(state.python_path(root), required["requirements"])[1],
                 python=conditions.own_python(),
                 **answer,
             )

@@ -85,7 +85,7 @@ def test_what_is_to_be_served_is_handed_on(process: Process, tmp_path: Path) -> 
         {"state": "released", "releases": {"digits": {}}, "withdraw": ["faces"], "incoming": "/incoming"},
         {"state": "rolled_back", "models": ["digits"], "to": "previous", "why": "wrong"},
     ]
-    assert "wanted both" in call(tmp_path, rollback={})["msg"]
+    assert "expected both" in call(tmp_path, rollback={})["msg"]
 
 
 def test_a_server_that_is_as_wanted_is_no_change(process: Process, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_is_proven_waits_to_be_accepted(process: Process, tmp_path: Path) -
     process.result = {**SERVES, "accepted": False, "why": "slow", "back": "the previous releases serve again"}
     msg = call(tmp_path, state="put_back", why="slow", id="3")["msg"]
     assert msg == "npu1: the change was not accepted (the previous releases serve again): slow"
-    assert (process.decisions, len(process.orders)) == ([(True, "it was not wanted"), (False, "slow")], 1)
+    assert (process.decisions, len(process.orders)) == ([(True, "it was rejected"), (False, "slow")], 1)
     # Only whoever begins it hears of what is not accepted yet
     assert process.waits == [("1", True), ("first", False), ("first", False)]
 
