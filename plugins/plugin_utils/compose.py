@@ -88,14 +88,14 @@ ALWAYS = ("network",)
 
 
 def compose_file(
-    wanted: Mapping[str, Any], sealed: Mapping[str, Any], actual: Mapping[str, Any], host: str, health: Mapping[str, Any]
+    desired: Mapping[str, Any], sealed: Mapping[str, Any], actual: Mapping[str, Any], host: str, health: Mapping[str, Any]
 ) -> Dict[str, str]:
     """Return {"file": the Compose file, "env": the text of .env, empty if no value is kept out of the file}. Raises Refusal.
 
-    `wanted` and `sealed` are the desired state of the concern `server` in the clear and with digests, `actual` is its actual state,
-    all as host_state returns them. `health` has the `start_period` in seconds and the `restricted` APIs.
+    `desired` and `sealed` are the desired state of the concern `server` in the clear and with digests, `actual` is its actual
+    state, all as host_state returns them. `health` has the `start_period` in seconds and the `restricted` APIs.
     """
-    container = dict(wanted["container"])
+    container = dict(desired["container"])
     reasons = _reasons(container, actual, host)
     if reasons:
         raise Refusal(reasons)
@@ -105,15 +105,15 @@ def compose_file(
     values: Dict[str, str] = {}
     for fact in ("command", "environment", "log"):
         container[fact] = _kept_out(container[fact], sealed["container"][fact], values)
-    service: Dict[str, Any] = {"container_name": wanted["name"], "pull_policy": "never"}
+    service: Dict[str, Any] = {"container_name": desired["name"], "pull_policy": "never"}
     for fact, (option, form) in OPTIONS.items():
         if fact in ALWAYS or container[fact] != DEFAULTS.get(fact):
             service[option] = form(container[fact])
-    service["healthcheck"] = _health(wanted, health)
+    service["healthcheck"] = _health(desired, health)
     # JSON turns texts of variables into plain texts for YAML.
     plain = json.loads(json.dumps({"services": {SERVICE: service}}))
     text = yaml.safe_dump(plain, sort_keys=False, width=1000, allow_unicode=True)
-    return {"file": _head(wanted, host, bool(values)) + text, "env": _env(values, host)}
+    return {"file": _head(desired, host, bool(values)) + text, "env": _env(values, host)}
 
 
 def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
@@ -164,9 +164,9 @@ def _plain(value: Any) -> Any:
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
-def _health(wanted: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, Any]:
+def _health(desired: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the health check, which the Python of Triton's image runs in the container."""
-    key = wanted["key"] if "health" in health["restricted"] else None
+    key = desired["key"] if "health" in health["restricted"] else None
     header = "{{{!r}: open({!r}).read().strip()}}".format(key["name"], key["path"]) if key else "{}"
     return {
         "test": ["CMD", "python3", "-c", _plain(ASK.replace("HEADER", header))],
@@ -177,10 +177,10 @@ def _health(wanted: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, A
     }
 
 
-def _head(wanted: Mapping[str, Any], host: str, kept_out: bool) -> str:
+def _head(desired: Mapping[str, Any], host: str, kept_out: bool) -> str:
     """Return the comment at the top of the file."""
     lines = [
-        f"The container {wanted['name']} of {json.dumps(host)}, equal to the one that playbooks/site.yml starts. Written by",
+        f"The container {desired['name']} of {json.dumps(host)}, equal to the one that playbooks/site.yml starts. Written by",
         "playbooks/compose.yml: change the inventory and run it again. The host has to have the image, under this ID, and what is",
         "mounted; two containers of this name, or on these ports, cannot run at once.",
     ]

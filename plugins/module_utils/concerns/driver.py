@@ -42,14 +42,14 @@ FLAVOURS = "generic|virtual|lowlatency|oem|kvm|aws|azure|gcp|oracle|ibm|(?:cloud
 KERNELS = re.compile(rf"linux-(?:image-|headers-)?(?:{FLAVOURS})(?:-hwe)?(?:-[0-9.]+)?(?:-edge)?")
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return what the package manager, the kernel and the vendor's tool report."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
-    built = wanted["form"] in (PRESENT, RUN)
-    installed = installed_packages([wanted["package"], *kernel, "linux-*", *PACKAGES], broken=True)
+    built = desired["form"] in (PRESENT, RUN)
+    installed = installed_packages([desired["package"], *kernel, "linux-*", *PACKAGES], broken=True)
     version = read_text(f"/sys/module/{MODULE}/version")
     return {
-        "package": installed.get(wanted["package"]),
+        "package": installed.get(desired["package"]),
         # Every package of a driver; for a driver of an installer, the module on the disk and in DKMS
         "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
         "installed": _installed() if built else None,
@@ -74,7 +74,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "unit": read_text(UNIT_FILE),
         "unit_enabled": os.path.islink(UNIT_ENABLED),
         "tool": query_tool(),
-        "toolkit": cdi.read(wanted["npus"] if wanted["cdi"] else None),
+        "toolkit": cdi.read(desired["npus"] if desired["cdi"] else None),
     }
 
 
@@ -97,91 +97,91 @@ def _is_device(path: str) -> bool:
         return False
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: the package, the module, then the faults that need an operator."""
     plan = []
-    package, present = actual["package"] or {}, wanted["form"] == PRESENT
+    package, present = actual["package"] or {}, desired["form"] == PRESENT
     if present:
-        plan += _diff_present(wanted, actual)
-    elif wanted["form"] == RUN:
-        plan += _diff_run(wanted, actual)
-    elif not same_version(package.get("version"), wanted["version"]):
-        plan.append(item(CONCERN, "package", package.get("version"), wanted["version"], "install"))
-    if wanted["hold"]:
-        mine = {wanted["package"]: bool(package.get("held"))} if wanted["form"] == "deb" else actual["packages"]
+        plan += _diff_present(desired, actual)
+    elif desired["form"] == RUN:
+        plan += _diff_run(desired, actual)
+    elif not same_version(package.get("version"), desired["version"]):
+        plan.append(item(CONCERN, "package", package.get("version"), desired["version"], "install"))
+    if desired["hold"]:
+        mine = {desired["package"]: bool(package.get("held"))} if desired["form"] == "deb" else actual["packages"]
         loose = [name for held in (mine, actual["kernel_packages"]) for name in sorted(held) if not held[name]]
         if loose:
             plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(loose), "held", "hold"))
     if not actual["boot"]:
         plan.append(item(CONCERN, "boot", "not loaded at boot", "loaded at boot", "configure"))
-    if actual["unit"] != wanted["unit"]:
-        plan.append(item(CONCERN, UNIT, actual["unit"], wanted["unit"], "configure"))
+    if actual["unit"] != desired["unit"]:
+        plan.append(item(CONCERN, UNIT, actual["unit"], desired["unit"], "configure"))
     elif not actual["unit_enabled"]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
     # A missing module cannot be loaded.
-    there = not present or same_version(actual["installed"], wanted["version"])
+    there = not present or same_version(actual["installed"], desired["version"])
     lost = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
-    if there and not same_version(loaded, wanted["version"]):
-        plan.append(item(CONCERN, "module", loaded, wanted["version"], "load" if loaded is None else "reload"))
+    if there and not same_version(loaded, desired["version"]):
+        plan.append(item(CONCERN, "module", loaded, desired["version"], "load" if loaded is None else "reload"))
     elif lost:
         plan.append(item(CONCERN, "module", f"stale: {lost}", "reloaded", "reload"))
     if actual["reboot"] and any(entry["name"] == "module" for entry in plan):
-        plan.append(item(CONCERN, REBOOT, "required", "rebooted", "reboot" if wanted["reboots"] else INSPECT))
-    if len(actual["bus"]) < wanted["npus"]:
-        plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(wanted["npus"]), INSPECT))
-    cards = _diff_cards(wanted, actual, judged=lost is None) if loaded is not None else []
+        plan.append(item(CONCERN, REBOOT, "required", "rebooted", "reboot" if desired["reboots"] else INSPECT))
+    if len(actual["bus"]) < desired["npus"]:
+        plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(desired["npus"]), INSPECT))
+    cards = _diff_cards(desired, actual, judged=lost is None) if loaded is not None else []
     # The vendor's spec is compared when all cards are present: a repair of cards makes another spec necessary.
-    return [*plan, *cards, *cdi.diff(CONCERN, actual["toolkit"], wanted["cdi"], loaded is not None and not lost and not cards)]
+    return [*plan, *cards, *cdi.diff(CONCERN, actual["toolkit"], desired["cdi"], loaded is not None and not lost and not cards)]
 
 
-def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def _diff_present(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences of a driver that others install."""
     plan = []
-    if not same_version(actual["installed"], wanted["version"]):
-        plan.append(item(CONCERN, BY_OTHERS, actual["installed"], wanted["version"], INSPECT))
+    if not same_version(actual["installed"], desired["version"]):
+        plan.append(item(CONCERN, BY_OTHERS, actual["installed"], desired["version"], INSPECT))
     if actual["dkms"] is False:
         plan.append(item(CONCERN, "dkms", "not installed", "installed for kernel {}".format(actual["kernel"]), INSPECT))
-    return plan + _diff_firmware(wanted, actual)
+    return plan + _diff_firmware(desired, actual)
 
 
-def _diff_run(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def _diff_run(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences that the vendor's installer ends, and firmware that it has not installed."""
     found = actual["installed"]
-    if not same_version(found, wanted["version"]):
-        return [item(CONCERN, "package", found, wanted["version"], "install")]
+    if not same_version(found, desired["version"]):
+        return [item(CONCERN, "package", found, desired["version"], "install")]
     if actual["dkms"] is False:
         kernel = "for kernel {}".format(actual["kernel"])
-        return [item(CONCERN, "package", f"{found}, not built {kernel}", f"{wanted['version']} {kernel}", "install")]
-    return _diff_firmware(wanted, actual)
+        return [item(CONCERN, "package", f"{found}, not built {kernel}", f"{desired['version']} {kernel}", "install")]
+    return _diff_firmware(desired, actual)
 
 
-def _diff_firmware(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the cards whose firmware is not that of the driver, which only a loaded module shows."""
     devices = actual["tool"].get("devices") or []
     other = [
         f"{card['device']} {card['firmware'] or 'unknown'}"
         for card in devices
-        if not same_version(card["firmware"], wanted["version"])
+        if not same_version(card["firmware"], desired["version"])
     ]
     if not other or actual["module"] is None:
         return []
-    return [item(CONCERN, "firmware", ", ".join(other), wanted["version"], INSPECT)]
+    return [item(CONCERN, "firmware", ", ".join(other), desired["version"], INSPECT)]
 
 
-def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bool) -> List[Item]:
+def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: bool) -> List[Item]:
     """Return the differences of the cards under a loaded module. The list of the tool is `judged` unless it has lost them."""
     plan = []
     if not actual["rsd0"]:
         plan.append(item(CONCERN, "/dev/rsd0", None, "a character device", INSPECT))
-    if len(actual["nodes"]) < wanted["npus"]:
-        plan.append(item(CONCERN, "/dev/rbln*", actual["nodes"], "{} device nodes".format(wanted["npus"]), INSPECT))
+    if len(actual["nodes"]) < desired["npus"]:
+        plan.append(item(CONCERN, "/dev/rbln*", actual["nodes"], "{} device nodes".format(desired["npus"]), INSPECT))
     tool = actual["tool"]
     if "error" in tool:
         plan.append(item(CONCERN, "cards", tool["error"], "every card listed `normal`", INSPECT))
         return plan
-    if not same_version(tool["version"], wanted["version"]):
-        plan.append(item(CONCERN, "tool", tool["version"], wanted["version"], INSPECT))
+    if not same_version(tool["version"], desired["version"]):
+        plan.append(item(CONCERN, "tool", tool["version"], desired["version"], INSPECT))
     if not judged:
         return plan
     if "groups_error" in tool:
@@ -191,15 +191,15 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bo
     unlisted = [address for address in actual["bus"] if address not in listed]
     sick = ["{device} {status}".format(**device) for device in tool["devices"] if device["status"] != "normal"]
     sick += [f"{address} not listed" for address in unlisted]
-    if sick or len(listed) < wanted["npus"]:
+    if sick or len(listed) < desired["npus"]:
         found = "{} listed{}".format(len(listed), "".join(", " + card for card in sick))
-        plan.append(item(CONCERN, "cards", found, "{} listed `normal`".format(max(wanted["npus"], len(actual["bus"]))), INSPECT))
-    foreign = sorted({device["name"] for device in tool["devices"]} - set(wanted["cards"]))
+        plan.append(item(CONCERN, "cards", found, "{} listed `normal`".format(max(desired["npus"], len(actual["bus"]))), INSPECT))
+    foreign = sorted({device["name"] for device in tool["devices"]} - set(desired["cards"]))
     if foreign:
-        plan.append(item(CONCERN, "card type", ", ".join(foreign), " or ".join(wanted["cards"]), INSPECT))
+        plan.append(item(CONCERN, "card type", ", ".join(foreign), " or ".join(desired["cards"]), INSPECT))
     return plan
 
 
-def same_version(found: Optional[str], wanted: str) -> bool:
+def same_version(found: Optional[str], desired: str) -> bool:
     """Return True if the versions are equal apart from the build that kernel and packages add, such as in `1.2.92-6d00b56`."""
-    return found is not None and (found == wanted or found.startswith(wanted + "-"))
+    return found is not None and (found == desired or found.startswith(desired + "-"))

@@ -57,17 +57,17 @@ def secret_file(content: str, mode: int, user: int, key: str) -> str:
     return f"{secret.seal(content, key)}, mode {mode:04o} of user {user}"
 
 
-def lacking(wanted: List[str], installed: List[str]) -> List[str]:
+def lacking(desired: List[str], installed: List[str]) -> List[str]:
     """Return the packages to install: the first one of `docker.io|docker-ce`, unless one of them is installed."""
-    return [entry.split("|")[0] for entry in wanted if not set(entry.split("|")) & set(installed)]
+    return [entry.split("|")[0] for entry in desired if not set(entry.split("|")) & set(installed)]
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the files and the facts of the running engine."""
     raw = read_text(DAEMON_JSON)
     actual: Dict[str, Any] = {
-        "packages": sorted(installed_packages([name for package in wanted["packages"] for name in package.split("|")])),
-        "drop_ins": {path: read_text(path) for path in wanted["drop_ins"]},
+        "packages": sorted(installed_packages([name for package in desired["packages"] for name in package.split("|")])),
+        "drop_ins": {path: read_text(path) for path in desired["drop_ins"]},
         "client": which(CLIENT, ALSO) is not None,
         "program": which(daemon_config.PROGRAM, ALSO),
         "flags": daemon_config.read_flags(),
@@ -85,8 +85,8 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     except OSError:
         pass
     actual["private"] = has_secrets(actual["daemon"] or {})
-    key = wanted["seal"]
-    return {**actual, **digested(actual, key), "proxies": _proxies(wanted["proxy_file"], key)}
+    key = desired["seal"]
+    return {**actual, **digested(actual, key), "proxies": _proxies(desired["proxy_file"], key)}
 
 
 def _proxies(path: str, key: str) -> Optional[str]:
@@ -99,10 +99,10 @@ def _proxies(path: str, key: str) -> Optional[str]:
         return None
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: packages, files, then the running engine if the files do not explain it."""
     plan = []
-    missing = lacking(wanted["packages"], actual["packages"])
+    missing = lacking(desired["packages"], actual["packages"])
     # Only the package of an engine that will be installed knows if it has the client.
     if not missing and not actual["client"]:
         missing = [CLIENT_PACKAGE]
@@ -110,32 +110,32 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), missing, "install"))
     if actual["daemon"] is None:
         broken = "not a JSON object ({})".format(actual["daemon_error"])
-        plan.append(item(CONCERN, "daemon.json", broken, wanted["daemon"], "repair by hand"))
-    elif merge(actual["daemon"], wanted["daemon"]) != actual["daemon"]:
-        merged = merge(actual["daemon"], wanted["daemon"])
+        plan.append(item(CONCERN, "daemon.json", broken, desired["daemon"], "repair by hand"))
+    elif merge(actual["daemon"], desired["daemon"]) != actual["daemon"]:
+        merged = merge(actual["daemon"], desired["daemon"])
         # Options of another log driver are removed with that driver.
-        ours = {key: actual["daemon"].get(key) for key in (*wanted["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
-        plan.append(item(CONCERN, "daemon.json", ours, wanted["daemon"], "configure"))
-    clashes = daemon_config.clashes(merge(actual["daemon"], wanted["daemon"]), actual["flags"])
+        ours = {key: actual["daemon"].get(key) for key in (*desired["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
+        plan.append(item(CONCERN, "daemon.json", ours, desired["daemon"], "configure"))
+    clashes = daemon_config.clashes(merge(actual["daemon"], desired["daemon"]), actual["flags"])
     if clashes:
         plan.append(item(CONCERN, FLAGS, ", ".join(clashes), f"options in {DAEMON_JSON} alone", INSPECT))
-    for path, content in wanted["drop_ins"].items():
+    for path, content in desired["drop_ins"].items():
         if actual["drop_ins"][path] != content:
             # The order matters at the next boot, so that the running engine is not restarted for it.
             action = "order" if path == ORDER_FILE else "configure"
             plan.append(item(CONCERN, path, actual["drop_ins"][path], content, action))
-    if wanted["ca"] is not None and actual["ca"] != wanted["ca"]:
+    if desired["ca"] is not None and actual["ca"] != desired["ca"]:
         found = None if actual["ca"] is None else "another certificate"
         plan.append(item(CONCERN, CA_FILE, found, "the site's certificate authority", "configure"))
-    if actual["proxies"] != wanted["proxies"]:
-        plan.append(item(CONCERN, wanted["proxy_file"], actual["proxies"], wanted["proxies"], "configure"))
+    if actual["proxies"] != desired["proxies"]:
+        plan.append(item(CONCERN, desired["proxy_file"], actual["proxies"], desired["proxies"], "configure"))
     running = actual["running"]
     if running is None:
         plan.append(item(CONCERN, "service", None, "an engine that answers", "start"))
-    elif running["log-driver"] != wanted["daemon"].get("log-driver", running["log-driver"]):
-        plan.append(item(CONCERN, "service", running["log-driver"], wanted["daemon"]["log-driver"], "restart"))
-    if running and older(running["version"], wanted["oldest"]):
-        plan.append(item(CONCERN, VERSION, running["version"], "{} or newer".format(wanted["oldest"]), INSPECT))
+    elif running["log-driver"] != desired["daemon"].get("log-driver", running["log-driver"]):
+        plan.append(item(CONCERN, "service", running["log-driver"], desired["daemon"]["log-driver"], "restart"))
+    if running and older(running["version"], desired["oldest"]):
+        plan.append(item(CONCERN, VERSION, running["version"], "{} or newer".format(desired["oldest"]), INSPECT))
     return plan
 
 
@@ -160,8 +160,8 @@ def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
     if actual["running"]:
         found, todo = actual["running"]["version"], "Upgrade it"
     else:
-        wanted = [name for entry in plan if entry["name"] == "packages" for name in entry["desired"]]
-        candidates = [candidate_version(name) for name in wanted if name in ENGINES]
+        desired = [name for entry in plan if entry["name"] == "packages" for name in entry["desired"]]
+        candidates = [candidate_version(name) for name in desired if name in ENGINES]
         found, todo = next(iter(candidates), None), "Install a newer one first, such as docker-ce of Docker's own repository"
     if older(found, OLDEST_BY_NAME):
         yield (

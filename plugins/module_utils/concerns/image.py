@@ -15,10 +15,10 @@ CONCERN = "image"
 CONTENTS = "io.npufleet.contents"
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the image of the reference, with None for a missing one; `engine` is False if no engine answers."""
     try:
-        found = images.inspect_image(Engine(), wanted["reference"])
+        found = images.inspect_image(Engine(), desired["reference"])
     except OSError:
         return {"engine": False, "id": None, "content": None}
     labels = (found["Config"].get("Labels") or {}) if found else {}
@@ -26,15 +26,15 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     return {"engine": True, "id": found["Id"] if found else None, "content": content, "contents": labels.get(CONTENTS, "").split()}
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: an image that is not built, not delivered or not published."""
-    if wanted["id"] is None:
-        return [item(CONCERN, wanted["reference"], actual["id"], "an image of this recipe", "build")]
+    if desired["id"] is None:
+        return [item(CONCERN, desired["reference"], actual["id"], "an image of this recipe", "build")]
     # Engines with different kinds of stores give the same image different IDs.
-    kind = "content" if wanted["content"] else "id"
+    kind = "content" if desired["content"] else "id"
     plan = []
-    if actual[kind] != wanted[kind]:
-        plan.append(item(CONCERN, wanted["reference"], actual[kind], wanted[kind], "deliver"))
-    if wanted["publish"]:
-        plan.append(item(CONCERN, wanted["reference"], None, wanted["publish"], "publish"))
+    if actual[kind] != desired[kind]:
+        plan.append(item(CONCERN, desired["reference"], actual[kind], desired[kind], "deliver"))
+    if desired["publish"]:
+        plan.append(item(CONCERN, desired["reference"], None, desired["publish"], "publish"))
     return plan

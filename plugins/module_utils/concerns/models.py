@@ -33,16 +33,16 @@ PROVE = "prove"
 MEND = "mend"
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the served links with their differences, the missing blobs, and the open switch."""
-    root = wanted["root"]
+    root = desired["root"]
     served: Dict[str, Dict[str, Any]] = {}
-    digests = {file["sha256"] for model in wanted["models"].values() for file in model["files"].values() if file["blob"]}
-    flaws = {digest: blobs.flaw(root, digest, wanted.get("verify", False)) for digest in sorted(digests)}
+    digests = {file["sha256"] for model in desired["models"].values() for file in model["files"].values() if file["blob"]}
+    flaws = {digest: blobs.flaw(root, digest, desired.get("verify", False)) for digest in sorted(digests)}
     damaged = damage.found(root)
     for name in served_names(root):
         release = served_label(root, name)
-        model = wanted["models"].get(name)
+        model = desired["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
         if model and release and _path(root, name, release) in damaged:
             lost = damage.lost_record(root, name, release)
@@ -59,7 +59,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     if damaged:
         found.update(damaged=damaged, undecided=damage.undecided(root))
     if found["missing"]:
-        found.update(free=free_space(root)[1], arrived=blobs.arrived(wanted.get("incoming")))
+        found.update(free=free_space(root)[1], arrived=blobs.arrived(desired.get("incoming")))
     return found
 
 
@@ -136,9 +136,9 @@ def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> Lis
     """Return the paths of a release, and of its parents, that a server that is not root cannot read."""
     places = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
     places += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
-    wanted = [*((place, 0o005) for place in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
+    desired = [*((place, 0o005) for place in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
     found = []
-    for path, mode in wanted:
+    for path, mode in desired:
         try:
             if os.stat(path).st_mode & mode != mode:
                 found.append("others cannot read " + os.path.relpath(os.path.realpath(path), os.path.realpath(root)))
@@ -163,14 +163,14 @@ def _digest(path: str) -> Optional[str]:
         return None
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: models that are new, of another release, changed on the host, or to be withdrawn."""
     plan = []
     # A release also creates the store.
-    if not wanted["models"] and not actual["store"]:
+    if not desired["models"] and not actual["store"]:
         plan.append(item(CONCERN, "store", None, "empty", "prepare"))
-    for name in sorted(wanted["models"]):
-        release = wanted["models"][name]["release"][:12]
+    for name in sorted(desired["models"]):
+        release = desired["models"][name]["release"][:12]
         here = actual["served"].get(name)
         if here is None:
             plan.append(item(CONCERN, name, None, release, "release"))
@@ -178,7 +178,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
             plan.append(item(CONCERN, name, here["release"] or "not a link", release, "release"))
         elif here["differs"]:
             plan.append(item(CONCERN, name, "{}, {}".format(here["release"], "; ".join(here["differs"])), release, "release"))
-    for name in sorted(set(actual["served"]) - set(wanted["models"])):
+    for name in sorted(set(actual["served"]) - set(desired["models"])):
         plan.append(item(CONCERN, name, actual["served"][name]["release"], None, "withdraw"))
     for path, flaw in sorted(actual.get("damaged", {}).items()):
         plan.append(item(CONCERN, path, f"damaged: {flaw}", "the file as the store writes it", MEND))

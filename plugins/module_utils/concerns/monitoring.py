@@ -25,21 +25,21 @@ TARGETS = {"data": {"activeTargets": [{"labels": _LABELS, "scrapeUrl": str, "hea
 QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the files, and the health of the targets as Prometheus reports it."""
-    health = _targets(wanted["port"])
-    if health and not wanted["now"]:
-        lately = _up_lately(wanted["port"])
+    health = _targets(desired["port"])
+    if health and not desired["now"]:
+        lately = _up_lately(desired["port"])
         health = {host: "up" if host in lately else words for host, words in health.items()}
-    config = read_text(wanted["config"]) or ""
+    config = read_text(desired["config"]) or ""
     return {
-        "packages": sorted(installed_packages(wanted["packages"])),
-        "targets": read_text(wanted["targets_file"]),
-        "job": wanted["job"] in config,
-        "rules": read_text(wanted["rules_file"]),
+        "packages": sorted(installed_packages(desired["packages"])),
+        "targets": read_text(desired["targets_file"]),
+        "job": desired["job"] in config,
+        "rules": read_text(desired["rules_file"]),
         "rule_files": RULE_FILES.search(config) is not None,
-        "rules_listed": re.search(f"^ *- +{re.escape(wanted['rules_file'])} *$", config, re.MULTILINE) is not None,
-        "rules_loaded": _rules(wanted["port"], wanted["rules_file"]),
+        "rules_listed": re.search(f"^ *- +{re.escape(desired['rules_file'])} *$", config, re.MULTILINE) is not None,
+        "rules_loaded": _rules(desired["port"], desired["rules_file"]),
         "health": health,
     }
 
@@ -74,30 +74,30 @@ def _up_lately(port: int) -> List[str]:
     return [entry["metric"].get("host", "") for entry in found]
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: packages, files, and the health of the targets once Prometheus answers."""
     plan = []
-    missing = sorted(set(wanted["packages"]) - set(actual["packages"]))
+    missing = sorted(set(desired["packages"]) - set(actual["packages"]))
     if missing:
         plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), "installed", "install"))
-    if actual["targets"] != wanted["targets"]:
-        plan.append(item(CONCERN, wanted["targets_file"], actual["targets"], wanted["targets"], "configure"))
+    if actual["targets"] != desired["targets"]:
+        plan.append(item(CONCERN, desired["targets_file"], actual["targets"], desired["targets"], "configure"))
     if not actual["job"]:
         plan.append(item(CONCERN, "scrape job", None, JOB, "configure"))
-    if actual["rules"] != wanted["rules"]:
-        plan.append(item(CONCERN, wanted["rules_file"], actual["rules"], wanted["rules"], "configure"))
+    if actual["rules"] != desired["rules"]:
+        plan.append(item(CONCERN, desired["rules_file"], actual["rules"], desired["rules"], "configure"))
     if not actual["rules_listed"]:
-        plan.append(item(CONCERN, "rule_files", None, wanted["rules_file"], "configure"))
+        plan.append(item(CONCERN, "rule_files", None, desired["rules_file"], "configure"))
     if actual["health"] is None:
-        plan.append(item(CONCERN, "service", None, "a Prometheus that answers on port {}".format(wanted["port"]), "start"))
+        plan.append(item(CONCERN, "service", None, "a Prometheus that answers on port {}".format(desired["port"]), "start"))
         return plan
-    alerts = sorted(re.findall(r"^ *(?:- +)?alert: *[\"']?(\w+)", wanted["rules"], re.MULTILINE))
+    alerts = sorted(re.findall(r"^ *(?:- +)?alert: *[\"']?(\w+)", desired["rules"], re.MULTILINE))
     if actual["rules_loaded"] != alerts:
         found = ", ".join(actual["rules_loaded"]) or None
         plan.append(item(CONCERN, "alerts", found, ", ".join(alerts), "configure"))
-    for host in wanted["hosts"]:
+    for host in desired["hosts"]:
         if actual["health"].get(host) != "up":
             plan.append(item(CONCERN, "up of " + host, actual["health"].get(host, "not scraped"), "up", "wait"))
-    for host in sorted(set(actual["health"]) - set(wanted["hosts"])):
+    for host in sorted(set(actual["health"]) - set(desired["hosts"])):
         plan.append(item(CONCERN, "up of " + host, "scraped", None, "wait"))
     return plan

@@ -29,7 +29,7 @@ LATE = 5
 SHOWN, WORDS = 3, 120
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the files and the last result."""
     return {
         "service": read_text(SERVICE_FILE),
@@ -37,7 +37,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "config": read_text(CONFIG),
         "program": (shapes.read(library.programs(), {"probe": str}).content or {}).get("probe"),
         "checks": _checks(DOCUMENT),
-        "state": _state(wanted["root"] + "/probe.json"),
+        "state": _state(desired["root"] + "/probe.json"),
     }
 
 
@@ -99,14 +99,14 @@ def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
     return bool(state.get("at", 0) >= since["at"])
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return at most one difference: the probe is installed as a whole."""
     names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program", "checks": "checks"}
-    files = wanted["files"]
+    files = desired["files"]
     if files is None:
         there = [words for name, words in names.items() if name != "program" and actual[name] is not None]
         return [item(CONCERN, TIMER, "there: " + ", ".join(there), None, "unprobe")] if there else []
-    expected = {**files, "checks": wanted["checks"]}
+    expected = {**files, "checks": desired["checks"]}
     found = [
         f"{'no' if actual[name] is None else 'other' if name == 'checks' else 'another'} {words}"
         for name, words in names.items()

@@ -26,10 +26,10 @@ class Part(Protocol):
 
     CONCERN: str
 
-    def read(self, wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the actual state as root reads it. Changes nothing, and works on a bare host."""
 
-    def diff(self, wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         """Return the differences between desired and actual state."""
 
 

@@ -20,9 +20,9 @@ CONFIG = "/etc/npufleet/watchdog.json"
 STATE = {"running?": ({"program?": str, "config?": str}, shapes.NULL), "gave_up?": shapes.TEXT_OR_NULL}
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the files and the state of the running program."""
-    state = shapes.read(wanted["root"] + "/watchdog.json", STATE).content
+    state = shapes.read(desired["root"] + "/watchdog.json", STATE).content
     return {
         "unit": read_text(UNIT_FILE),
         "config": read_text(CONFIG),
@@ -31,9 +31,9 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return at most one difference: the watchdog is installed as a whole."""
-    files = wanted["files"]
+    files = desired["files"]
     if files is None:
         there = [name for name in ("unit", "config") if actual[name] is not None]
         return [item(CONCERN, UNIT, "there: " + ", ".join(there), None, "unwatch")] if there else []

@@ -22,8 +22,11 @@ NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run p
 
 
 def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
-    """Return {"devices": for the container, "groups": that may open them, "missing": reasons why the server could not open them,
-    "closed": reasons against its user}. The query comes from desired.device_access."""
+    """Return the devices for the container, the groups that may open them, and the reasons against this access.
+
+    `missing` are reasons why the server could not open the cards, `closed` those against its user. The query comes from
+    desired/device_access.py.
+    """
     if query is None:
         return {"devices": [], "groups": [], "missing": [], "closed": []}
     nodes = [f"/dev/rbln{number}" for number in range(query["npus"])]

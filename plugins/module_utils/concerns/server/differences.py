@@ -16,45 +16,45 @@ HANGING, VERSION = "loads", "version"
 TO_MOUNT = (ABSENT, DRIVER_FILES, ACCESS) = ("volumes", "driver files", "device access")
 
 
-def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: files, container, state. Served models are compared only in a container that stays."""
-    plan = list(_diff_files(wanted, actual))
+    plan = list(_diff_files(desired, actual))
     if actual["container"] is None:
-        return [*plan, item(CONCERN, "container", None, "running " + wanted["name"], "create")]
+        return [*plan, item(CONCERN, "container", None, "running " + desired["name"], "create")]
     driver_files, access = actual["driver_files"], actual["access"]
     if driver_files["missing"]:
         plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(driver_files["missing"]), INSPECT))
     barred = [*access["missing"], *access["closed"]]
     if barred:
         plan.append(item(CONCERN, ACCESS, "; ".join(barred), "the cards and files open to the server", INSPECT))
-    replace = list(_diff_container(wanted["container"], actual))
-    return [*plan, *replace, *_diff_state(wanted, actual, bool(replace))]
+    replace = list(_diff_container(desired["container"], actual))
+    return [*plan, *replace, *_diff_state(desired, actual, bool(replace))]
 
 
-def _diff_files(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
+def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
     """Yield the differences of the server's keys and of the paths that it mounts."""
-    readers = "for root and group {}".format(wanted["reader"]["group"]) if wanted["reader"]["needed"] else "for root alone"
+    readers = "for root and group {}".format(desired["reader"]["group"]) if desired["reader"]["needed"] else "for root alone"
     if actual.get("credentials"):
-        sealed_file = "SHA-256 {}, {}".format(wanted["credentials"]["sha256"][:12], readers)
+        sealed_file = "SHA-256 {}, {}".format(desired["credentials"]["sha256"][:12], readers)
         yield item(CONCERN, "credentials", actual["credentials"], sealed_file, "write")
     if actual.get("key"):
-        owner = "the operator's key" if wanted["key_fingerprint"] else "a key of this host"
+        owner = "the operator's key" if desired["key_fingerprint"] else "a key of this host"
         yield item(CONCERN, "key", actual["key"]["words"], f"{owner}, {readers}", "key")
     if actual["absent"]:
         yield item(CONCERN, ABSENT, "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT)
 
 
-def _diff_container(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
+def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
     """Yield the differences for which the container is replaced."""
     found = actual["container"]
-    desired: Dict[str, Any] = {
-        **wanted,
-        "volumes": sorted({*wanted["volumes"], *actual["driver_files"]["binds"]}),
+    expected: Dict[str, Any] = {
+        **desired,
+        "volumes": sorted({*desired["volumes"], *actual["driver_files"]["binds"]}),
         "devices": actual["access"]["devices"],
         "groups": actual["access"]["groups"],
     }
-    for key in sorted(desired):
-        value = desired[key]
+    for key in sorted(expected):
+        value = expected[key]
         if key == "environment":
             # The facts of a container do not have variables that its image sets to the same value.
             value = dict(set(value.items()) - set(actual.get("inherited", {}).items()))
@@ -64,10 +64,10 @@ def _diff_container(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Ite
                 port: where if found[key].get(port) == where else where.replace("0.0.0.0", "") for port, where in value.items()
             }
         if found[key] != value:
-            yield item(CONCERN, "container." + key, found[key], desired[key], "replace")
+            yield item(CONCERN, "container." + key, found[key], expected[key], "replace")
 
 
-def _diff_state(wanted: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
+def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
     """Yield the differences of a container that is not replaced: its state, its key, its models."""
     if actual["state"] != "running":
         log = ": " + actual["log"] if actual.get("log") else ""
@@ -75,23 +75,23 @@ def _diff_state(wanted: Mapping[str, Any], actual: Mapping[str, Any], replaced: 
         return
     if ((actual.get("key") or {}).get("other") or actual.get("closed")) and not replaced:
         # A server reads its key when it starts.
-        path = (wanted["key"] or {}).get("path", "no file")
+        path = (desired["key"] or {}).get("path", "no file")
         yield item(CONCERN, "key in use", "another key", f"that of {path}", "restart")
         yield from _diff_hanging(actual)
     else:
-        yield from diff_serving(wanted, actual)
+        yield from diff_serving(desired, actual)
 
 
-def diff_serving(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
+def diff_serving(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
     """Yield the differences of a server that runs: its response, its models, loads that hang."""
     if actual["served"] is None:
         restarts = ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
         log = ": " + actual["log"] if actual.get("log") else ""
         yield item(
-            CONCERN, "http", "no answer on port {}{}{}".format(wanted["http_port"], restarts, log), "the model index", "wait"
+            CONCERN, "http", "no answer on port {}{}{}".format(desired["http_port"], restarts, log), "the model index", "wait"
         )
     else:
-        yield from diff_models(wanted, actual["served"])
+        yield from diff_models(desired, actual["served"])
     yield from _diff_hanging(actual)
 
 
@@ -100,12 +100,12 @@ def _diff_hanging(actual: Mapping[str, Any]) -> Iterator[Item]:
         yield item(CONCERN, HANGING, f"a load that hangs: {', '.join(actual['hung'])}", "a server that can load", "restart")
 
 
-def diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
+def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
     """Return the differences of the models: each desired one is READY in its versions and release, and no other one is READY."""
-    action = {"none": "restart", "poll": "wait", "explicit": "load"}[wanted["mode"]]
+    action = {"none": "restart", "poll": "wait", "explicit": "load"}[desired["mode"]]
     plan = []
-    for name in sorted(wanted["models"]):
-        model = wanted["models"][name]
+    for name in sorted(desired["models"]):
+        model = desired["models"][name]
         versions = served.get(name) or {}
         if model["release"] is None:
             if not any(version["state"] == "READY" for version in versions.values()):
@@ -117,9 +117,9 @@ def diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[It
         loaded = {version for version, state in versions.items() if state["state"] in ("READY", "LOADING")}
         if good != set(model["versions"]) or loaded - good:
             plan.append(item(CONCERN, name, _actual_versions(versions), _desired_versions(model), action))
-    for name in sorted(set(served) - set(wanted["models"])):
+    for name in sorted(set(served) - set(desired["models"])):
         if any(entry["state"] == "READY" for entry in served[name].values()):
-            unload = {"none": "restart", "poll": "wait", "explicit": "unload"}[wanted["mode"]]
+            unload = {"none": "restart", "poll": "wait", "explicit": "unload"}[desired["mode"]]
             plan.append(item(CONCERN, name, _actual_versions(served[name]), None, unload))
     return plan
 

@@ -25,28 +25,28 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 RELEASE_ROW = "io.npufleet.release"
 
 
-def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the facts of the container, the server's index and configs, and what is wrong with its files."""
-    actual = _read_container(wanted)
-    actual["absent"] = [path for path in wanted["sources"] if not os.path.exists(path)]
-    actual["driver_files"] = driver_files.find(wanted["driver_files"]) if wanted["driver_files"] else {"binds": [], "missing": []}
-    actual["access"] = device_access.find(wanted["access"])
-    if wanted.get("credentials"):
-        actual["credentials"] = credentials.problem(wanted["credentials"], **wanted["reader"])
-    if wanted.get("key"):
-        flaw = keys.flaw(wanted["key"]["path"], wanted["key_fingerprint"], **wanted["reader"])
+    actual = _read_container(desired)
+    actual["absent"] = [path for path in desired["sources"] if not os.path.exists(path)]
+    actual["driver_files"] = driver_files.find(desired["driver_files"]) if desired["driver_files"] else {"binds": [], "missing": []}
+    actual["access"] = device_access.find(desired["access"])
+    if desired.get("credentials"):
+        actual["credentials"] = credentials.problem(desired["credentials"], **desired["reader"])
+    if desired.get("key"):
+        flaw = keys.flaw(desired["key"]["path"], desired["key_fingerprint"], **desired["reader"])
         actual.update({"key": flaw} if flaw["words"] else {})
     return actual
 
 
-def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     engine = Engine()
     try:
-        inspect = engine.container(wanted["name"])
-        locked = images.inspect_image(engine, wanted["image"]["reference"])
+        inspect = engine.container(desired["name"])
+        locked = images.inspect_image(engine, desired["image"]["reference"])
         image = (images.inspect_image(engine, inspect["Image"]) if inspect else None) or {}
         # A run that was killed leaves the previous container under this name.
-        previous = engine.container(wanted["name"] + "-previous")
+        previous = engine.container(desired["name"] + "-previous")
     except OSError:
         return {"engine": False, "container": None, "served": None}
     # The ID that this engine has given to the locked image
@@ -55,29 +55,29 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     if not inspect:
         return actual
     facts = container_facts(inspect, image)
-    if wanted["image"]["content"] and images.content_digest(image) == wanted["image"]["content"]:
+    if desired["image"]["content"] and images.content_digest(image) == desired["image"]["content"]:
         # It is the same image, which this engine's store knows by another ID.
-        facts["image"] = wanted["container"]["image"]
-    sealed = sealed_container(facts, wanted["seal"])
+        facts["image"] = desired["container"]["image"]
+    sealed = sealed_container(facts, desired["seal"])
     config, state = image.get("Config") or {}, inspect["State"]
     running = state["Status"] == "running"
     actual.update(
         container=sealed,
         release=(config.get("Labels") or {}).get(RELEASE_ROW),
-        inherited=secret.seal_values(environment(config), wanted["seal"]),
+        inherited=secret.seal_values(environment(config), desired["seal"]),
         state="running" if running else "{} ({})".format(state["Status"], state["ExitCode"]),
         # The engine's own restarts since the last start by an operator or a run
         restarts=inspect.get("RestartCount") or 0,
     )
     if running:
-        actual["hung"] = hanging_loads(wanted["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
-        actual["served"] = read_served(wanted)
-        if actual["served"] is None and query(wanted, "POST", "/v2/repository/index")[0] == 403:
+        actual["hung"] = hanging_loads(desired["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
+        actual["served"] = read_served(desired)
+        if actual["served"] is None and query(desired, "POST", "/v2/repository/index")[0] == 403:
             actual["closed"] = True
-        status, server = query(wanted, "GET", "/v2")
+        status, server = query(desired, "GET", "/v2")
         actual["version"] = version_of(server) if status == 200 else None
     if not running or actual["served"] is None:
-        actual.update(read_log(engine, wanted, inspect))
+        actual.update(read_log(engine, desired, inspect))
         secrets, digests = ([*fact["environment"].values(), *fact["command"]] for fact in (facts, sealed))
         actual["log"] = secret.remove_values(str(actual["log"]), secrets, digests)
     return actual
