@@ -34,13 +34,13 @@ START = f"""
 import base64, gc, json, os, sys, tempfile
 gc.set_threshold(50000)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-given = json.load(sys.stdin)
+payload = json.load(sys.stdin)
 with tempfile.NamedTemporaryFile(suffix=".pyz") as program:
-    program.write(base64.b64decode(given["program"]))
+    program.write(base64.b64decode(payload["program"]))
     program.flush()
     sys.path.insert(0, program.name)
     from {archive.PREFIX}{ENTRY} import main
-    main(given["document"])
+    main(payload["document"])
 os._exit(0)
 """
 

@@ -23,7 +23,7 @@ WIDEST = 64
 PAGE = 16 << 20
 
 
-def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Result) -> None:
+def check_instances(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
     """Repeat requests with growing concurrency until each instance of the model has answered one, as its backend counts.
 
     Triton does not report which instance answers. Each answer is judged; `ms` is that of the slowest.
@@ -47,7 +47,7 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
         while silent and not failures and (not sent or time.monotonic() < until):
             width = min(width, WIDEST)
             with ThreadPoolExecutor(width) as threads:
-                for taken, reasons in threads.map(ask, list(asked) * width):
+                for taken, reasons in threads.map(ask, list(requests) * width):
                     result["ms"] = max(result["ms"] or 0, round(taken, 2))
                     failures += [each for each in reasons if each not in failures]
                     sent += 1

@@ -23,8 +23,8 @@ SATURATED = 0.9
 class Load:
     """A load test: clients that send requests one by one, each in its own thread, which tritonclient's HTTP needs."""
 
-    def __init__(self, document: Mapping[str, Any], check: Check, asked: Sequence[Request]) -> None:
-        self.document, self.check, self.asked, self.limits = document, check, asked, check.latency or {}
+    def __init__(self, document: Mapping[str, Any], check: Check, requests: Sequence[Request]) -> None:
+        self.document, self.check, self.requests, self.limits = document, check, requests, check.latency or {}
         self.ms: List[float] = []
         self.reasons: List[str] = []
         self.seconds = self.cores = self.began = self.cpu = 0.0
@@ -46,7 +46,7 @@ class Load:
 
     def _client(self, number: int) -> None:
         try:
-            request = self.asked[number % len(self.asked)]
+            request = self.requests[number % len(self.requests)]
             question = self.check.question(request)
             service = service_of(request.protocol, self.document)
             # The first answer is judged and not measured, because it includes the connection.
@@ -80,7 +80,7 @@ class Load:
     def figures(self) -> Dict[str, Any]:
         """Return the measurements; a batch counts as its rows."""
         ordered = sorted(self.ms)
-        rows = len(self.asked[0].rows or [0])
+        rows = len(self.requests[0].rows or [0])
         found = {name: round(percentile(ordered, share), 2) for name, share in PERCENTILES.items()}
         return {
             "clients": self.limits["clients"],
@@ -98,9 +98,9 @@ def percentile(ordered: Sequence[float], share: int) -> float:
     return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
 
 
-def ask_latency(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Result) -> None:
+def check_latency(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
     """Run a load test, and judge its latencies by the limits of the check. `ms` is the median."""
-    load = Load(document, check, asked)
+    load = Load(document, check, requests)
     load.run()
     reasons = load.reasons
     if not reasons and not load.ms:

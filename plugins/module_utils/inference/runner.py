@@ -23,9 +23,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, prepared, service_of
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import Service
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import not_served, of_connection, reason, timed_out
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import ask_instances
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import check_instances
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.judge import describe
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import ask_latency
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import check_latency
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import with_files
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.pictures import drawable, picture
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
@@ -72,9 +72,9 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                 if result["why"]:
                     result["unanswered"] = True
                 if not result["why"] and raw.get("instances"):
-                    ask_instances(document, check, group, result)
+                    check_instances(document, check, group, result)
                 elif not result["why"] and raw.get("latency"):
-                    ask_latency(document, check, group, result)
+                    check_latency(document, check, group, result)
                 elif not result["why"]:
                     of_service, of_model = send(services[protocol], check, group[0], result)
                     given_up[protocol, ""], given_up[protocol, model] = of_service, of_model
