@@ -530,7 +530,7 @@ def test_an_error_while_restoring_is_reported_with_the_first_one(host: Host, mon
     monkeypatch.setattr(store, "restore", fails)
     outcome = host.run()
     assert outcome.why and "label is 3, expected 7" in outcome.why
-    assert "could not be put back" in outcome.back and "KeyError('from')" in outcome.back
+    assert "could not be restored" in outcome.back and "KeyError('from')" in outcome.back
     assert open_ends(host) == [store.TRANSACTION]
 
 

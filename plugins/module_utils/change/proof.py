@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Protocol, Set, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store, system
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
@@ -23,18 +23,8 @@ SHOWN = 2000
 LIVES = 2
 
 
-class Server(Protocol):
-    """The part of a driver (drivers.py) that reads the server."""
-
-    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]: ...
-
-    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]: ...
-
-    def log_lines(self, since: float) -> List[str]: ...
-
-
 def look(
-    desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "", driver: Optional[Server] = None
+    desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "", driver: Any = None
 ) -> Tuple[Dict[str, Any], List[Item]]:
     """Return the actual state of each concern in `desired`, and the plan, with what a run has left unfinished of the server."""
     actual: Dict[str, Any] = {}
@@ -93,7 +83,7 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     return [item for item in plan if item not in ignored]
 
 
-def polled(desired: Mapping[str, Any], plan: List[Item], driver: Optional[Server] = None) -> Tuple[Dict[str, str], Set[str]]:
+def polled(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> Tuple[Dict[str, str], Set[str]]:
     """Return {model: why Triton refused it} and the models that it still loads, from the log since the open switch.
 
     Only a server in mode poll is read, because nobody gets a response to its loads.
@@ -144,7 +134,7 @@ def see(
     linked: bool = False,
     prove: bool = False,
     timeout: float = 0,
-    driver: Optional[Server] = None,
+    driver: Any = None,
 ) -> Seen:
     """Read the host. A proof reads it again until nothing differs, waiting cannot help, or `timeout` seconds are over.
 
