@@ -1034,7 +1034,7 @@ def test_a_model_whose_loads_are_left_out_is_not_proven(fleet: Path, tmp_path: P
     given = {"inference_check_checks_dir": [str(tmp_path)], "inference_check_latency": False}
     run = play(fleet, "-e", json.dumps(given), limit="right")
     assert run.returncode == 2, run.stdout + run.stderr
-    assert "digits/checks: nothing was asked: every check of its file is a load" in run.stdout + run.stderr
+    assert "digits/checks: no check ran: all checks of its file are load tests" in run.stdout + run.stderr
     assert [check["ok"] for check in results(fleet)["right"]["checks"]] == [False]
 
 
