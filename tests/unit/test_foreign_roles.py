@@ -136,7 +136,7 @@ def test_nothing_of_the_host_is_fetched_that_a_source_leads_to(build: Build, wha
 @pytest.mark.parametrize(
     ("record", "found"),
     [
-        ({**RECORD, "sha256": "0" * 64}, "of a file with SHA-256 000"),
+        ({**RECORD, "sha256": "0" * 64}, "is for SHA-256 000"),
         ({**RECORD, "sha256": 7}, "sha256 is a whole number"),
         ({**RECORD, "buckets": [{"inputs": [[]], "outputs": [TENSOR]}]}, "buckets[0].inputs[0] is a list"),
         ("[" * 100000, "it is not JSON"),
