@@ -379,8 +379,6 @@ class HostChange:
             if self.stale:
                 self._restart()
 
-    # What it reads and writes
-
     def _see(self, concerns: List[str], linked: bool, prove: bool = False, timeout: float = 0) -> proof.Seen:
         desired = {name: dict(self.order["desired"][name]) for name in concerns}
         if linked:
