@@ -158,7 +158,7 @@ def test_device_memory_is_that_of_the_card_with_the_number() -> None:
     gib = 2**30
     devices = [{"npu": npu, "device": f"rbln{3 - npu}", "memory_total": (npu + 1) * gib} for npu in (2, 0, 1)]
     (line,) = memory({"models": {"m": [2 * gib, 2 * gib, 2 * gib]}}, {"tool": {"devices": devices}})
-    assert line.startswith("found 1.0 GiB of device memory on NPU 0,")
+    assert line.startswith("device memory of NPU 0 is 1.0 GiB, expected 2.0 GiB ")
     # Cards with several NPUs number them anew without groups: their order is all that there is
     repeated = [{"npu": npu, "memory_total": total} for npu, total in ((0, 1), (1, 2), (0, 3), (1, 4))]
     assert vendor_tool.in_process_order(repeated) == repeated
