@@ -100,7 +100,7 @@ def test_it_is_part_of_the_plan(first):
     first.check_output("systemctl disable --now %s", UNIT)
     status = playbook("status.yml", "--limit", FIRST)
     assert status.code == 2, status.output
-    assert "watchdog npufleet-watchdog.service: found" in status.output
+    assert "watchdog npufleet-watchdog.service is " in status.output
     first.check_output("systemctl enable --now %s", UNIT)
 
 

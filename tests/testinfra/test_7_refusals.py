@@ -148,7 +148,7 @@ def test_unreachable_index_missing_files_and_wrong_digest(tmp_path: Path) -> Non
     refused(
         run,
         ("package index", ":9/simple/rebel-compiler/: no answer (", "refused", "expected one"),
-        ("found no /no/such/base.tar on the controller, wanted the archive of the base image there",),
+        ("the controller has no /no/such/base.tar, expected the archive of the base image",),
         (f"the driver package has SHA-256 {digest}, expected",),
     )
 
@@ -196,7 +196,7 @@ def test_models_that_triton_would_refuse(tmp_path: Path) -> None:
     models = [{"name": name, "repository": str(tmp_path)} for name in ("broken", "empty")]
     refused(
         site(triton_models=models),
-        (f"{tmp_path}/broken/config.pbtxt:2: max_batch_sice: found a field that no Triton knows", "Triton refuses the whole file"),
+        (f"{tmp_path}/broken/config.pbtxt:2: max_batch_sice: a field that no Triton knows", "Triton refuses the whole file"),
         (
             f"{tmp_path}/empty/config.pbtxt: version_policy is without a version directory",
             "Compile the model for this card and SDK",

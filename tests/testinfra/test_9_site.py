@@ -118,7 +118,7 @@ def test_preflight_asks_the_registry_through_the_proxy(site: Site, tmp_path: Pat
     }
     done = run("preflight.yml", **given)
     assert done.code == 2, done.output
-    assert f"base image {REGISTRY}/site/none:1: found no site/none:1 in the registry" in " ".join(done.output.split())
+    assert f"base image {REGISTRY}/site/none:1: the registry has no site/none:1" in " ".join(done.output.split())
     done = run("preflight.yml", **{**given, "triton_image_registry_password": "wr0ng-secret"})
     assert "refuses the login of fleet" in " ".join(done.output.split())
     assert "wr0ng-secret" not in done.output

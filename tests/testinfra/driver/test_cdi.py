@@ -120,7 +120,7 @@ def test_nothing_differs_afterwards(first):
     assert run.code == 0, run.output
 
 
-@pytest.mark.parametrize(("spoil", "found"), [("rm %s", "nothing"), ("sed --in-place s/rbln0/rbln9/ %s", "another one")])
+@pytest.mark.parametrize(("spoil", "found"), [("rm %s", "missing"), ("sed --in-place s/rbln0/rbln9/ %s", "outdated")])
 def test_a_spec_that_is_gone_or_of_another_driver_is_seen_and_made_anew(first, spoil, found):
     before, spec = inspect(first)["Id"], first.file(SPEC).content_string
     first.check_output(spoil, SPEC)

@@ -112,8 +112,8 @@ HANGS = {"inputs": [{"name": "X", "shape": [1, 1], "datatype": "FP32", "data": [
 
 
 @tells(
-    stub_killed=("alpha", r"alpha.*found.*wanted.*did"),
-    stub_hung=("beta", r"beta.*requests waiting and none answered for.*wanted.*did"),
+    stub_killed=("alpha", r"alpha.*no process of.*expected.*Action: "),
+    stub_hung=("beta", r"beta.*requests waiting and none answered for.*expected.*Action: "),
 )
 def stubs_that_die_and_hang(place: Fleet) -> Told:
     began, told = time.monotonic(), dict.fromkeys(HOSTS, "")
