@@ -16,6 +16,7 @@ import ansible_collections.npufleet.triton.plugins.module_utils.plan as imported
 import pytest
 import yaml
 from ansible.module_utils.compat.version import LooseVersion
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 from helpers import ANSIBLE_PLAYBOOK, ROOT, imports, load_program
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
@@ -401,3 +402,31 @@ def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path)
 def test_the_walk_over_imports_follows_the_concerns() -> None:
     names = imports(ROOT / "plugins/module_utils/change/proof.py")
     assert "ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry.CONCERNS" in names
+
+
+# Ansible lets registered variables and facts override variables of these, in every later task of the host
+INCLUDES = ("ansible.builtin.include_tasks", "ansible.builtin.include_role")
+
+
+def _kept_and_local(node: Any) -> tuple[set[str], set[str]]:
+    """Return the names that tasks keep on a host, and those of variables that such a name would override."""
+    kept: set[str] = set()
+    local: set[str] = set()
+    for entry in node if isinstance(node, list) else []:
+        kept |= {entry["register"]} if "register" in entry else set()
+        kept |= set(entry.get("ansible.builtin.set_fact") or {})
+        local |= set() if any(name in entry for name in INCLUDES) else set(entry.get("vars") or {})
+        for section in run_guard.SECTIONS:
+            more_kept, more_local = _kept_and_local(entry.get(section))
+            kept, local = kept | more_kept, local | more_local
+    return kept, local
+
+
+def test_no_variable_of_a_task_or_block_is_overridden_by_a_registered_one() -> None:
+    kept: set[str] = set()
+    local: set[str] = set()
+    for path in [path for pattern in run_guard.TASKS for path in ROOT.glob(pattern)]:
+        more_kept, more_local = _kept_and_local(run_guard._read(str(path)))
+        kept, local = kept | more_kept, local | more_local
+    assert len(kept) > 50 and len(local) > 50
+    assert kept & local == set()
