@@ -36,7 +36,7 @@ NODE_DEVICE = os.makedev(1, 3)
 # What the kernel says of a module that was built for another kernel.
 DOES_NOT_LOAD = "modprobe: ERROR: could not insert 'rebellions': Exec format error"
 IN_USE = "modprobe: FATAL: Module rebellions is in use."
-FAULTS = {"missing": True, "fault": True, "no_rsd0": False, "module_does_not_load": False}  # kind: whether it names an NPU
+FAULTS = {"missing": True, "fault": True, "no_rsd0": False, "module_does_not_load": False}  # True: the fault needs an NPU
 STATUS_READY, STATUS_FAULT = 0, 3
 
 
@@ -46,7 +46,7 @@ class CardsError(Exception):
 
 @dataclass(frozen=True)
 class CardType:
-    """PCI device id of a card type and its NPUs. That each NPU of a card is a function of its own is an assumption."""
+    """PCI device id of a card type and its NPUs. It is an assumption that each NPU of a card is a PCI function of its own."""
 
     device: int
     npus: int
@@ -119,7 +119,7 @@ class Host:
         return read_cards(self.root / "etc/npufleet-lab/cards.json")
 
     def bus(self) -> None:
-        """Put all cards on the PCI bus, where they are whatever the driver does."""
+        """Put all cards on the PCI bus. They stay there whether or not the driver is loaded."""
         files: Dict[str, Union[str, bytes]] = {}
         for npu in self.cards().npus:
             files.update({f"{npu.address}/{name}": value for name, value in pci_files(npu).items()})
@@ -136,13 +136,13 @@ class Host:
         self._show_class({f"{npu.name}/{name}": value for npu in found for name, value in class_files(npu, version).items()})
         for name in [npu.name for npu in found] + ([] if "no_rsd0" in cards.kinds else ["rsd0"]):
             self._make_node(self.root / "dev" / name)
-        # The kernel can drop a module whose package is gone, so the rule for it outlives the package.
+        # The kernel can unload a module after the removal of its package, so this rule of modprobe stays.
         write(self.remove_rule, f"remove rebellions {os.path.abspath(__file__)} unload\n")
         # Last, because it says that the module is live
         self._show("module", {f"rebellions/{name}": value for name, value in module_files(version).items()})
 
     def unload(self) -> None:
-        """Undo `load`; refused like the kernel's while a process has a card open."""
+        """Undo `load`. As with the real module, this fails while a process has a card open."""
         if self._is_in_use():
             raise CardsError(IN_USE)
         self._hide("module")
@@ -150,14 +150,14 @@ class Host:
             if path.exists():
                 path.unlink()
         self._hide("class")
-        # What only a reboot helps is beside it
+        # With `stale-until-reboot`, only a reboot ends the stale state.
         if not (self.state / "stale-until-reboot").exists():
             (self.state / "stale").unlink(missing_ok=True)
 
     def _show_class(self, files: Mapping[str, Union[str, bytes]]) -> None:
-        """Show the device class, and the live network interfaces through it.
+        """Show the device class, and keep the real network interfaces visible in the overlay.
 
-        An overlay remembers what was once not there, so an interface that comes later would stay unseen.
+        An overlay caches that a file does not exist, so an interface that is added later would not appear.
         """
         if not self.is_real or os.path.ismount("/sys/class"):
             self._show("class", {f"rebellions/{name}": value for name, value in files.items()})
@@ -262,7 +262,7 @@ def config_space(card: CardType, start: int) -> bytes:
 
 
 def class_files(npu: Npu, version: str) -> Dict[str, str]:
-    """Return the files of an NPU in /sys/class/rebellions: those of the vendor, and others for rbln-stat."""
+    """Return the files of an NPU in /sys/class/rebellions: those of the driver, and those of rbln-stat alone."""
     identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"{npu.address}.{socket.gethostname()}")
     return {
         "status": f"{STATUS_FAULT if npu.faulty else STATUS_READY}\n",
@@ -289,7 +289,7 @@ def write(path: Path, content: Union[str, bytes]) -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command; CardsError carries its own last words."""
+    """Run a command. Raises CardsError with the output of a command that fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise CardsError(f"`{' '.join(command)}` ended with {done.returncode}: {done.stdout.strip()}")

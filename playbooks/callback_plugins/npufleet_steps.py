@@ -10,7 +10,7 @@ type: notification
 short_description: Record which steps of hosts have begun and which have ended
 description:
   - Prints nothing. A step that has begun and never ends is one whose process could not be started, which Ansible itself does not
-    report. The playbooks of this directory end their run then, by the names of the hosts.
+    report. The playbooks of this directory then end with an error that names the hosts.
 author: The npufleet developers (@npufleet)
 """
 
@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guar
 
 
 class CallbackModule(CallbackBase):
-    """Hands on what Ansible reports."""
+    """A recorder of the beginnings and ends of steps."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "notification"
@@ -33,7 +33,7 @@ class CallbackModule(CallbackBase):
         self._linear = False
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Hosts of the strategy `linear` are at one task together, so that no step is open when the next one begins."""
+        """Record the strategy. With `linear`, all hosts run the same task, so every step has ended when the next task begins."""
         STEPS.settle()
         self._linear = str(play.strategy).rpartition(".")[2] == "linear"
 

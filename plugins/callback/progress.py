@@ -55,7 +55,7 @@ class CallbackModule(CallbackBase):
         self._thread: Optional[threading.Thread] = None
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Reset the interval, which other hosts may set differently."""
+        """Reset the interval, because the hosts of this play may have another one."""
         self._play, self._every = play, None
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
@@ -88,6 +88,6 @@ class CallbackModule(CallbackBase):
         while not self._over.wait(self._every or DEFAULT):
             now, every = time.monotonic(), self._every or DEFAULT
             for (host, _task), step in sorted(self._steps.copy().items()):
-                # Half an interval is the tolerance, because a step may begin just after the previous round.
+                # A step that began just after the previous round would otherwise be reported almost one interval late.
                 if now - step.began >= every / 2:
                     self._display.display(f"{host}: {step.name}, since {step.since}")

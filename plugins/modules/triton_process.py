@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: triton_process
 short_description: Run the tritonserver of the container in which Ansible runs
 description:
-  - For a Triton container such as a session of Backend.AI, without an engine, systemd, ssh, and without root if the devices
-    need none. Server and models use the same variables as on hosts.
+  - Use it in a Triton container, such as a session of Backend.AI. It needs no container engine, systemd or ssh, and root only if
+    the devices need it. Server and models use the same variables as on hosts.
   - A small supervisor restarts the server when it ends. Its log, process ID and start parameters are in C(run/) of the project's
     directory.
   - A change is proven by reading the releases back and by the checks. Otherwise it is rolled back.
@@ -99,7 +99,7 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST = {
     **request.HOLDER,
-    # What the inventory has for store and server; see plugins/action/triton_process.py
+    # The desired releases and server, which plugins/action/triton_process.py builds from the inventory
     "order": {"type": "dict"},
     "api_key": {"type": "str", "no_log": True, "default": ""},
 }
@@ -114,12 +114,12 @@ UNUSED: Dict[str, Any] = {
     "kept_unanswered": False,
     "release_host": False,
 }
-# Seconds to wait for another change, and for which the lease of a killed one counts
+# Seconds to wait until another change ends, and seconds until the lease of a killed change expires
 WAIT, PATIENCE = 60.0, 5.0
 
 
 class LocalServer:
-    """The server of one directory, and the changes of this run to it."""
+    """The server below one directory, and what this run changes there."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         names = ("root", "run", "by", "host")
@@ -148,7 +148,7 @@ class LocalServer:
             lease.release(self.root, self.holder)
 
     def apply(self) -> Outcome:
-        """Make the change, after the end of one that was killed. Raises LeaseError if another run holds the directory."""
+        """Finish or restore an interrupted change, then make this one. Raises LeaseError if another run holds the directory."""
         with self.held():
             did: List[str] = []
             if replacement.broken_off(self.root):
@@ -163,7 +163,7 @@ class LocalServer:
 
 
 def copied(root: str, missing: List[str], blobs: Mapping[str, str]) -> str:
-    """Copy the blobs that the store lacks from their files, which stay their owner's. Returns the directory of the copies."""
+    """Copy the files of blobs that the store lacks. The files stay as they are. Returns the directory of the copies."""
     incoming = os.path.join(root, "incoming")
     os.makedirs(incoming, exist_ok=True)
     for digest in missing:
@@ -192,7 +192,7 @@ def run(module: request.Module) -> None:
         if not params["order"]:
             module.fail_json(msg="the desired state is known on the controller: call it as npufleet.triton.triton_process")
         required = server.order["conditions"]
-        # Without a program there is nothing to compare, and a refusal reports that
+        # Without tritonserver there is nothing to compare, and `refusals` reports that it is missing.
         seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Seen({}, [], {})
         answer: Dict[str, Any] = {"plan": seen.plan, "report": [sentence(entry) for entry in seen.plan]}
         if params["state"] == "looked":

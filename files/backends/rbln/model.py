@@ -1,18 +1,18 @@
 """Triton backend `rbln`: a model is a compiled file, with as much of a config.pbtxt as its owner wants to write.
 
-An instance runs on the NPU of its index. Requests are joined once, into the memory that the NPU's process reads, padded to the
-next size that the file was compiled for, run, and sliced back in their order. execute() returns the responses. With two instances
-on one NPU, one joins its batch while the other one runs.
+An instance runs on the NPU of its index. The requests of a batch are copied once, into the memory that the NPU's process reads. The
+batch is padded to the next compiled size and run. Its output is split into one response per request, in order, which execute()
+returns. With two instances on one NPU, one assembles its batch while the other one is running.
 
 Parameters of a model:
-  npus               "0,1": NPUs that its instances may use, around which they wrap; default all that are visible
+  npus               "0,1": NPUs that its instances may use, in turn; default: all visible NPUs
   npus_per_instance  "2": a model that spans NPUs takes consecutive ones; default 1
-  device_timeout_ms  a run that takes longer, its wait for other instances' runs included, is given up and the NPU's process
-                     started again; default 10000
-  isolation          "process" (default): a call that never returns is survived; "none": the SDK runs in the stub itself
-  runtime_per_bucket "true" or "false": whether each compiled size has a runtime of the SDK's own; default is what the SDK's
-                     version wants, "true" before 0.11
-  batches            "1,2,4": compiled batch sizes in the file's order, where neither SDK nor a record beside the file says them
+  device_timeout_ms  time limit of a run, including its wait for the runs of other instances. Then the run fails and the
+                     process of the NPU is restarted; default 10000
+  isolation          "process" (default): the SDK runs in a process that can be killed; "none": it runs in Triton's stub
+  runtime_per_bucket "true" or "false": whether each compiled size has its own runtime of the SDK; default: "true" for an SDK
+                     before 0.11, else "false"
+  batches            "1,2,4": compiled batch sizes in the order of the file, needed if neither the SDK nor a record has them
 The compiled file is `model.rbln` in the version directory, or what the config calls `default_model_filename`.
 """
 
@@ -37,7 +37,8 @@ from npufleet_rbln.sdk import SDK
 DEVICE_TIMEOUT_MS = 10000
 # To ask whether a request was cancelled is a message to the server: only for one that has waited.
 CANCEL_AFTER_S = 0.02
-# mallopt's names, and what a stub may keep: Triton copies each picture into memory that glibc would hand back and fault in again.
+# Options of mallopt, and the bytes that a stub keeps instead of returning them to the kernel. Otherwise every large input causes
+# page faults again.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 256 << 20
 
@@ -56,7 +57,7 @@ class TritonPythonModel:
             added = compiled.complete(said, compiled.facts_of(path, said, SDK().inspect(path)))
         except Fault as error:
             raise pb_utils.TritonModelException(f"model {said['name']}: {error}") from None
-        except RuntimeError as error:  # the vendor's, of a file that it cannot read
+        except RuntimeError as error:  # raised by the SDK if it cannot read the file
             raise pb_utils.TritonModelException(f"model {said['name']}: {words(error)}") from None
         if "max_batch_size" in added:
             config.set_max_batch_size(added["max_batch_size"])
@@ -90,7 +91,7 @@ class TritonPythonModel:
             "config": config,
             "path": compiled.find(os.path.join(args["model_repository"], args["model_version"]), config),
             "instance": args["model_instance_name"],
-            # The vendor's own limit comes first where it fits: a process that is killed may leave its card wedged.
+            # The SDK's own limit, in whole seconds, should expire first, because a killed process may leave its card wedged.
             "timeout_s": max(0, (timeout_ms - 500) // 1000),
         }
         self._metrics: Optional[Metrics] = None
@@ -133,7 +134,7 @@ class TritonPythonModel:
                 responses[index] = self._failure(error)
         groups = self._batcher.groups(items)
         for group in groups:
-            # Triton reads the lane's outputs when this returns, so a run that another one follows has its answers copied.
+            # Triton reads the outputs only after execute() returns, and the next run overwrites them: copy all but the last.
             for entry, response in zip(group, self._run(group, group is not groups[-1])):
                 responses[entry.index] = response
         return responses
@@ -160,7 +161,7 @@ class TritonPythonModel:
             rows = sum(part.rows for part in items)
             bucket = self._batcher.bucket(items, rows)
             padding = 0
-            # A request that fills its bucket goes as it is where the NPU's process is this one.
+            # Without isolation, a single request that exactly fills its bucket is run without a copy.
             if not (len(items) == 1 and rows == self._batcher.plan.sizes[bucket] and lane.give(items[0].tensors)):
                 first = 0
                 for item in items:
@@ -171,7 +172,7 @@ class TritonPythonModel:
         except Fault as error:
             if error.trace:
                 pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
-            # A response each: one that stands for two requests crashes the whole server.
+            # Each request needs its own response: Triton crashes if one response is returned twice.
             return [self._failure(error) for _item in items]
         assert self._metrics is not None
         self._metrics.batch(len(items), rows, padding, ended - began)

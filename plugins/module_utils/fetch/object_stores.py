@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+# This code also runs outside of modules, without run_command. pylint: disable=ansible-bad-function
 import os
 import selectors
 import shutil
@@ -26,9 +26,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source impor
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 STORES = {"s3": "s3://", "gs": "gs://"}
-# Exit codes of rclone without such a file or bucket
+# Exit codes of rclone if the file, directory or bucket does not exist
 MISSING = (3, 4)
-# Bytes of rclone's description of an object, and of its error messages
+# The most bytes that are read of a description of an object, and of error messages
 SAID = 1 << 20
 
 
@@ -38,7 +38,7 @@ def store_of(url: str) -> Optional[str]:
 
 
 def size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
-    """Return the bytes of an object. Raises SourceError where there is none, or no way to it."""
+    """Return the size of an object in bytes. Raises SourceError where there is none, or no way to it."""
     budget = Budget(SECONDS, SAID)
     said = b""
     with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, way, secrets) as process:
@@ -88,7 +88,7 @@ def fetch(
 
 
 def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
-    """Return what reads the output of a process within a budget."""
+    """Return a function that reads the output of a process within a budget."""
     pipe = process.stdout.fileno()
 
     def read(count: int) -> bytes:
@@ -104,14 +104,14 @@ def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
 
 
 def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment by which rclone gets the settings of the store. Unlike options, `ps` does not show it to others."""
+    """Return the environment that configures rclone. `ps` shows options to other users, but not the environment."""
     kind = str(store_of(url))
     given = dict(way.get(kind) or {})
     options = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
     if kind == "s3":
         options.update(provider=given.get("provider"), region=given.get("region"))
         options.update(access_key_id=secrets.get("s3_access_key"), secret_access_key=secrets.get("s3_secret_key"))
-        # Without keys of ours rclone uses those of the machine, such as those of its role
+        # If no keys are configured, rclone uses the credentials of the machine, such as its IAM role.
         options["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
     else:
         options.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))

@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 
 # Limit of the script at the beginning of an installer, before its archive
 SCRIPT_BYTES = 1 << 16
-# An installer without the option --help would begin to install, so it runs without any right but to read files.
+# An installer that does not know --help would begin to install, so it may do nothing but read files.
 READ_ONLY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"),

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tuple, TypeVar
 
 Result = TypeVar("Result")
-# The text of a variable that is not set (no JSON text is empty), and the key of the value that is not a variable
+# ABSENT stands for a variable that is not set, because no JSON text is empty. ALSO is the key of the argument `also`.
 ABSENT, ALSO = "", ""
 
 
@@ -91,7 +91,7 @@ def _entries(raw: bytes) -> Iterator[Tuple[Any, Any]]:
 
 
 def _values(variables: Mapping[str, Any], names: Collection[str], also: Any) -> Optional[Dict[str, str]]:
-    """Return the JSON text of each variable, or None if one has no such text or is refused when it is read."""
+    """Return the JSON text of each variable, or None if a variable is not JSON or cannot be evaluated."""
     try:
         present = {name: variables[name] for name in names if name != ALSO and name in variables}
         texts = {name: json.dumps(value, sort_keys=True) for name, value in {**present, ALSO: also}.items()}

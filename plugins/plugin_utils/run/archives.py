@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Archives that hosts made, read within bounds of size and number, with ordinary files only. Controller only.
+"""Read archives that hosts made, within limits of size and number of files, regular files only. Controller only.
 
 Nothing is unpacked to the disk. No archive of a host is kept; the files that were read are packed again.
 """
@@ -27,7 +27,7 @@ class Bounds(NamedTuple):
 
 @contextmanager
 def no_larger_file(most: int) -> Iterator[None]:
-    """Limit the size of every file that this process or its children write, by the kernel."""
+    """Let the kernel limit the size of every file that this process or its children write."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
     try:
@@ -40,7 +40,7 @@ def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
     """Return {name: content} of the files of a .tar.gz below its one directory. Raises InvalidText for any other content."""
     found: Dict[str, bytes] = {}
     try:
-        # The whole archive is in memory, so no header makes tarfile read more than it has.
+        # The whole archive is in memory, so a forged size in a header cannot make tarfile read past its end.
         with tarfile.open(fileobj=io.BytesIO(_inflated(raw, bounds.unpacked)), mode="r:") as archive:
             for member in archive:
                 if len(found) == bounds.files:

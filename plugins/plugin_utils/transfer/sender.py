@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller side of a transfer: routes, rsync and progress.
 
-ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. It holds the lock of that directory,
-which ends with the connection. The module model_blobs verifies and keeps the files.
+ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. Meanwhile rsync on the host locks that
+directory, until the connection ends. The module model_blobs verifies and keeps the files.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 # Seconds between two lines of progress. A shorter transfer prints none.
 PROGRESS = 10.0
 RETRY = 2.0
-# Seconds that rsync on the host waits for the lock, and after which an rsync without traffic ends
+# Seconds that rsync on the host waits for the lock
 LOCK_WAIT = 20
+# Seconds without traffic after which rsync ends
 RSYNC_TIMEOUT = 120
 
 
@@ -94,7 +95,7 @@ class Sender:
     # Routes
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-        """Return {digest: origin} with the known size, the name for messages, and True for a pull of the host."""
+        """Return {digest: origin}: the size if it is known, the name for messages, and whether the host itself fetches the blob."""
         way, secrets = preflight_inputs.fetch_options(self.variables, self.here)
         bundle = self.variables["model_repository_bundle"]
         in_bundle = download.bundled(bundle) if self.here else {}
@@ -148,7 +149,7 @@ class Sender:
             time.sleep(RETRY)
 
     def _step(self, name: str, routes: Mapping[str, Any], pull: bool = False) -> Dict[str, Any]:
-        """Call a step of the module on the host. Secrets are sent only if the host fetches itself. Raises StoreError."""
+        """Call a step of the module on the host. Secrets are sent only if the host itself fetches the blobs. Raises StoreError."""
         way, secrets = preflight_inputs.fetch_options(self.variables, self.here) if pull else ({}, {})
         order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
         order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
@@ -165,7 +166,7 @@ class Sender:
         return str(self.variables.get("ansible_user") or self.action.play_context.remote_user or getpass.getuser())
 
     def _take(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
-        """Let the host pull its blobs and keep all blobs. Returns None if another controller came first."""
+        """Let the host fetch its blobs and store all of them. Returns None if another controller came first."""
         pulls = {digest: entry for digest, entry in needed.items() if entry["pull"]}
         try:
             if pulls:
@@ -246,7 +247,7 @@ class Sender:
         return dict(synchronize.run(task_vars=dict(self.task_vars)))
 
     def _local(self, pushes: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        """Return {digest: file}. Missing files are fetched into the cache, by one host for all hosts."""
+        """Return {digest: file}. Missing files are fetched once for all hosts, into the cache of the controller."""
         files: Dict[str, str] = {}
         absent: Dict[str, Mapping[str, Any]] = {}
         for digest, push in pushes.items():
@@ -312,7 +313,7 @@ class Sender:
         return sum(size for digest, size in self.arrived.items() if digest in digests)
 
     def _look(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
-        """Return a function that reads the arrived bytes of the host. Its touch shows the host that a controller is present."""
+        """Return a function that reads the bytes on the host. Its `touch` shows the host that a controller is connected."""
         # Private names of Ansible: rsync uses the connection of the task, and no public interface offers a second one.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
