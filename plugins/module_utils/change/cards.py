@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The cards that the SDK sees in a new container, before that takes the place of the one that serves."""
+"""The check that the SDK sees the desired cards in a new container, before that container replaces the serving one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
 
-# Older SDKs lack these functions
+# Prints the cards as JSON of SHAPE. Older SDKs lack the two functions.
 PROGRAM = """
 import json, rebel
 count, name = (getattr(rebel, function, None) for function in ("device_count", "get_npu_name"))
@@ -17,17 +17,17 @@ npus = count() if count else None
 print(json.dumps({"npus": npus, "names": [name(npu) for npu in range(npus)] if name and npus else []}))
 """
 SHAPE = {"npus": (int, shapes.NULL), "names": [shapes.TEXT_OR_NULL]}
-# Seconds for the SDK to start and to look
+# Seconds for the SDK to start and to list the cards
 LIMIT = 120.0
 
 
 def prove(engine: Docker, name: str, desired: Mapping[str, Any]) -> None:
-    """Raise ContainerError unless the SDK in `<name>-next` sees the desired cards: {"npus": how many, "card": their type}."""
+    """Raise ContainerError unless the SDK in the container `<name>-next` sees the desired cards: {"npus": count, "card": type}."""
     judge(*_ask(engine, name), desired, "the new container")
 
 
 def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> None:
-    """Raise ContainerError unless PROGRAM, which ended with `code`, has printed the desired cards. It ran in `where`."""
+    """Raise ContainerError unless PROGRAM printed the desired cards. It ran in `where` and ended with the exit code `code`."""
     seen = _answer(code, output, where)
     if seen["npus"] is not None and seen["npus"] != desired["npus"]:
         raise ContainerError(
@@ -53,7 +53,7 @@ def _ask(engine: Docker, name: str) -> Tuple[int, str]:
         "User": config.get("User"),
         "Entrypoint": ["python3", "-c", PROGRAM],
         "Healthcheck": {"Test": ["NONE"]},
-        # Mounts, devices and limits are those of the server
+        # The mounts, devices and limits are the same as for the server
         "HostConfig": {
             **host,
             "PortBindings": {},

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The container of the server: it is replaced, restored, started and restarted, in steps that can go on after a kill.
+"""Replace, restore, start and restart the container of the server. A later run can finish steps that were interrupted.
 
-Beside the container `<name>` there are at most two others. `<name>-next` is made and has not served. `<name>-previous` was proven
-last and stays, stopped, until `<name>` is proven. replacement.py has the record of the steps.
+In addition to the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous`
+was proven last. It stays, stopped, until `<name>` is proven. replacement.py keeps the record of the steps.
 """
 
 from __future__ import annotations
 
-# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+# Also runs in programs, where a module's run_command does not exist. pylint: disable=ansible-bad-function
 import os
 import signal
 import subprocess
@@ -29,17 +29,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
-# A process that the engine had to start so often will not stay. One failed start may be bad luck.
+# Restarts after which a process counts as failed. One failed start may be bad luck.
 KEEPS_ENDING = 3
+# Seconds between two polls
 LOOK = 0.2
-# Seconds for one response of the server
+# Time limit of one request to the server, in seconds
 RESPONSE = 5.0
-# Seconds for one call of the vendor's tool
+# Time limit of one call of the vendor's tool, in seconds
 TOOL = 20.0
 
 
 def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str, Any]]:
-    """Return the replacement that is not proven: the recorded one, or an unknown one if there is a previous container."""
+    """Return the open replacement from its record. Without a record, a previous container counts as an unknown replacement."""
     entry = replacement.read(root)
     if entry is None and engine.inspect(name + "-previous"):
         entry = dict(replacement.UNKNOWN)
@@ -49,10 +50,10 @@ def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str,
 def replace(
     engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any], inside: Optional[Mapping[str, Any]] = None
 ) -> List[str]:
-    """Let `<name>-next` take the place of `<name>`, which stays as `<name>-previous` until `keep` or `restore`.
+    """Replace `<name>` by `<name>-next`. Keep the old container as `<name>-previous` until `keep` or `restore`.
 
-    `inside` is a server that was started manually in the old container: {"pid", "options" of docker exec}. A container that was
-    never proven is removed: the one before it is still there. Raises ContainerError.
+    `inside` is a server that was started manually in the old container: {"pid", "options" of docker exec}. If `<name>` was never
+    proven, it is removed, because the proven container still exists as `<name>-previous`. Raises ContainerError.
     """
     _end_kept(engine, root, name)
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
@@ -65,7 +66,7 @@ def replace(
     replacement.begin(root, run, ran=ran, old=(previous or current or {}).get("Id"), inside=manual)
     done = []
     if current:
-        # Before the rename: an engine does not rename a container that it is about to start again
+        # Stop before the rename: the engine refuses to rename a container that it is about to restart
         _end(engine, current, settings, {} if previous else inside or {})
         if previous:
             engine.remove(current["Id"])
@@ -86,7 +87,7 @@ def replace(
 
 
 def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
-    """Stop the container for something else than its own change. It stays recorded until `keep` or `restore`.
+    """Stop the container for another change, such as one of the driver. The stop stays recorded until `keep` or `restore`.
 
     Returns False if it did not run.
     """
@@ -101,7 +102,7 @@ def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapp
 
 
 def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
-    """Stop a container. A server that was started in it manually gets its own signal: the engine would only kill it at the end."""
+    """Stop a container. First terminate a manually started server in it, because the engine would only kill that server."""
     if inside:
         pid = int(inside["pid"])
         if not _is_server(pid):
@@ -116,9 +117,10 @@ def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, An
 
 
 def wait_for_cards(settings: Mapping[str, Any]) -> str:
-    """Wait until the vendor's tool lists no context: a start beside one can wedge the card. Returns why the cards are not free.
+    """Wait until the vendor's tool lists no context on a card. Returns why the cards are not free, empty if they are free.
 
-    They count as free without a tool, but not if the tool fails or hangs.
+    A server that starts while another process has a context can wedge the card. Without a tool on the
+    host the cards count as free. If the tool fails or hangs, they do not.
     """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
@@ -142,10 +144,10 @@ def _busy_cards() -> str:
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:
-    """Make the container the proven one: remove the previous container. Return True if there was anything to do."""
+    """Mark the container as proven and remove the previous one. Return True if a replacement was open."""
     previous, entry = engine.inspect(name + "-previous"), replacement.read(root)
     if previous:
-        # From here on it is never restored, even if the engine does not remove it
+        # From here on the previous container is never restored, even if the engine fails to remove it
         replacement.advance(root, replacement.PROVEN)
         engine.remove(previous["Id"])
     replacement.close(root)
@@ -153,40 +155,40 @@ def keep(engine: Docker, root: str, name: str) -> bool:
 
 
 def _end_kept(engine: Docker, root: str, name: str) -> None:
-    """Finish a replacement whose container is proven: remove the previous container."""
+    """Remove the previous container if the new one is already proven."""
     entry = replacement.read(root)
     if entry is not None and entry["phase"] == replacement.PROVEN:
         keep(engine, root, name)
 
 
 def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -> Optional[str]:
-    """Bring back the container that was proven last. Returns what was done, None if there was nothing to restore.
+    """Restore the container that was proven last. Returns what was done, None if there was nothing to restore.
 
-    It can be repeated wherever it broke off. Raises ContainerError if the restored server does not answer.
+    An interrupted call can be repeated. Raises ContainerError if the restored server does not answer.
     """
     _end_kept(engine, root, name)
     entry = open_replacement(engine, root, name)
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
     if entry is None or not (previous or (current and entry["old"] == current["Id"])):
-        # There is no container before the first one. The next run proves it.
+        # No earlier container exists. The next run proves the current one.
         if entry is not None and entry["phase"] == replacement.SWAPPING:
             replacement.advance(root, replacement.SWAPPED)
         if entry is None:
-            # A new container that was not started
+            # The new container was created but never started
             _drop(engine, name + "-next")
         return None
     if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
-        # The replacement broke off before its first step. A stopped container that runs again still has to be proven.
+        # The replacement was interrupted before its first step. A container that was stopped for another change stays to be proven.
         if entry["phase"] == replacement.SWAPPING:
             _drop(engine, name + "-next")
             replacement.close(root)
         return None
     if previous:
-        # Once the container has its name back, only the record shows that it has to serve
+        # After the rename, only the record shows that this container has to be started
         replacement.write(root, {**entry, "old": previous["Id"], "phase": replacement.SWAPPING})
         if current:
             with suppress(ContainerError):
-                # The removal kills it, if it does not end by itself
+                # If the stop fails, the removal kills the container
                 engine.stop(current["Id"], settings["stop_timeout"])
             engine.remove(current["Id"])
         engine.rename(previous["Id"], name)
@@ -199,10 +201,10 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
 
 
 def _serve_again(engine: Docker, old: Mapping[str, Any], inside: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
-    """Start the old container, and a server that was started in it manually, and wait until it serves."""
+    """Start the old container and, if its server was started manually, also that server. Wait until it serves."""
     # The container may still run although the server in it has ended
     engine.stop(old["Id"], settings["stop_timeout"])
-    # It starts even if the cards are not free, as the last server that is known to work
+    # Start even if the cards are not free: this is the last server that is known to work
     wait_for_cards(settings)
     engine.start(old["Id"])
     if inside:
@@ -211,7 +213,7 @@ def _serve_again(engine: Docker, old: Mapping[str, Any], inside: Mapping[str, An
 
 
 def _untouched(inside: Mapping[str, Any]) -> bool:
-    """Return True unless a server that was started manually has ended."""
+    """Return True if no server was started manually, or if that server still runs."""
     return not inside or _is_server(inside["pid"])
 
 
@@ -226,7 +228,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a server that was started manually with its command line. It may hold keys, so the host reads it from the kernel."""
+    """Add the command line to a manually started server. The host reads it from /proc, because it may contain keys."""
     if not inside:
         return {}
     raw = read_text(f"/proc/{int(inside['pid'])}/cmdline") or ""
@@ -234,12 +236,12 @@ def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _start_inside(name: str, inside: Mapping[str, Any]) -> None:
-    """Start a server in the container again as it was started manually."""
+    """Start the server in the container again with the recorded command and options of docker exec."""
     command = ["docker", "exec", "--detach", *map(str, inside["options"]), name, *map(str, inside["command"])]
     try:
         done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False, env=untranslated())
     except (OSError, subprocess.SubprocessError) as error:
-        # The message of the error has the command, whose options may be secret
+        # The text of the error contains the command, whose options may be secret
         raise ContainerError(f"the server inside could not be started again: {type(error).__name__}") from None
     if done.returncode:
         raise ContainerError("the server inside could not be started again: " + done.stderr.decode("utf-8", "replace").strip())
@@ -315,10 +317,10 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
 
 
 def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.Guard:
-    """Return the guard that ends the stuck loads of this container, whatever ID it has at the moment."""
+    """Return the guard that ends stuck loads in the container that currently has this name."""
 
     def first_process() -> Optional[int]:
-        # The thread of the guard goes on if the engine is away or returns nonsense
+        # The guard's thread must survive an engine that does not answer or returns nonsense
         with suppress(ContainerError, AttributeError, TypeError, ValueError):
             return int(((engine.inspect(name) or {}).get("State") or {}).get("Pid") or 0) or None
         return None
@@ -328,7 +330,7 @@ def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.
 
 
 def ending(container: Mapping[str, Any]) -> Optional[str]:
-    """Return how the process of a container ended for good or keeps ending, None if it may still come up."""
+    """Return how the process of a container ended for good or keeps ending, None if it may still start."""
     state = container["State"]
     count = container.get("RestartCount") or 0
     if state["Status"] in ("exited", "dead"):

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A host change in a process of its own, which no connection ends.
+"""A host change in its own process, which survives the end of the connection.
 
-A module starts the process and waits for its result. If the module is killed with its connection, the change goes on within the
-time limits of its order and leaves the result on the host. The process holds a lock as long as it runs.
+A module starts the process and waits for its result. If the module is killed with its connection, the process continues within
+the time limits of its order and leaves the result on the host. The process holds a lock as long as it runs.
 """
 
 from __future__ import annotations
 
-# Runs as a program too, which has no run_command of a module. pylint: disable=ansible-bad-function
+# Also runs as a program, where a module's run_command does not exist. pylint: disable=ansible-bad-function
 import json
 import os
 import subprocess
@@ -23,25 +23,25 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, read_text, timestamp, which
 
-# The order is removed as soon as it is read, because headers of checks may be secret. STEPS has a line for each step that began.
+# ORDER is removed as soon as it is read, because the checks' headers may be secret. STEPS gets one JSON line for each begun step.
 ORDER, RESULT, STEPS = "change.order.json", "change.result.json", "change.steps"
-# Accepts or rejects a proven change
+# The file that accepts or rejects a proven change
 DECISION = "change.decision.json"
-# The process locks this file as long as it runs, and writes the id of its order into it
+# The process holds a lock on this file as long as it runs. The file contains the id of the latest order.
 LOCK = "change.lock"
-# The report of a change that failed outside of its own error handling
+# The rollback report of a change that failed outside of its own error handling
 UNKNOWN = "what serves now is not known: run playbooks/status.yml"
-# Largest size of a result in bytes. It holds the results of the checks, which may be all that their client prints.
+# Largest size of a result in bytes. A result contains the checks' results, which can be as long as their client's output.
 LARGEST = 2 * OUTPUT
-# Characters of the output of a process that ended without a result
+# Characters that an error shows of the output of a process that left no result
 SHOWN = 2000
-# Seconds between the first two looks of a call that waits for the result, and the factor by which each further pause is longer
+# A call that waits for the result pauses FIRST_PAUSE seconds, and each further time LONGER times as long
 FIRST_PAUSE, LONGER = 0.02, 1.02
-# Exists if systemd runs. A process in a scope of its own survives the end of its session, whatever logind is configured to kill.
+# Exists if systemd runs. A process in its own scope survives the end of its session, even if logind kills user processes.
 SYSTEMD = "/run/systemd/system"
 
 
-# A change that was refused writes the required fields only
+# A refused change writes only the required fields
 RESULT_SHAPE = {
     "id": str,
     "run": str,
@@ -61,25 +61,25 @@ DECISION_SHAPE = {"accepted": bool, "why": str}
 
 
 class NoResult(Exception):
-    """A change that was not started, or that has left no result."""
+    """A change that was not started, or that left no result."""
 
 
 def begin(root: str, order: Mapping[str, Any]) -> None:
-    """Start the change with the library that the lease has installed. Raises NoResult if another change is at work."""
+    """Start the change with the library on the host. Raises NoResult if another change is running."""
     with locks.opened(os.path.join(root, LOCK)) as lock:
-        # A call that only looks shares the lock for less time than this
+        # A call that only tests the lock holds it for less time than this
         if not locks.take(lock, time.monotonic() + locks.LOOK):
             raise NoResult("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(root, name))
-        # A controller that lost contact while the change began finds it by this id
+        # A controller that lost its connection during this call finds the change by this id
         lock.truncate(0)
         lock.write(str(order["id"]))
         lock.flush()
         with _private(os.path.join(root, ORDER)) as sink:
             json.dump(order, sink)
-        # Output beside the steps is read only if the process leaves no result
+        # Output other than steps is read only if the process leaves no result
         with _private(os.path.join(root, STEPS)) as output:
             subprocess.Popen(
                 [*_scope(), sys.executable, "-IS", library.path(), "change", root],
@@ -99,9 +99,9 @@ def _scope() -> List[str]:
 
 
 def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optional[Dict[str, Any]]:
-    """Return the result of the change with this id, None if it is at work after `seconds`. Raises NoResult.
+    """Return the result of the change with this id, None if the change still runs after `seconds`. Raises NoResult.
 
-    With `proven`, also return a proven change that waits to be accepted (`waiting`).
+    With `proven`, also return the result of a proven change that waits to be accepted (see `waiting`).
     """
     try:
         lock = open(os.path.join(root, LOCK), "rb")  # noqa: SIM115 (closed below)
@@ -123,7 +123,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
 
 
 def waiting(root: str) -> Optional[Dict[str, Any]]:
-    """Return the result of a proven change that waits to be accepted, with `seconds_to_accept`. None if no change waits."""
+    """Return the result of the proven change that waits to be accepted, including `seconds_to_accept`. None if no change waits."""
     found = last(root)
     if found is None or "seconds_to_accept" not in found:
         return None
@@ -138,9 +138,9 @@ def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
 
 
 def begun(root: str, ident: str) -> str:
-    """Return the id of the change that a call with this id has begun or decided, empty if it has done neither.
+    """Return the id of the change that the call `ident` began or decided, empty if it did neither.
 
-    A call is repeated if its response was lost.
+    The caller repeats a call whose response was lost, and needs to know whether the first attempt arrived.
     """
     latest = read_text(os.path.join(root, LOCK)) or ""
     if ident and latest == ident:
@@ -150,13 +150,13 @@ def begun(root: str, ident: str) -> str:
 
 
 def last(root: str) -> Optional[Dict[str, Any]]:
-    """Return the result of the latest change of this host. None if there was no change, or it has left no result."""
+    """Return the result of the latest change of this host, None if there was no change or it left no result."""
     found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, LARGEST)
     return dict(found.content) if found.exists and not found.flaw else None
 
 
 def steps(root: str) -> List[Dict[str, Any]]:
-    """Return the steps of the latest change, {"at", "step"}, the latest last."""
+    """Return the steps of the latest change, {"at": time, "step": name}, oldest first."""
     found = []
     for line in (read_text(os.path.join(root, STEPS)) or "").splitlines():
         with suppress(ValueError):
@@ -166,7 +166,7 @@ def steps(root: str) -> List[Dict[str, Any]]:
 
 def perform(root: str) -> int:
     """Make the change in this process and write RESULT. Returns the exit code."""
-    # Imported here, because a call that begins a change or waits for it does not need it
+    # Imported here, because calls that only begin a change or wait for one do not need this module
     from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
     with open(os.path.join(root, ORDER), encoding="utf-8") as source:
@@ -182,7 +182,7 @@ def perform(root: str) -> int:
     def ask(proven: host_change.Outcome) -> Optional[str]:
         _write(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["accept_within"]})
         why = _decision(root, order)
-        # The change is at work again
+        # The change continues, so this intermediate result is no longer valid
         os.unlink(os.path.join(root, RESULT))
         return why
 
@@ -191,7 +191,7 @@ def perform(root: str) -> int:
     except lease.LeaseError as error:
         result["refused"] = str(error)
     except Exception as error:
-        # The change itself rolls back on any error. An error outside of it needs a result, too: the controller waits for it.
+        # HostChange rolls back by itself. An error outside of it also needs a result, because the controller waits for one.
         import traceback
 
         traceback.print_exc()
@@ -201,7 +201,7 @@ def perform(root: str) -> int:
 
 
 def _decision(root: str, order: Mapping[str, Any]) -> Optional[str]:
-    """Wait until the change is accepted or rejected. Returns None if it is accepted, or the reason against it."""
+    """Wait until the change is accepted or rejected. Returns None if it is accepted, otherwise the reason of the rejection."""
     deadline = time.monotonic() + order["accept_within"]
     while time.monotonic() < deadline:
         found = shapes.read(os.path.join(root, DECISION), DECISION_SHAPE)

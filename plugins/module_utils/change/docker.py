@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The engine as a change uses it. Its errors are messages for an operator."""
+"""The container engine for a change. Its errors carry messages for an operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, missing_binds
 
-# Seconds beyond the container's own patience in which the engine has to answer a stop
+# Seconds for the engine to answer a request, in addition to the stop timeout of the container
 ENGINE_EXTRA = 60.0
 
 
@@ -22,7 +22,7 @@ class Docker(Engine):
     """The engine, with requests that change containers."""
 
     def inspect(self, name: str) -> Optional[Dict[str, Any]]:
-        """Return the result of `docker inspect`, None without such a container. Raises ContainerError if no engine answers."""
+        """Return the result of `docker inspect`, None if the container is missing. Raises ContainerError if no engine answers."""
         try:
             return self.container(name)
         except OSError as error:
@@ -41,11 +41,11 @@ class Docker(Engine):
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
 
     def stop(self, identity: str, patience: float) -> None:
-        """Stop a container within its own time limit. A container that restarts in a loop stays ended."""
+        """Stop a container, whose own stop timeout is `patience` seconds. This also ends a restart loop."""
         self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_EXTRA)
 
     def start(self, identity: str) -> None:
-        """Start a container, unless the engine would create directories for its mounts."""
+        """Start a container. Raises ContainerError if the source of a bind mount is missing."""
         refuse_absent(self.inspect(identity) or {})
         self.order("POST", f"/containers/{identity}/start", ENGINE_EXTRA)
 
@@ -60,12 +60,12 @@ class Docker(Engine):
         self.order("DELETE", f"/containers/{identity}?force=true", ENGINE_EXTRA, (204, 404))
 
     def kill(self, identity: str) -> None:
-        """Kill the first process of a container, unless it has ended."""
+        """Kill the main process of a container, unless it has ended."""
         self.order("POST", f"/containers/{identity}/kill", ENGINE_EXTRA, (204, 409))
 
 
 def refuse_absent(container: Mapping[str, Any]) -> None:
-    """Raise ContainerError if the engine would create directories for the mounts of a container."""
+    """Raise ContainerError if the source of a bind mount is missing, because the engine would create it as a directory."""
     gone = missing_binds(container)
     if gone:
         raise ContainerError(f"nothing is at {', '.join(gone)}, which the container mounts. Restore it, then run site.yml")

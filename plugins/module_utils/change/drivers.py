@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The request of a change, and the two ways in which a host runs its server: in a container, or as a process beside Ansible.
+"""The order of a change, and the two drivers of a server: one for a container, one for a process in the container of Ansible.
 
-A driver starts, stops and reads the server, and knows how a load is requested. host_change.py has all else of a change.
+A driver starts, stops and reads the server, and provides the client that requests loads. host_change.py has the rest of a change.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import sta
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, log
 
-# Actions of a plan for which the server is replaced, and those for which it starts
+# Actions of a plan that replace the server (REPLACES), and all actions that start one (STARTS)
 REPLACES = frozenset({"create", "replace"})
 STARTS = REPLACES | {"start", "restart"}
 
 
 class Order(TypedDict):
-    """The request of a change."""
+    """The parameters of a change."""
 
-    # The result is found by this id
+    # Id under which a caller finds the result
     id: str
-    # Name of the host in the inventory, directory of the project on it, the run and its person
+    # Name of the host in the inventory, project directory on the host, id of the run, and the person who started the run
     host: str
     root: str
     run: str
     by: str
-    # The concerns `models` and `server`, as host_state takes them
+    # Desired state of the concerns `models` and `server`, in the form that host_state takes
     desired: Dict[str, Any]
-    # Releases to switch to: the options of a state of releases.apply, and `withdraw`. None keeps the links as they are.
+    # Options of releases.apply, and `withdraw`, the models to remove. None keeps the links as they are.
     switch: Optional[Dict[str, Any]]
-    # Serve what the links point to, whatever container and models the inventory has
+    # Serve the releases that the served/ links point to, even if the inventory differs
     linked: bool
-    # Name and time limits of the server (container.py)
+    # Name and time limits of the container (container.py)
     container: Dict[str, Any]
-    # A server that was started manually inside the old container
+    # A server that was started manually in the old container: {"pid", "options"}
     inside: Dict[str, Any]
-    # Seconds after which a polling server looks for new releases again
+    # Seconds between two polls of a server that polls for new releases
     poll_seconds: int
     # {"image", "document", "program"} of the checks. None proves the change without inference.
     checks: Optional[Dict[str, Any]]
-    # How many proven releases of a model stay
+    # Number of proven releases that stay for each model
     keep: int
-    # Roll back only, for this reason; empty for a change
+    # If not empty, only roll back, for this reason
     given_up: str
-    # Seconds for which a proven change waits to be accepted, 0 if it need not be, and whether it is kept if nobody answers
+    # Seconds that a proven change waits to be accepted (0: no wait), and whether the change is kept if nobody answers
     accept_within: float
     kept_unanswered: bool
-    # Release the host if the change is kept, because nothing of the run follows
+    # Release the lease after a kept change, because it is the last step of the run
     release_host: bool
 
 
 class Driver(ABC):
     """A server that a change starts, stops and reads."""
 
-    # The server in the names of steps
+    # The word for the server in the names of steps
     noun: str
-    # Actions that need `prepare` first
+    # Actions of a plan that call `prepare` first
     prepares: FrozenSet[str]
-    # Ends loads that are stuck while it is entered
+    # Context manager that ends stuck loads
     guard: Any
 
     def __init__(self, order: Order) -> None:
@@ -89,31 +89,31 @@ class Driver(ABC):
 
     @abstractmethod
     def log_lines(self, since: float) -> List[str]:
-        """Return the lines of the server's log about its latest loads, which it began after `since`."""
+        """Return the log of the server since its latest loads. `since` is the time of the latest switch."""
 
     @abstractmethod
     def existed(self, actual: Mapping[str, Any]) -> bool:
-        """Return True if there is a server to go back to."""
+        """Return True if a rollback has a previous server to restore."""
 
     def serves_store(self, actual: Mapping[str, Any]) -> bool:
         """Return True if the previous server read its models from the store."""
         return True
 
     def busy_cards(self) -> List[str]:
-        """Wait until the cards are free. Returns the reasons why they are not."""
+        """Wait until the cards are free. Return the reasons why they are still busy."""
         return []
 
     @abstractmethod
     def prepare(self) -> List[str]:
-        """Make what the new server needs, and prove that it sees the cards, while the old one still runs. Returns what was done."""
+        """Prepare the new server and prove that it sees the cards, while the old server still runs. Return what was done."""
 
     @abstractmethod
     def replace(self) -> List[str]:
-        """Let the new server take the place of the old one, which `restore` brings back until `keep`. Returns what was done."""
+        """Replace the old server by the new one. Until `keep`, `restore` can undo that. Return what was done."""
 
     @abstractmethod
     def start(self) -> bool:
-        """Start the server. Return True if it did not run."""
+        """Start the server. Return False if it was already running."""
 
     @abstractmethod
     def restart(self) -> None:
@@ -121,30 +121,30 @@ class Driver(ABC):
 
     @abstractmethod
     def restore(self) -> Optional[str]:
-        """Bring back the server that was proven last. Returns what was done, None if it was not replaced."""
+        """Restore the server that was proven last. Return what was done, None if no server was replaced."""
 
     @abstractmethod
     def keep(self) -> bool:
-        """Make the new server the proven one. Return True if it was not."""
+        """Mark the new server as proven. Return True if its replacement was still open."""
 
     @abstractmethod
     def forget(self) -> List[str]:
-        """Remove the files that only earlier servers used. Returns their paths."""
+        """Remove the files that only earlier servers used. Return their paths."""
 
     @abstractmethod
     def runner(self) -> Optional[control.Runner]:
-        """Return what runs the gRPC client that requests loads, None if they are requested over HTTP."""
+        """Return the function that runs the gRPC client for loads, None if loads are requested over HTTP."""
 
     @abstractmethod
     def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
         """Run the checks and return their report."""
 
     def renew_probe(self) -> Optional[str]:
-        """Run the continuous probe again. Returns a warning if that is not possible."""
+        """Run the continuous probe now. Return a warning if that fails."""
         return None
 
     def masked(self, words: str) -> str:
-        """Return a message without the secrets that the server may repeat."""
+        """Return a message without the secrets that a server may have printed into it."""
         return words
 
 
@@ -172,7 +172,7 @@ class ContainerDriver(Driver):
         return bool(actual.get("container") or actual.get("previous"))
 
     def serves_store(self, actual: Mapping[str, Any]) -> bool:
-        # A container that was started manually serves from elsewhere
+        # A container that was started manually serves from another repository
         found = actual.get("container")
         return not found or f"--model-repository={self.root}/served" in (found.get("command") or [])
 
@@ -199,7 +199,7 @@ class ContainerDriver(Driver):
         return container.keep(self.engine, self.root, self.name)
 
     def forget(self) -> List[str]:
-        # Triton's keys to object stores, of which each container has its own file
+        # Each container has its own file with Triton's keys to object stores
         kept = (self.server.get("credentials") or {}).get("path")
         gone = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != kept]
         for path in gone:
@@ -217,7 +217,7 @@ class ContainerDriver(Driver):
 
 
 class ProcessDriver(Driver):
-    """A server under a supervisor, in the container in which Ansible runs. `key` is the operator's own key, if there is one."""
+    """A server under a supervisor, in the container in which Ansible runs. `key` is the operator's own key, or empty."""
 
     noun, prepares = "server", STARTS
 
@@ -269,7 +269,7 @@ class ProcessDriver(Driver):
     def restore(self) -> Optional[str]:
         previous, running = self._previous(), supervised.running(self.root)
         if not previous:
-            # Without a previous server this one stays, and the next run proves it
+            # Without a previous server, the new one stays, and the next run proves it
             if replacement.broken_off(self.root):
                 replacement.advance(self.root, replacement.SWAPPED)
             return None
@@ -298,14 +298,14 @@ class ProcessDriver(Driver):
         return state.masked(self.server, words)
 
     def _previous(self) -> Dict[str, Any]:
-        """Return what the server was started with that an open replacement would go back to, empty if there is none."""
+        """Return the configuration of the server that an open replacement has replaced, empty if no replacement is open."""
         return dict((replacement.read(self.root) or {}).get("config") or {})
 
     def _start(self, config: Mapping[str, Any]) -> None:
         supervised.start(self.root, config, self.server["supervisor"]["archive"], state.python_path(self.root))
 
     def _run(self, command: List[str], seconds: float) -> Tuple[int, str]:
-        """Run the gRPC client with the Python that has the SDK. The port is that of the inventory."""
+        """Run the gRPC client with the Python that has the SDK, on the gRPC port of the inventory."""
         request = json.dumps({**json.loads(command[3]), "port": self.server["grpc_port"]})
         try:
             done = capture([state.python_path(self.root), *command[1:3], request], seconds)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A change of what a host serves, on the host alone: it is made, proven and kept, or the previous state is restored.
+"""Change what a host serves: make the change, then prove and keep it, or restore the previous state.
 
-The caller holds the host and has made what the change needs: blobs in the store, the container `<name>-next`. From then on no
-controller is needed. resume.py finishes a change that is killed between two steps.
+The caller holds the lease of the host. It has already copied the blobs and created the container `<name>-next`, so this code needs
+no controller. resume.py ends a change that was killed between two steps.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import cont
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Change, Refused, Server
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import from_elsewhere
 
-# The report of a change that ended before its first step
+# The rollback report of a change that ended before its first step
 NOTHING = "nothing was changed"
-# Seconds in which a server that does not poll shows the models that it loaded
+# Seconds for a server that does not poll to list the models that it loaded
 SETTLE = 5.0
-# Stops and starts of a change that loads no model
+# Steps that a change without loads may need, each at most as long as one stop and one start
 STEPS = 4
 
 
 class Unproven(Exception):
-    """A server that does not serve what it should. `hung` are models whose load hangs until the server is started again."""
+    """A change that is not proven. `hung` are models whose load hangs until the server restarts, `checks` the results so far."""
 
     def __init__(self, message: str, hung: Sequence[str] = (), checks: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -40,29 +40,29 @@ class Unproven(Exception):
 
 
 class Outcome(NamedTuple):
-    """The result of a change. `why` is None if it is proven; `back` is the report of the rollback."""
+    """The result of a change. `did` lists its steps, `why` is None or why it is not proven, `back` reports the rollback."""
 
     did: List[str]
     why: Optional[str] = None
     back: str = ""
     checks: Sequence[Mapping[str, Any]] = ()
-    # The server was to be replaced
+    # The plan replaces the server
     replaces: bool = False
     # The models that were switched
     moves: Mapping[str, store.Move] = {}
     warnings: Sequence[str] = ()
-    # None if nobody had to accept the change
+    # None if the change did not have to be accepted
     accepted: Optional[bool] = None
-    # The lease of the host was released
+    # The change released the lease of the host
     released: bool = False
 
 
-# Errors whose message is meant for an operator. Any other error restores the previous state as well, and is reported with its place
+# Errors whose message is meant for an operator. Other errors also cause a rollback, and are reported with their source line.
 EXPECTED = (Unproven, Refused, check_client.ClientError, ContainerError, ProcessError, store.StoreError, lease.LeaseError, OSError)
 
 
 class HostChange:
-    """A change of one host. `log_step` gets the name of each step; `decide` accepts a proven change by None, or returns why not."""
+    """A change of one host. `log_step` logs the name of a step. `decide` returns None to accept a proven change, or why not."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class HostChange:
         self.log_step, self.decide = log_step, decide
         self.root, self.settings = order["root"], order["container"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
-        # The models of the inventory. A rollback sets those that the previous server had, as far as no link tells.
+        # The models of the inventory. A rollback replaces those without a link by the models of the previous server.
         self.models: Mapping[str, Any] = self.server["models"]
         self.run_of_store = store.Run(order["run"], order["by"], order["host"])
         self.did: List[str] = []
         self.warnings: List[str] = []
         self.todo: Set[str] = set()
-        # `begun`: the server was touched; `proven`: the change is proven and its transaction is closed
+        # `begun`: the server may have changed. `proven`: the change is proven and its transaction is closed.
         self.replaces = self.stale = self.begun = self.proven = False
         self.moves: Mapping[str, store.Move] = {}
         self.accepted: Optional[bool] = None
@@ -91,9 +91,9 @@ class HostChange:
     def run(self) -> Outcome:
         """Make and prove the change, or restore the previous state. Raises LeaseError if this run does not hold the host."""
         holder = self.driver.holder
-        # The guard may end loads only while the host is held. pylint: disable-next=confusing-with-statement
+        # The guard may end loads only while this run holds the lease. pylint: disable-next=confusing-with-statement
         with lease.working(self.root, holder, self._limit()) as held, self.guard:
-            # The host may have been put into maintenance since the lease was taken
+            # Maintenance may have begun after the lease was taken
             lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))
             try:
                 seen = self._look()
@@ -108,16 +108,16 @@ class HostChange:
             except Exception as error:
                 why = self._reason(error)
                 return self._outcome(getattr(error, "checks", []), why, self._roll_back(seen, why, getattr(error, "hung", [])))
-            # The change is proven and closed: what fails from here on is a warning
+            # The change is proven and closed. A failure from here on is only a warning.
             self._clean_up()
             return self._outcome(checks)._replace(released=self.order["release_host"] and self._release_host(holder))
 
     def see(self) -> proof.Seen:
-        """Read the host and return what differs."""
+        """Return the actual state of the host and its differences."""
         return self._see(["models", "server"], self.order["linked"])
 
     def _limit(self) -> float:
-        """Return the seconds that the change and its rollback take at most, each of their steps at its own limit."""
+        """Return the longest time in seconds of the change and its rollback, from the time limits of their steps."""
         step = sum(float(self.settings.get(name) or 0) for name in ("ready_timeout", "stop_timeout", "free_timeout"))
         models = len(self.order["desired"]["models"].get("models") or {}) + len(self.server.get("models") or {})
         checking = check_client.time_limit(self.order["checks"]["document"]) if self.order["checks"] else 0.0
@@ -130,10 +130,10 @@ class HostChange:
         return Outcome([*self.did, *self.guard.did()], why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
 
     def _look(self) -> proof.Seen:
-        """Read the host and note the actions that its differences need."""
+        """Read the host, and set the actions that its differences need."""
         seen = self.see()
         opened = (seen.actual.get("models") or {}).get("transaction")
-        # A response cache still has the responses of the previous release
+        # The response cache may still contain responses of the previous release
         self.stale = bool(opened and opened["stale"] and self.server["cache"])
         self.todo = {entry["action"] for entry in seen.plan if entry["concern"] == server.CONCERN}
         self.todo |= {"restart"} if self.stale else set()
@@ -141,7 +141,7 @@ class HostChange:
         return seen
 
     def _switch(self) -> bool:
-        """Make the releases and switch to them. Return False if there was nothing to do."""
+        """Make the releases and switch to them. Return False if nothing had to change."""
         switch = self.order["switch"]
         if not switch:
             return False
@@ -155,7 +155,7 @@ class HostChange:
         return True
 
     def _serve(self, seen: proof.Seen) -> List[Dict[str, Any]]:
-        """Bring the change into service, prove it and keep it. Returns the results of the checks."""
+        """Apply the change to the server, prove it and keep it. Return the results of the checks."""
         if not self.todo and store.read_transaction(self.root) is None:
             return []
         self._apply(seen)
@@ -167,10 +167,10 @@ class HostChange:
         self.proven = True
         return checks
 
-    # Into service
+    # The server
 
     def _apply(self, seen: proof.Seen) -> None:
-        """Have the server serve what is desired."""
+        """Make the server serve the desired state."""
         todo, noun = self.todo, self.driver.noun
         if todo & STARTS:
             self.log_step("wait for the cards")
@@ -188,7 +188,7 @@ class HostChange:
             self.driver.start()
             self.did.append(f"started the {noun}")
         elif "restart" in todo:
-            # For models that are only read at a start, or a cache that has old responses
+            # Some models are only read at a start, and only a restart clears the response cache
             self._restart()
         elif todo & {"load", "unload"}:
             self._load(self.models if not self.order["linked"] else store.linked(self.root, self.models))
@@ -196,7 +196,7 @@ class HostChange:
             self._renew_lost(seen)
 
     def _free_cards(self) -> None:
-        """Refuse to start on cards that another process has open, while the server has not changed."""
+        """Raise Unproven if another process has the cards open. Called before the server changes."""
         reasons = self.driver.busy_cards()
         if reasons:
             lines = "".join(f"\n  - {reason}" for reason in reasons)
@@ -220,7 +220,7 @@ class HostChange:
             raise Unproven(change.why(), change.hung)
 
     def _renew_lost(self, seen: proof.Seen) -> None:
-        """Make releases again that a polling server refused or lost: it loads only releases that are newer than those."""
+        """Make new releases of models that a polling server refused or lost, because it only loads releases that are newer."""
         opened = store.read_transaction(self.root)
         switched = {name for name, move in opened["models"].items() if move["to"]} if opened else set()
         waiting = {entry["name"] for entry in seen.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
@@ -239,14 +239,14 @@ class HostChange:
             raise Unproven(f"{self.order['host']} is not in sync:{seen.words()}", self._hanging(seen))
 
     def _wait_until_served(self, concerns: List[str], linked: bool) -> proof.Seen:
-        """Return the proof, after each load that was stuck in it was repeated."""
+        """Wait until nothing differs, repeating loads that were stuck. Return the last result."""
         ended = len(self.guard.ended)
         seen = self._see(concerns, linked, prove=True, timeout=self.settings["ready_timeout"])
         if not seen.plan or not self.guard.repeats(ended):
             return seen
         self.log_step("repeat the loads that were stuck")
         left = {entry["name"]: entry["action"] for entry in seen.plan if entry["concern"] == server.CONCERN}
-        # A server ends if a load fails at its start. It may have been started again since.
+        # A server ends if a load fails during its start. Start it, unless it runs again already.
         if self.driver.start():
             pass
         elif "restart" in left.values():
@@ -258,7 +258,7 @@ class HostChange:
         return self._wait_until_served(concerns, linked)
 
     def _hanging(self, seen: proof.Seen) -> List[str]:
-        """Return the models whose load hangs. In mode poll Triton never reported their end."""
+        """Return the models whose load hangs: in mode poll, those whose load neither succeeded nor failed."""
         if self.server["mode"] != "poll" or self.replaces:
             return []
         if seen.said:
@@ -266,7 +266,7 @@ class HostChange:
         return [entry["name"] for entry in seen.plan if entry["action"] == "wait" and entry["name"] != "http"]
 
     def _check(self) -> List[Dict[str, Any]]:
-        """Return the results of the checks. They have to pass while the previous state can still be restored."""
+        """Run the checks and return their results. Raises Unproven if one fails, because a rollback is still possible."""
         checks = self.order["checks"]
         if checks is None:
             return []
@@ -281,7 +281,7 @@ class HostChange:
         return results
 
     def _accept(self, checks: Sequence[Mapping[str, Any]]) -> None:
-        """Wait until the proven change is accepted. It can still be rolled back."""
+        """Wait until the proven change is accepted. Raises Unproven otherwise, because a rollback is still possible."""
         if not self.order["accept_within"]:
             return
         self.log_step("wait to be accepted")
@@ -291,7 +291,7 @@ class HostChange:
             raise Unproven(why, checks=checks)
 
     def _clean_up(self) -> None:
-        """Remove the previous server and its files."""
+        """Remove the previous server and its files after the proof."""
         if not self.proven:
             return
         noun = self.driver.noun
@@ -312,7 +312,7 @@ class HostChange:
         return released == [True]
 
     def _warn_of(self, what: str, step: Callable[[], Optional[str]]) -> None:
-        """Run a step that cannot make a proven change fail: its failure, or the message that it returns, is a warning."""
+        """Run a step that must not fail a proven change. Record its error, or the message that it returns, as a warning."""
         try:
             message = step()
         except Exception as error:
@@ -322,14 +322,14 @@ class HostChange:
     # The rollback
 
     def _roll_back(self, seen: proof.Seen, why: str, hung: Sequence[str]) -> str:
-        """Restore the previous state. Returns what serves now, or why it could not be restored."""
+        """Restore the previous state. Return what serves now, or why the restore failed."""
         previous: Mapping[str, Any] = seen.actual.get("server") or {}
         try:
             self.log_step("restore the previous state")
             if not self.driver.existed(previous):
                 return "there was no server before; the next run goes on from here"
             self.models = self._models_before(previous)
-            # A server that serves is worth the attempt, even if links could not be restored. It starts with the links as they are.
+            # Restore the server even if the links could not be restored. It then starts with the links as they are.
             moves, failure = self._restore_links(why, hung)
             restored = self.driver.restore()
             if failure is not None:
@@ -348,16 +348,16 @@ class HostChange:
         return words + ("; the next run starts the server again, in which a load hangs" if hung else "")
 
     def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:
-        """Return the links that were moved back, and the error if that failed."""
+        """Restore the links. Return the moves, and the error if that failed."""
         try:
             return self._store("restored", {"why": why, "hung": hung})["moves"], None
         except Exception as error:
             return {}, error
 
     def _models_before(self, previous: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the models, with those of object stores that the previous server had read.
+        """Return the models of the store in the inventory, and the models that the previous server read from object stores.
 
-        If the previous server did not answer, the models of the inventory count.
+        If the previous server did not answer, return all models of the inventory.
         """
         if previous.get("served") is None:
             return self.models
@@ -365,7 +365,7 @@ class HostChange:
         return {**own, **{name: dict(server.CLOUD) for name in from_elsewhere(previous["served"])}}
 
     def _serve_linked(self) -> None:
-        """Have the running server serve what is linked. A server that does not load it by itself is restarted."""
+        """Make the running server serve the releases that the served/ links point to. Restart it if it does not load them."""
         polls = self.server["mode"] == "poll"
         try:
             if self.server["mode"] == "explicit":
@@ -393,7 +393,7 @@ class HostChange:
             self.root, self.run_of_store, {**given, **params, "state": state}, list(withdraw), self.warnings.append
         )
         words = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
-        # Restored releases were reported when they were linked
+        # Restored releases were already reported when their links moved
         moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
         self.did += [words.format(name=name, to=move["to"] or "no more") for name, move in moves.items()]
         return answer

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The lease of a host: one run holds it on the host itself, from its first change to its last.
+"""The lease of a host: the file by which one run holds the host, from its first change to its last.
 
-`lease.json` names the run and its person. The lease is live while a call of the run is at work, which a lock shows, and for
-`patience` seconds after the last call. Only its run releases it. Another run waits, or takes over a lease that is no longer live. A
-lease does not outlive the boot in which it was taken. The kernel ends a call that hangs at its time limit.
+`lease.json` names the run and the person who started it. The lease is live while a call of the run holds a lock, and for `patience`
+seconds after the last call. Only its own run releases a live lease. Another run waits until the lease is no longer live, and then
+takes it over. A reboot ends every lease. If a call hangs, the kernel ends it at its time limit.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock import boot
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
-# Exists if the host is in maintenance
+# This file exists while the host is in maintenance
 MARK = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
-# The run that took the host last, even if it has released it
+# Names the run that took the lease last, also after its release
 LAST = "lease.last"
-# The watchdog locks this file while it reloads or restarts, and checks for a lease before that
+# The watchdog holds a lock on this file while it checks for a lease, and then reloads models or restarts the server
 WATCHDOG = "/run/npufleet-watchdog.lock"
-# Seconds that the watchdog may need for that
+# Longest time in seconds that the watchdog holds its lock
 WATCHDOG_WAIT = 900.0
-# Seconds that any call may take
+# Seconds that every call may take in addition to the time limits of the container
 CALL = 3600.0
-# Longest alarm in seconds
+# Longest time in seconds that signal.alarm is called with
 LONGEST = 2.0**30
-# How often a call may take all the time of the container, for example to restore it and to serve its releases
+# How often one call may use up all time limits of the container, for example to replace it and then to restore it
 WAYS = 4
 SHAPE = {
     "run": str,
@@ -45,10 +45,10 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # When it was renewed, by a clock that does not step. Earlier versions wrote the time of day only.
+    # Seconds since boot at the last renewal, because the time of day may be set. Earlier versions wrote only the time of day.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
-    # Name and time limits of the container, for the end of an interrupted change (container.py)
+    # Name and time limits of the container (container.py), with which the host ends an interrupted change
     "container": {
         "name?": str,
         "free_timeout?": shapes.NUMBER,
@@ -57,7 +57,7 @@ SHAPE = {
         "key?": ({"name": str, "path": str}, shapes.NULL),
     },
 }
-# A lease that cannot be read: its run is unknown, and it is not live
+# The lease that stands for a file that cannot be read: its run is unknown, and it is not live
 UNREADABLE: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -71,11 +71,11 @@ UNREADABLE: Dict[str, Any] = {
 
 
 class LeaseError(Exception):
-    """A host that this run may not change."""
+    """An error because this run may not change the host."""
 
 
 class Held(LeaseError):
-    """A lease that another run holds: `run` is its id, None for the watchdog."""
+    """An error because another run (`run` is its id) or the watchdog (`run` is None) holds the host."""
 
     def __init__(self, message: str, run: Optional[str]) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ class Held(LeaseError):
 
 
 class Holder(NamedTuple):
-    """A run that changes a host: its id, its person at a controller, and whether it may work on a host in maintenance."""
+    """A run that changes a host: its id, the person who started it, and whether it may change a host in maintenance."""
 
     run: str
     by: str
@@ -91,7 +91,7 @@ class Holder(NamedTuple):
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the lease, None if there is none. A lease that cannot be read counts: a run was changing the host."""
+    """Return the lease, None if no run holds one. Return UNREADABLE for an unreadable file, because a run was changing the host."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
     if not found.exists:
         return None
@@ -110,28 +110,28 @@ def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
 
 
 def remaining(lease: Mapping[str, Any]) -> float:
-    """Return the seconds for which the lease counts without another call; 0 for a lease of another boot, or of the future."""
+    """Return the seconds until the lease ends without another call. Return 0 for a lease of another boot or of the future."""
     if lease["boot"] != boot():
         return 0.0
     if "uptime" in lease:
         age = clock.uptime() - lease["uptime"]
     else:
-        # A live lease stays live if the clock was set back by no more than the patience
+        # The lease stays live if the clock was set back by at most the patience
         age = time.time() - lease["renewed"]
         age = max(age, 0.0) if age >= -lease["patience"] else age
     return max(lease["patience"] - age, 0.0) if age >= 0 else 0.0
 
 
 def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
-    """Return True if the run of the lease may still be at work. Of the run `ended`, only a call can be."""
+    """Return True if the run may still be working. A run that is known to be gone (`ended`) is live only while its call runs."""
     return (lease["run"] != ended and remaining(lease) > 0) or at_work(root)
 
 
 def at_work(root: str) -> bool:
-    """Return True if a call of the run that holds the lease has not ended. All calls of the run share a lock."""
+    """Return True if a call of the run that holds the lease is running. All calls of the run share a lock."""
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
-            # A process that only looks has the lock for a moment, a call for longer
+            # A process that only tests the lock holds it for a moment, a call for longer
             return not locks.take(calls, time.monotonic() + locks.LOOK)
     except FileNotFoundError:
         return False
@@ -139,7 +139,7 @@ def at_work(root: str) -> bool:
 
 @contextmanager
 def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
-    """Hold the lock of a file. Raises Held with `busy` at the deadline."""
+    """Hold the lock of a file. Raises Held with the message `busy` at the deadline."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     with locks.opened(path) as lock:
         if not locks.take(lock, deadline):
@@ -149,14 +149,14 @@ def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
 
 @contextmanager
 def _locked(root: str) -> Iterator[None]:
-    """Lock the lease against all other processes, for moments only. Raises Held."""
+    """Hold the lock of lease.json while it is read and written. Raises Held after 60 s."""
     path = os.path.join(root, LOCK)
     with _flocked(path, time.monotonic() + 60, f"{path} is locked for 60 s. See `fuser {path}`"):
         yield
 
 
 def watchdog_idle() -> Any:
-    """Hold the lock of the watchdog, so that it does nothing. Raises Held."""
+    """Hold the lock of the watchdog, so that it takes no action. Raises Held."""
     return _flocked(
         WATCHDOG,
         time.monotonic() + WATCHDOG_WAIT,
@@ -165,7 +165,7 @@ def watchdog_idle() -> Any:
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
-    """Return the mark of a host in maintenance, None if there is none. A mark that cannot be read counts."""
+    """Return {"reason", "by", "since"} of the maintenance, None without maintenance. An unreadable file means maintenance."""
     found = shapes.read(path, {"reason": str, "by": str, "since": str})
     if not found.exists:
         return None
@@ -190,10 +190,10 @@ def acquire(
     ended: str = "",
     watchdog: bool = True,
 ) -> Tuple[bool, Optional[Dict[str, Any]]]:
-    """Take the lease, or renew the run's own. Returns whether it was taken, and the lease of an ended run that it replaces.
+    """Take or renew the lease. Returns (True if it was taken, False if renewed; the lease of a dead run that it replaced).
 
-    `ended` is a run that is known to be gone. Without `watchdog`, no watchdog acts on the host. Raises Held while another run holds
-    the lease, LeaseError on a host in maintenance.
+    `ended` is a run that is known to be gone. `watchdog` is False on hosts that have no watchdog. Raises Held if another run holds
+    the lease after `wait` seconds, and LeaseError if the host is in maintenance.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -202,7 +202,7 @@ def acquire(
             mine = before is not None and before["run"] == holder.run
             if before is None or mine or not live(root, before, ended):
                 if mine and before is not None:
-                    # A run that holds the host for maintenance does so in every step
+                    # A run that may change a host in maintenance may do so in every step
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
                 _write(root, holder, patience, container, before["since"] if mine and before else timestamp())
@@ -242,10 +242,10 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 
 @contextmanager
 def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
-    """Keep the lease live during a call, and restart its patience at the end. The kernel ends a process that takes too long.
+    """Keep the lease live during a call, and renew it at the end. The kernel ends a process that takes too long.
 
-    `limit` are the seconds of a call that may need more than CALL and the patience. Raises LeaseError if the lease is not the
-    holder's own. Without a holder, the caller is part of the run that holds the lease, if there is one.
+    `limit` is the time limit in seconds of a call that may need more than usual. Raises LeaseError if another run, or no run,
+    holds the lease. Without `holder`, the caller belongs to the run that holds the lease, and nothing happens without a lease.
     """
     if holder is None and not os.path.exists(os.path.join(root, LEASE)):
         yield None
@@ -265,7 +265,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
     finally:
         if calls is not None and lease is not None:
             try:
-                # A lease that cannot be renewed only ends sooner: the work of the call still counts
+                # If the renewal fails, the lease only ends sooner. The work of the call is still valid.
                 with suppress(LeaseError, OSError):
                     _renew(root, lease["run"])
             finally:
@@ -273,7 +273,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
 
 
 def _usual(lease: Optional[Mapping[str, Any]]) -> float:
-    """Return the seconds of a call that names no limit. Most of it waits for the container, as long as the inventory allows."""
+    """Return the time limit of a call that sets none. It includes the time limits of the container, which the inventory sets."""
     if lease is None:
         return CALL
     times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
@@ -282,7 +282,7 @@ def _usual(lease: Optional[Mapping[str, Any]]) -> float:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Have the kernel end this process after so many seconds. Within another limit, the later one counts."""
+    """Have the kernel end this process after `seconds`. If limits are nested, the later one counts."""
     before = signal.alarm(0)
     signal.alarm(max(before, math.ceil(min(seconds, LONGEST))))
     try:
@@ -306,7 +306,7 @@ def _shared(root: str) -> int:
 
 
 def release(root: str, holder: Holder) -> bool:
-    """Release the lease of this run. Returns False if another run holds it, or none."""
+    """Release the lease of this run. Return False if this run does not hold it."""
     with _locked(root):
         lease = read(root)
         if lease is None or lease["run"] != holder.run:
@@ -316,6 +316,6 @@ def release(root: str, holder: Holder) -> bool:
 
 
 def of_another(root: str, run: str, ended: str = "") -> Optional[Dict[str, Any]]:
-    """Return the lease of another run that may still be at work, None if there is none."""
+    """Return the live lease of another run, None if no other run has one."""
     lease = read(root)
     return lease if lease is not None and lease["run"] != run and live(root, lease, ended) else None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Read a host, compare it with the desired state, and wait for what becomes right by itself."""
+"""Read a host, compare it with the desired state, and wait for differences that disappear by themselves, such as loads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 
+# Seconds between two reads of the host
 POLL_SECONDS = 0.5
-# Characters of an actual value that a failed proof shows: Triton's reasons for every model
+# Characters of an actual value that a failed proof shows. The value may contain Triton's reasons for every model.
 SHOWN = 2000
-# Lives of a server's process that a proof waits for
+# Restarts of a crashing server that a proof waits for
 LIVES = 2
 
 
 def look(
     desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "", driver: Any = None
 ) -> Tuple[Dict[str, Any], List[Item]]:
-    """Return the actual state of each concern in `desired`, and the plan, with what a run has left unfinished of the server."""
+    """Return the actual state of each concern in `desired`, and the plan, including what a dead run left unfinished."""
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
     units = system.unit_states(*(concern.unit for name, concern in CONCERNS.items() if concern.unit and name in desired))
@@ -41,7 +42,7 @@ def look(
 
 
 def hopeless(plan: List[Item]) -> bool:
-    """Return True if waiting cannot help: for hardware, a container that has ended, or a load that Triton refused."""
+    """Return True if the plan has a difference that waiting cannot remove: hardware, an ended container, or a refused load."""
     return any(
         item["action"] in (INSPECT, "create", "replace")
         or (item["concern"], item["action"]) == ("server", "start")
@@ -51,25 +52,25 @@ def hopeless(plan: List[Item]) -> bool:
 
 
 def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that does not answer has ended since the first look. It tries every model before it ends for one."""
+    """Return True if a server that does not answer has restarted since `first`. It tries to load every model before it ends."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
 
 def says_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that crashed in its loads is started again: then it logs why the other models do not load."""
+    """Return True if a server that crashed during its loads starts again. Then it logs why the other models do not load."""
     lives = now.get("restarts", 0) - first.get("restarts", 0)
     return bool(now.get("cut_off")) and str(now.get("state")).startswith(("running", "restarting")) and lives < LIVES
 
 
 def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
-    """Return the items of a plan that count.
+    """Return the items of a plan that matter.
 
-    A proof is part of its own open transaction. What is linked may be another release in another server than the desired one.
+    A proof ignores its own open transaction. `linked` ignores differences from the inventory, whose releases and server may differ.
     """
-    # A release without its record is removed when the next one is proven
+    # A release without a record is removed when the next release is proven
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
-    # These concern the next container: the one that serves has its mounts
+    # These files are for the next container. The serving container has already mounted its own.
     ignored += [item for item in plan if (prove or linked) and item["name"] in server.TO_MOUNT]
     if linked:
         ignored += [
@@ -84,9 +85,9 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
 
 
 def polled(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> Tuple[Dict[str, str], Set[str]]:
-    """Return {model: why Triton refused it} and the models that it still loads, from the log since the open switch.
+    """Return {model: why Triton refused it} and the models that still load, from the log since the transaction was opened.
 
-    Only a server in mode poll is read, because nobody gets a response to its loads.
+    Only the log of a server in mode poll is read, because in that mode no request returns the result of a load.
     """
     wanted = desired.get("server") or {}
     names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
@@ -99,7 +100,7 @@ def polled(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> 
 
 
 class Seen(NamedTuple):
-    """The actual state by concern, the differences that count, why Triton refused models, and which it still loads."""
+    """The actual state by concern, the plan, {model: why Triton refused it} as `said`, and the models that still load."""
 
     actual: Dict[str, Any]
     plan: List[Item]
@@ -107,11 +108,11 @@ class Seen(NamedTuple):
     loading: Collection[str] = ()
 
     def over(self) -> bool:
-        """Return True if Triton has refused a model and all other loads have ended, so that every reason is known."""
+        """Return True if Triton has refused a model and no load is running, so that every reason is known."""
         return bool(self.said) and not self.loading
 
     def words(self) -> str:
-        """Return every difference that is left, a line each."""
+        """Return the differences, one line each."""
         return "".join(
             "\n  - " + sentence(entry, SHOWN) + (f"; Triton says: {self.said[entry['name']]}" if entry["name"] in self.said else "")
             for entry in self.plan
@@ -119,7 +120,7 @@ class Seen(NamedTuple):
 
 
 def settled(first: Mapping[str, Any], seen: Seen) -> bool:
-    """Return True if waiting cannot help and every reason is known."""
+    """Return True if waiting cannot help, and Triton has logged every reason."""
     now = seen.actual.get("server") or {}
     if says_more(first, now):
         return hopeless([item for item in seen.plan if (item["concern"], item["action"]) != ("server", "start")])
@@ -136,16 +137,16 @@ def see(
     timeout: float = 0,
     driver: Any = None,
 ) -> Seen:
-    """Read the host. A proof reads it again until nothing differs, waiting cannot help, or `timeout` seconds are over.
+    """Read the host. With `prove`, repeat that until nothing differs, waiting cannot help, or `timeout` seconds have passed.
 
-    `linked` compares with the links of the store. `run` is the caller's own run, `ended` a run that is known to be gone. `driver`
-    reads a server that has no container.
+    With `linked`, `desired` are the linked releases. `run` is the caller's run, `ended` a run that is known to be gone. `driver`
+    reads the server instead of the concern `server`.
     """
     deadline = time.monotonic() + timeout
     actual, plan = look(desired, root, run, ended, driver)
     seen = Seen(actual, about(plan, linked, prove), {})
     first: Mapping[str, Any] = actual.get("server") or {}
-    # A proof is a step of a change: the lease of the run stays live, however long the proof takes
+    # A proof is a step of a change. Keep the lease of the run live for as long as the proof takes.
     with lease.working(root, limit=timeout + lease.CALL) if prove and root else nullcontext():
         while prove and seen.plan and time.monotonic() < deadline and not (seen.over() or settled(first, seen)):
             time.sleep(POLL_SECONDS)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a change in the store: make releases, switch to them, prove them, or restore the previous ones.
+"""The steps of a change in the store: make releases, switch to them, prove them, or restore the previous releases.
 
-Each takes the options of the module model_store, and returns its result.
+The parameter `params` has the options of the module model_store. Each step returns the result of that module.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, s
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
-# Seconds for another process to release the store, such as a transfer
+# Seconds to wait for the lock of the store, which another process such as a transfer may hold
 STORE_WAIT = 60.0
 
 Moves = Dict[str, store.Move]
 
 
 def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the releases to make. A model that is held at an older release gets that one again."""
+    """Return the releases to make. For a held model, that is a copy of the held release."""
     holds = store.read_holds(root)
     return {
         name: store.release_again(root, name, holds[name]["label"])
@@ -33,7 +33,7 @@ def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def refuse_directories(root: str, names: List[str]) -> None:
-    """Raise StoreError for directories in served/, which a link cannot replace in one step."""
+    """Raise StoreError if served/NAME is a directory, because a rename cannot replace a directory by a link."""
     places = {name: os.path.join(root, "served", name) for name in names}
     solid = sorted(name for name, path in places.items() if os.path.isdir(path) and not os.path.islink(path))
     if solid:
@@ -41,7 +41,7 @@ def refuse_directories(root: str, names: List[str]) -> None:
 
 
 def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **more: Any) -> Dict[str, Optional[str]]:
-    """Move links in the transaction. A failure before the first move leaves everything as it was."""
+    """Open a transaction and move the links. A failure before the first move restores holds and transaction."""
     before, holds_before = store.read_transaction(root), store.read_holds(root)
     targets = {name: move["to"] for name, move in moves.items()}
     try:
@@ -64,14 +64,14 @@ def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **mor
 
 
 def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
-    """Make the releases and switch to them, for the state `released`."""
+    """Apply state `released`: make the releases and switch to them."""
     refuse_directories(root, [*params["releases"], *withdraw])
     releases = releases_to_make(root, params["releases"])
     fresh = [entry for name, entry in releases.items() if entry is params["releases"][name]]
     blobs.ingest(
         root, params["incoming"], sorted({file["sha256"] for new in fresh for file in new["files"].values() if file["blob"]})
     )
-    # Every release is complete before the first link moves
+    # Complete every release before the first link moves
     made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
     moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
     moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in withdraw})
@@ -82,15 +82,15 @@ def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List
     kept = {name: hold for name, hold in holds.items() if name not in ended}
     for name in set(kept) & set(made):
         kept[name] = {**kept[name], "label": made[name]}
-    # Without any move it takes over the open transaction of another run
+    # Also without moves, because this run then takes over the open transaction of another run
     return {"changed": True, "switched": switch(root, run, moves, kept), "moves": moves}
 
 
 def renew(root: str, run: store.Run, names: List[str]) -> None:
-    """Have a polling server load these linked models again: it loads files whose time stamp is newer than the last one."""
+    """Update the time stamps of these served models, so that a polling server loads them again."""
     with store.locked(root, time.monotonic() + STORE_WAIT):
         if store.read_transaction(root) is not None:
-            # What Triton logged about the load before this is no longer an answer.
+            # Renew the transaction, because the log of the earlier loads no longer counts.
             store.open_transaction(root, run, {})
         for name in set(names) & set(store.served_names(root)):
             home = os.path.join(root, "served", name)
@@ -99,7 +99,7 @@ def renew(root: str, run: store.Run, names: List[str]) -> None:
 
 
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Switch to earlier releases and hold them, for the state `rolled_back`."""
+    """Apply state `rolled_back`: switch to earlier releases and hold them."""
     found = store.rollback_moves(root, params["models"], params["to"])
     again = {name: store.release_again(root, name, move["to"] or "") for name, move in found.items()}
     moves: Moves = {
@@ -113,7 +113,7 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
 
 
 def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Link the releases from before the open transaction, for the state `restored`."""
+    """Apply state `restored`: link the releases from before the open transaction."""
     if params["hung"]:
         store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time(), **clock.mark()})
     moves = store.restore(root, run, params["why"])
@@ -121,20 +121,20 @@ def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
 
 
 def prove(root: str, run: store.Run, params: Mapping[str, Any], warn: Callable[[str], None]) -> Dict[str, Any]:
-    """Close the transaction and remove old releases, for the state `proven`."""
+    """Apply state `proven`: close the transaction and remove old releases."""
     moves = store.close_transaction(root, run, "proven", params["why"])
     removed: Any = []
     if moves:
         try:
             removed = blobs.collect(root, params["keep"])
         except Exception as error:
-            # The releases stay proven. The next run removes old ones again.
+            # The releases stay proven. The next run tries the removal again.
             warn(f"{run.host}: old releases were not removed: {failures.reason(error, (store.StoreError, OSError))}")
     return {"changed": bool(moves), "moves": moves, "removed": removed}
 
 
 def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """End holds, for the state `forgotten`."""
+    """Apply state `forgotten`: end the holds of the given models, or all holds."""
     holds = store.read_holds(root)
     ended = sorted(set(holds) & set(params["models"] or holds))
     here = {name: store.served_label(root, name) for name in ended}
@@ -145,19 +145,19 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
 
 
 def settled(root: str, params: Mapping[str, Any], withdraw: List[str]) -> bool:
-    """Return True if there is nothing to do: no releases, a complete store without damage, no open transaction."""
+    """Return True if nothing has to change: no releases to make, a complete and undamaged store, no open transaction."""
     changes = params["releases"] or withdraw or damage.found(root) or not store.is_there(root)
     return not changes and store.read_transaction(root) is None
 
 
 def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str], warn: Callable[[str], None]) -> Dict[str, Any]:
-    """Bring the store to `params["state"]` under its lock, after repairs. Returns the result. Raises StoreError."""
+    """Lock and repair the store, then apply `params["state"]`. Returns the result of model_store. Raises StoreError."""
     state, new = params["state"], not store.is_there(root)
     with store.locked(root, time.monotonic() + STORE_WAIT):
         store.prepare(root)
         all_forgotten = state == "forgotten" and not params["models"]
         undecided = damage.undecided(root)
-        # An open transaction can be restored or proven without knowledge of the holds
+        # Only `restored` and `proven` do not need to know the holds
         if undecided and not all_forgotten and state not in ("restored", "proven"):
             raise store.StoreError(undecided)
         mended = damage.mend(root, forget=all_forgotten)
@@ -175,6 +175,6 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[s
         if mended:
             answer["mended"] = mended
         if state == "released" and not answer["moves"] and damage.found(root):
-            # A record that cannot be recovered is removed with its release, unless something needs it
+            # Remove releases whose record cannot be recovered, unless they are still needed
             blobs.collect(root, params["keep"])
     return answer

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a replacement of the server: it is written before the first step, and removed after the last one."""
+"""The record of a replacement of the server. It is written before the first step and removed after the last step."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 REPLACEMENT = "replacement.json"
-# One call makes all steps between SWAPPING and SWAPPED. A container that was STOPPED for something else, such as another driver,
-# has to serve again, or another one in its place. With PROVEN, only the removal of the previous container is left.
+# From SWAPPING to SWAPPED, one call makes all steps. STOPPED: the container was stopped for another change, such as one of the
+# driver, and a server has to run again. PROVEN: only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
-    # The run that began, and its person
+    # The run that began the replacement, and the person who started it
     "run": str,
     "by": str,
     "since": str,
     "phase": re.compile(f"{SWAPPING}|{SWAPPED}|{STOPPED}|{PROVEN}"),
-    # The previous container: whether it ran, its id, and a server that was started in it manually
+    # The previous container: True if it ran, its id, and the server that was started in it manually
     "ran": bool,
     "old": shapes.TEXT_OR_NULL,
     "inside": dict,
-    # What a previous server without a container was started with
+    # Configuration of a previous server that is a process (process/supervised.py)
     "config?": dict,
 }
-# A previous container without a record
+# The record that stands for a missing or unreadable one
 UNKNOWN: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -43,7 +43,7 @@ UNKNOWN: Dict[str, Any] = {
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open replacement, None if there is none. A record that cannot be read is an unknown replacement."""
+    """Return the open replacement, None if no replacement is open. Return UNKNOWN if the record cannot be read."""
     found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
     if not found.exists:
         return None
@@ -56,7 +56,7 @@ def write(root: str, entry: Mapping[str, Any]) -> None:
 
 
 def begin(root: str, holder: lease.Holder, **facts: Any) -> None:
-    """Record a replacement by this run before its first step. `facts` are fields of the record."""
+    """Write the record of a replacement by this run, before its first step. `facts` are more fields of the record."""
     write(root, {**UNKNOWN, "run": holder.run, "by": holder.by, "since": timestamp(), "phase": SWAPPING, **facts})
 
 
@@ -72,7 +72,7 @@ def close(root: str) -> None:
 
 
 def broken_off(root: str, run: Optional[str] = None) -> bool:
-    """Return True if a replacement, by this run or any, ended between two steps of one call. Nothing serves then."""
+    """Return True if a replacement, of `run` or of any run, was interrupted between its steps. Then no server runs."""
     entry = read(root)
     return entry is not None and entry["phase"] == SWAPPING and run in (None, entry["run"])
 
@@ -80,9 +80,9 @@ def broken_off(root: str, run: Optional[str] = None) -> bool:
 def recover(
     root: str, holder: lease.Holder, restore: Callable[[], Optional[str]], failure: Callable[[Exception], str]
 ) -> Optional[str]:
-    """Restore the server before a replacement that broke off. Returns what was done, None if there was no server before.
+    """Restore the server from before an interrupted replacement. Returns what was done, None if there was no server before.
 
-    A failure does not end the run, as its own server may do better. `failure` returns its message.
+    A failure is only returned as text, because the run goes on with its own server. `failure` returns the message of an error.
     """
     try:
         with lease.working(root, holder):

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a change whose run is gone: the host restores the previous state by itself, because nobody can prove the new one.
+"""End a change whose run is gone: the host itself restores the previous state, because no run is left to prove the new state.
 
-The watchdog calls this while there is a lease, and so does a unit at boot. A lease under which nothing was begun is released.
+The watchdog calls this while a lease exists, and a unit calls it at boot. If the run changed nothing, only its lease is released.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 WHY = "its run is gone, the host rolled it back"
 # Errors whose message is meant for an operator
 EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
-# Time limits of a container that its lease does not name (container.py)
+# Default time limits in seconds, for a lease that does not have them (container.py)
 SETTINGS = {"free_timeout": 60, "stop_timeout": 120, "ready_timeout": 600}
-# Seconds between two looks at the server
+# Seconds between two polls of the server
 LOOK = 0.5
 
 
 class Outcome(NamedTuple):
-    """The result of `resume`: `busy` names the run that is still at work, `failed` is why the change is not over."""
+    """The result of `resume`: `did` is what was done, `busy` names a run that still works, `failed` is why the rollback failed."""
 
     did: str = ""
     busy: str = ""
@@ -40,11 +40,11 @@ class Outcome(NamedTuple):
 
 
 def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
-    """End a change whose run is gone. Does nothing if there is no change, or if its run may still be at work."""
+    """End a change whose run is gone. Do nothing if no run holds the host, or if its run may still be working."""
     found = lease.read(root)
     if found is None:
         return Outcome()
-    # A replacement that broke off is not waited for: its call is over, and nothing serves
+    # Do not wait for the end of the lease if a replacement was interrupted: its call has ended, and no server runs
     dead = replacement.broken_off(root, found["run"]) and not lease.at_work(root)
     if not dead and lease.live(root, found):
         return Outcome(busy=f"{found['by']} since {found['since']}")
@@ -63,16 +63,16 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
             failed=f"the change of {found['by']} since {found['since']} could not be rolled back, run playbooks/site.yml: {why}"
         )
     finally:
-        # After a failure, too: what is open stays a difference of the host, and is not tried again and again. A lease that cannot
-        # be released is not live.
+        # Release the lease after a failure too. What is left shows as a difference of the host, and is not retried forever. If the
+        # release fails, the lease is no longer live either.
         with suppress(lease.LeaseError, OSError):
             lease.release(root, me)
 
 
 def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Item]:
-    """Return what a run that is gone has left: a container that is not proven, and its lease.
+    """Return plan items for what a dead run left: an open replacement, and its lease.
 
-    `previous`: there is a previous container. `ended`: a run that is known to be gone.
+    `previous` is True if a previous container exists. `ended` is a run that is known to be gone.
     """
     items = []
     entry = replacement.read(root) or (dict(replacement.UNKNOWN) if previous else None)
@@ -99,7 +99,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
                 damage.mend(root)
                 moves = store.restore(root, run, f"{whose}: {WHY}")
         except Exception as error:
-            # The container is restored even if the links were not
+            # Restore the container even if the links could not be restored
             failure = error
     name = settings.get("name")
     entry = replacement.read(root)
@@ -109,7 +109,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
     if name:
         with container.guard(engine, name, settings) as guard:
-            # It starts with the links as they are now
+            # The container starts with the links as they are now
             restored = container.restore(engine, root, name, settings)
             if restored:
                 done.append(restored)
@@ -131,7 +131,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
 def serve_linked(
     engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
 ) -> None:
-    """Have the server serve what is linked, and read it back. A server that does not poll is restarted, unless it is fresh."""
+    """Make the server serve the linked releases and wait for that. Restart it unless it polls or was just started (`fresh`)."""
     command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]
@@ -145,7 +145,7 @@ def serve_linked(
         if at is None:
             return
         served = read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
-        # The host does not know which models the server reads from an object store: they are not superfluous
+        # Ignore models that come from object stores, because the host has no list of them
         foreign = [] if served is None else from_elsewhere(served)
         known = {name: versions for name, versions in (served or {}).items() if name in desired["models"] or name not in foreign}
         left = None if served is None else server.diff_models(desired, known)
