@@ -1,17 +1,19 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`, and the unit of one.
+"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`.
 
-change ROOT      make the change that was ordered (change/detached.py)
-resume ROOT      finish a change whose run is gone (change/resume.py). Exit code 0: nothing is under way, or it was finished;
-                 75: its run may still be at work; 1: the previous state could not be restored
+change ROOT      make the change that the controller requested (change/detached.py)
+resume ROOT      finish a change whose run is gone (change/resume.py). Exit code 0: there is no unfinished change any more;
+                 75: the run of the change may still be at work; 1: the previous state could not be restored
 watchdog CONFIG  watch the server until the process is ended (watch/watchdog.py)
-probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: a result was left, whatever it is
+probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: the result was written, passed or failed
+
+A systemd unit runs `resume` at boot.
 """
 
 from __future__ import annotations
 
-# Runs in programs, too, which have no run_command of a module, and prints for the journal. pylint: disable=ansible-bad-function
+# This is a program: it has no run_command of a module, and prints to the journal. pylint: disable=ansible-bad-function
 import subprocess
 import sys
 
@@ -21,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import read
 
 UNIT = "npufleet-resume.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
-# Ends a change whose run is gone, because the host lost its power
+# The unit ends a change that a power loss of the host has interrupted.
 UNIT_TEXT = """# Written by npufleet
 [Unit]
 Description=Roll back an interrupted change
@@ -52,7 +54,7 @@ def main() -> int:
 
 
 def change(root: str) -> int:
-    """Make the change that was ordered."""
+    """Make the change that the controller requested."""
     from ansible_collections.npufleet.triton.plugins.module_utils.change import detached
 
     return detached.perform(root)
@@ -81,14 +83,14 @@ def watchdog(config: str) -> int:
 
 
 def probe(config: str) -> int:
-    """Run the checks against the server once, and leave the result."""
+    """Run the checks against the server once, and write the result."""
     from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
 
     return program.run(config)
 
 
 def install_unit(root: str) -> bool:
-    """Write and enable the unit. Return True if its file was missing or different."""
+    """Write and enable the unit that runs `resume` at boot. Return True if its file was missing or different."""
     unit = UNIT_TEXT.format(root=root, library=library.path())
     if read_text(UNIT_FILE) == unit:
         return False

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP exchanges with servers of this host (Docker's engine, Triton, Prometheus), and the budget of an exchange.
+"""A small HTTP client for servers of this host (Docker's engine, Triton, Prometheus), and the limits of an exchange.
 
-Importing http.client, which also handles mails and TLS, would take a quarter of the time that reading the state of a host takes
-(docs/decisions/0035-a-call-imports-what-it-needs.md).
+It does not use http.client. The import of that module, which includes mail and TLS, would take a quarter of the time of reading
+the state of a host (docs/decisions/0035-a-call-imports-what-it-needs.md).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any, BinaryIO, Dict, Iterator, Mapping, Optional, Tuple
 
 # Default limit of an exchange in seconds
 SECONDS = 20.0
-# Limits in bytes of a header line and of a body, and the limit of header lines
+# Limits: bytes of a header line (LINE), bytes of a body (BODY), number of header lines (LINES)
 LINE, BODY = 1 << 16, 1 << 26
 LINES = 200
-# Limit of the bytes of a response for each byte of its body: a chunk of one byte has seven bytes of framing
+# Received bytes that are allowed for each byte of a body. A chunk with one byte of content takes six bytes or more.
 FRAMING = 8
 DIGITS = "0123456789abcdef"
 
 
 class TooLong(OSError):
-    """The error of a response with more bytes than its limit."""
+    """The error of a response that is longer than its limit."""
 
 
 class Budget:
-    """The time and the bytes that connection, handshake, request and response of one exchange share.
+    """The limits of one exchange as a whole, from connecting to the end of the response: seconds and received bytes.
 
-    The timeout of a socket does not limit an exchange: it restarts with each byte that arrives.
+    The timeout of a socket is no such limit, because it starts again with each byte that arrives.
     """
 
     def __init__(self, seconds: float, size: Optional[int] = None) -> None:
         self.allow(seconds, LINES * LINE + FRAMING * BODY if size is None else size)
 
     def allow(self, seconds: float, size: int) -> None:
-        """Set the seconds and the bytes that are left from now on."""
+        """Set the limits again, counted from now on."""
         self.seconds, self._size = seconds, size
         self._ends, self._left = time.monotonic() + seconds, size
 
@@ -49,18 +49,18 @@ class Budget:
         return left
 
     def late(self) -> str:
-        """Return the message of an exchange whose time is over."""
+        """Return the error message for an exchange that took too long."""
         return f"the exchange did not end within {self.seconds:g} s"
 
     def receive(self, count: int) -> None:
-        """Count received bytes. Raises OSError if the response is too long."""
+        """Count received bytes. Raises TooLong if they exceed the limit."""
         self._left -= count
         if self._left < 0:
             raise TooLong(f"the answer has more than {self._size} bytes")
 
 
 def incoming(connected: socket.socket, budget: Budget) -> BinaryIO:
-    """Return a file of what the socket receives within the budget."""
+    """Return a file that reads from the socket, and fails as soon as the budget is used up."""
     return io.BufferedReader(_Incoming(connected, budget))
 
 
@@ -87,9 +87,9 @@ class _Incoming(io.RawIOBase):
 
 
 def connect(address: str, port: int, budget: Budget) -> socket.socket:
-    """Connect to a host; its addresses share the time equally. Raises OSError with the failure of the last one."""
+    """Connect to a host. Each of its addresses gets an equal share of the time. Raises OSError with the last address's failure."""
     failure = OSError(f"{address} has no address")
-    # A name in bytes does not import the tables of international domain names.
+    # For a name in bytes, getaddrinfo does not import the tables of international domain names.
     addresses = socket.getaddrinfo(address.encode(), port, 0, socket.SOCK_STREAM)
     for number, (family, kind, protocol, _name, where) in enumerate(addresses):
         connected = socket.socket(family, kind, protocol)
@@ -113,11 +113,11 @@ def exchange(
     cut: Optional[int] = None,
     size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
-    """Send a request, and return (status, body) of the response; the connection is used once.
+    """Send a request, and return (status, body) of the response. The connection cannot be used again.
 
-    `resource` is sent unquoted: Triton takes the bytes of a model's name. Without a `budget` the socket's timeout limits the whole
-    exchange. A body longer than `cut` is truncated. Raises OSError if the response is incomplete, late, or longer than `size`
-    (default BODY), and if a character would end the request early.
+    `resource` is sent without percent-encoding, because Triton expects the bytes of a model's name. Without a `budget`, the
+    socket's timeout limits the whole exchange. A body longer than `cut` is truncated. Raises OSError if the response is incomplete,
+    late or longer than `size` (default BODY), or if the request contains a control character or a space that would break it.
     """
     budget = budget or Budget(connected.gettimeout() or SECONDS)
     fields = {"Host": "localhost", "Connection": "close", **(headers or {})}
@@ -126,7 +126,7 @@ def exchange(
     lines = [f"{method} {resource} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     if any(sign <= " " or sign == "\x7f" for sign in resource) or any(sign in line for line in lines for sign in "\r\n\0"):
         raise OSError(f"{method} {resource!a} has characters that a request must not have")
-    # sendall() has one timeout for all bytes.
+    # The timeout limits sendall() as a whole.
     connected.settimeout(budget.remaining())
     connected.sendall("\r\n".join([*lines, "", ""]).encode() + (body or b""))
     with incoming(connected, budget) as answer:
@@ -154,7 +154,7 @@ def _body(answer: BinaryIO, headers: Mapping[str, str], size: int, cut: Optional
 
 
 def _pieces(answer: BinaryIO, headers: Mapping[str, str], limit: int, truncate: bool) -> Iterator[bytes]:
-    """Yield the body in pieces, up to one byte beyond `limit`. Raises OSError if its announced length is greater."""
+    """Yield the body in pieces of at most `limit` + 1 bytes. Raises TooLong if its Content-Length is greater, unless `truncate`."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
         yield from _chunks(answer, limit)
     elif "content-length" in headers:
@@ -171,7 +171,7 @@ def _too_long(limit: int) -> TooLong:
 
 
 def head(answer: BinaryIO) -> Tuple[int, Dict[str, str]]:
-    """Return (status, headers by name in lower case) of a response."""
+    """Read the head of a response, and return (status, {name in lower case: value})."""
     protocol, _space, rest = _line(answer).partition(" ")
     status = rest.partition(" ")[0]
     if protocol not in ("HTTP/1.0", "HTTP/1.1") or len(status) != 3 or not set(status) <= set(DIGITS[:10]):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of failed steps."""
+"""Error messages of failed steps."""
 
 from __future__ import annotations
 

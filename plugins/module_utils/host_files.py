@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Small files and directories of a host: their differences from the desired ones, and how these are written.
+"""Small files and directories of a host: compare them with the desired ones, and write those that differ.
 
-Units that read the files are restarted on request. If one does not start, the previous files are restored.
+On request, the units that read the files are restarted. If a unit does not start, the previous files are restored.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils import secret, sha
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
-# Bytes of a file that a difference shows
+# Limit of the bytes of a file whose content a difference shows
 SHOWN = 65536
-# Suffix of a draft, and seconds after which the run that wrote it has ended
+# Suffix of a temporary file (DRAFT), and the seconds after which an unlocked one was left by a killed run (ABANDONED)
 DRAFT, ABANDONED = ".new", 3600
-# Placeholder of the path of the draft in a command that validates a file
+# Stands for the path of the temporary file in a validation command
 PLACEHOLDER = "%s"
-# Seconds for a validation, and for a unit to stop and start: an engine first stops its containers
+# Seconds for a validation, and for a unit to restart. An engine needs that long, because it first stops its containers.
 VALIDATION, RESTART = 60, 600
-# Lines of a unit's journal, of which a message shows the last
+# Lines of a unit's journal that are read (JOURNAL), and that a message shows (SHOWN_LINES)
 JOURNAL, SHOWN_LINES = 40, 3
-# Options of an engine that are shown in messages
+# Options of daemon.json whose values are not masked in messages
 DRIVERS = ("log-driver", "storage-driver", "default-runtime")
 
 
@@ -40,14 +40,14 @@ class File(NamedTuple):
     path: str
     content: bytes
     mode: int
-    # A command that fails if the readers of the file would refuse its content
+    # A command that fails if the program that reads the file would refuse its content
     validate: Sequence[str] = ()
-    # Number of its group; None for the group of the caller
+    # Group ID of the file; None for the group of this process
     group: Optional[int] = None
 
 
 class Directory(NamedTuple):
-    """A desired directory. Without a mode an existing one stays as it is. With `empty` its content is removed."""
+    """A desired directory. If `mode` is None, an existing one keeps its mode and owner. If `empty`, its content is removed."""
 
     path: str
     mode: Optional[int]
@@ -55,7 +55,7 @@ class Directory(NamedTuple):
 
 
 class Desired(NamedTuple):
-    """Desired directories, parents first, desired files, and paths to remove."""
+    """The desired directories (parents first), the desired files, and the paths that must not exist."""
 
     directories: Sequence[Directory]
     files: Sequence[File]
@@ -63,7 +63,7 @@ class Desired(NamedTuple):
 
 
 class Conflict(Exception):
-    """Paths or contents that prevent the change, with all reasons."""
+    """The reasons why the desired files cannot be written."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -71,23 +71,23 @@ class Conflict(Exception):
 
 
 class NotStarted(Exception):
-    """A unit did not start with the new files. The previous files are restored."""
+    """A unit that did not start with the new files. The previous files were restored."""
 
 
 class Difference(NamedTuple):
-    """A path that differs: text of files, or a description, before and after."""
+    """A path that differs, with its text or a description of it before and after the change."""
 
     path: str
     before: str
     after: str
 
     def as_diff(self) -> Dict[str, str]:
-        """Return the difference for `--diff` of Ansible."""
+        """Return the difference in the form that Ansible shows with `--diff`."""
         return {"before_header": self.path, "after_header": self.path, "before": self.before, "after": self.after}
 
 
 def differences(desired: Desired) -> List[Difference]:
-    """Return the paths that differ. Raises Conflict if a path is of another type."""
+    """Return the paths that differ. Raises Conflict if a path has another type, such as a directory instead of a file."""
     found: List[Difference] = []
     conflicts: List[str] = []
     for directory in desired.directories:
@@ -133,7 +133,7 @@ def differences(desired: Desired) -> List[Difference]:
 
 
 def invalid(desired: Desired, found: Sequence[Difference]) -> List[str]:
-    """Return the reasons of the validation commands against files that differ."""
+    """Validate the files that differ, and return the error messages of the validation commands."""
     differ = {difference.path for difference in found}
     reasons = []
     for file in desired.files:
@@ -153,11 +153,11 @@ def invalid(desired: Desired, found: Sequence[Difference]) -> List[str]:
 
 
 def apply_and_restart(desired: Desired, found: Sequence[Difference], units: Sequence[str]) -> None:
-    """Write the files, then restart the units that read them. If that fails, restore the files and restart the units again.
+    """Write the files, then restart the units that read them. If a unit does not start, restore the files and restart again.
 
-    Directories stay. Raises NotStarted, or OSError of a file that cannot be written.
+    Created directories are not removed. Raises NotStarted, or OSError if a file cannot be written.
     """
-    # A lost connection must not end this between the new files and the restart.
+    # A lost connection must not end this process between the write and the restart.
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         _apply_or_restore(desired, found, units)
@@ -189,7 +189,7 @@ def _apply_or_restore(desired: Desired, found: Sequence[Difference], units: Sequ
 
 
 class Snapshot(NamedTuple):
-    """A file or a link before a change, or the absence of both."""
+    """The state of a path before a change: a file, a link, or nothing."""
 
     path: str
     status: Optional[os.stat_result]
@@ -216,10 +216,10 @@ def _snapshot(path: str) -> Snapshot:
 
 
 def _restart(units: Sequence[str]) -> Optional[str]:
-    """Restart the units. Return the failure of the first one that does not start, or None."""
+    """Restart the units. Return the error message of the first unit that does not start, None if all start."""
     run("systemctl", "daemon-reload")
     for unit in units:
-        # systemd does not start a unit again that has failed several times within a minute.
+        # Without this, systemd does not start a unit that has just failed several times.
         run("systemctl", "reset-failed", unit)
         code, output = run("systemctl", "restart", unit, timeout=RESTART)
         if code:
@@ -232,13 +232,13 @@ def _restart(units: Sequence[str]) -> Optional[str]:
 
 
 def _masked(words: str, contents: Sequence[bytes]) -> str:
-    """Return a message in one line, without values of these files that may be secret."""
+    """Return a message in one line, with values that may be secret masked. `contents` are the files with such values."""
     hidden = [value for content in contents for value in _values(content.decode("utf-8", "replace"))]
     return " ".join(secret.replace_logins(secret.remove_values(words, hidden, []), "***@").split())[:1000]
 
 
 def _values(content: str) -> Iterator[str]:
-    """Yield the values of a file that may be secret: texts of JSON, values of a unit or of variables."""
+    """Yield the values in a file that may be secret: strings in JSON, else the part of each line after `=`."""
     try:
         yield from _texts(shapes.parse(content))
     except ValueError:
@@ -261,7 +261,7 @@ def _texts(value: Any, name: str = "") -> Iterator[str]:
 def apply(desired: Desired, found: Sequence[Difference]) -> None:
     """Write the paths that differ, each file completely or not at all. Raises OSError."""
     differ = {difference.path for difference in found}
-    # For parent directories that are created
+    # New parent directories must be readable for everybody.
     os.umask(0o022)
     for directory in desired.directories:
         if directory.path in differ:
@@ -276,7 +276,7 @@ def apply(desired: Desired, found: Sequence[Difference]) -> None:
 
 
 def _difference_of_empty(directory: Directory) -> List[Difference]:
-    """Return the difference of a directory that has to be empty: everything at its path would be removed."""
+    """Return the difference of a directory that has to be empty, as a list of at most one."""
     status = _status(directory.path)
     if status is not None and stat.S_ISDIR(status.st_mode):
         count = len(os.listdir(directory.path))
@@ -292,7 +292,7 @@ def _remove(path: str) -> None:
 
 
 def _make(directory: Directory) -> None:
-    """Create a directory with its parents. New ones belong to the caller."""
+    """Create a directory and its parents, owned by the user of this process. Set the mode of the directory."""
     os.makedirs(directory.path, exist_ok=True)
     if directory.mode is not None:
         os.chown(directory.path, os.geteuid(), os.getegid())
@@ -300,9 +300,9 @@ def _make(directory: Directory) -> None:
 
 
 def _write(file: File) -> None:
-    """Write a file that belongs to the caller. A link at its path is replaced and not followed.
+    """Write a file that belongs to the user of this process. A link at its path is replaced and not followed.
 
-    The draft has a unique name, because another run may write the same file.
+    The temporary file has a unique name, because another run may write the same file.
     """
     directory, name = os.path.split(file.path)
     os.makedirs(directory, exist_ok=True)
@@ -310,7 +310,7 @@ def _write(file: File) -> None:
     handle, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=DRAFT, dir=directory)
     try:
         with os.fdopen(handle, "wb") as sink:
-            # Other runs do not remove a locked draft.
+            # The lock prevents other runs from removing the temporary file.
             fcntl.flock(sink, fcntl.LOCK_EX)
             sink.write(file.content)
             if file.group is not None:
@@ -323,7 +323,7 @@ def _write(file: File) -> None:
 
 
 def _remove_drafts(directory: str, name: str) -> None:
-    """Remove drafts of a file that no run writes any more."""
+    """Remove temporary files that killed runs have left for this file."""
     for entry in os.listdir(directory):
         if entry.startswith(f".{name}.") and entry.endswith(DRAFT):
             draft = os.path.join(directory, entry)
@@ -333,7 +333,7 @@ def _remove_drafts(directory: str, name: str) -> None:
 
 
 def _is_written(draft: str) -> bool:
-    """Return True if a process is writing a draft. Its age alone is not enough, because the time of day can step."""
+    """Return True if a process is writing a temporary file. The age of the file is no proof, because the time of day can step."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
     handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -349,7 +349,7 @@ def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:
 
 
 def _has(status: os.stat_result, mode: int, group: Optional[int] = None) -> bool:
-    """Return True if the path belongs to the caller and has this mode and this group, or the caller's group."""
+    """Return True if a path has this mode, the user of this process, and this group (by default the group of this process)."""
     expected = (mode, os.geteuid(), os.getegid() if group is None else group)
     return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == expected
 

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that prove that a supplier can be reached and accepts the login: web servers, package indexes, image registries.
+"""Requests that check if a supplier (web server, package index, image registry) can be reached and accepts the login.
 
-They change nothing. Each function returns None, or one sentence with the actual and the expected state.
+The requests change nothing. The functions that check return None for success, else an error message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login, mask_logins, replace_logins
 
-# Seconds and bytes of one exchange, its redirects included; characters of a page that are read
+# Limits of one exchange with its redirects: seconds (SECONDS), received bytes (SIZE), bytes of the body that are read (PAGE)
 SECONDS, SIZE, PAGE = 10.0, 8 << 20, 1 << 20
 DOCKER_HUB = "registry-1.docker.io"
 DOCKER_HUB_TOKENS = "auth.docker.io"
@@ -31,11 +31,11 @@ MANIFESTS = ", ".join(
 
 
 class AddressError(ValueError):
-    """An address that no request can be made of. Its text has no part of the address, which may hold a login."""
+    """The error of an invalid address. Its message does not contain the address, because that may contain a login."""
 
 
 def parsed(address: str) -> urllib.parse.SplitResult:
-    """Return the parts of an address of the web. Raises AddressError, as urllib's own errors repeat what they stumble over."""
+    """Return the parts of a web address. Raises AddressError, because urllib's own errors would repeat parts of the address."""
     try:
         parts = urllib.parse.urlsplit(address)
         usual = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -49,9 +49,10 @@ def parsed(address: str) -> urllib.parse.SplitResult:
 
 
 def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Ask one supplier: {"kind": "web" or "image", "what", "address", "user", "proxies", "ca", "todo", for images "mirror"}.
+    """Return an error message if the supplier cannot be used, None if it can.
 
-    `passwords` are by the supplier's `what`, so that they travel apart from everything that may be shown.
+    `entry` is {"kind": "web" or "image", "what": its name, "address", "user", "proxies", "ca", "todo": the next step for the
+    message, and for images "mirror"}. `passwords` is {"what" of a supplier: password}, so that `entry` has no secret.
     """
     login = (str(entry.get("user") or ""), passwords.get(entry["what"], ""))
     if entry["kind"] == "web":
@@ -62,32 +63,32 @@ def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional
 
 
 def bare(address: str) -> str:
-    """Return an address without its login and its signature."""
+    """Return an address without its login and without its query, which may contain a signature."""
     shown = replace_logins(address).partition("?")[0]
     return shown if not has_login(shown) else "an address with a login"
 
 
 def web(address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]) -> Optional[str]:
-    """Return why a page or file cannot be downloaded from a web server, None if it can."""
+    """Return the reason why a page or file cannot be downloaded from a web server, None if it can."""
     return measure(address, login, proxies, ca)[1]
 
 
 def measure(
     address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
 ) -> Tuple[Optional[int], Optional[str]]:
-    """Return the bytes of a file on a web server, if it reports them, and why the file cannot be downloaded."""
+    """Return (size of a file on a web server, reason why it cannot be downloaded), each None if there is none."""
     status, words, headers = _exchange(address, login, proxies, ca, {})
     why = judge(status, words, login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
 
 
 def whole_number(text: str) -> Optional[int]:
-    """Return the number in a header, None for other texts and for numbers beyond the size of any file."""
+    """Return the number in a header, None if the text is no number or the number is larger than any file."""
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
-    """Return what a status reports against a file or page, None for success; status 0 is no answer, for the reason in `words`."""
+    """Return the error message for an HTTP status, None for success. Status 0 is no answer; then `words` has the reason."""
     if status in (401, 403):
         return _refused(status, login)
     if status == 404:
@@ -98,7 +99,7 @@ def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
 def image(
     reference: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str], mirror: Optional[str] = None
 ) -> Optional[str]:
-    """Return why an image is neither at the mirror, where the engine looks first, nor in its registry, None if it is."""
+    """Return the reason why an image is neither in the mirror nor in its registry, None if it is in one of them."""
     registry, name, tag = split(reference)
     elsewhere = _manifest(mirror.rstrip("/"), name, tag, ("", ""), proxies, ca) if mirror else None
     if mirror and not elsewhere:
@@ -110,7 +111,7 @@ def image(
 def _manifest(
     base: str, name: str, tag: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
 ) -> Optional[str]:
-    """Return why a registry does not return the manifest of an image, None if it does. It may require a token first."""
+    """Return the reason why a registry does not return an image's manifest, None if it does. Gets a token first if required."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
     status, words, headers = _exchange(address, login, proxies, ca, accept)
@@ -127,7 +128,7 @@ def _manifest(
             token = _token(words)
             status, words, _headers = _exchange(address, ("", ""), proxies, ca, {**accept, "Authorization": f"Bearer {token}"})
     if status in (401, 403):
-        # Where the login was not sent it is not known to be wrong: the engine's own pull will tell.
+        # The login was not sent to a foreign token server, so it may still be right. The engine's own pull will show that.
         return None if tried != login else _refused(status, login)
     if status == 404:
         return f"the registry has no {name}:{tag}, expected this image"
@@ -135,7 +136,7 @@ def _manifest(
 
 
 def takes_login(registry: str, realm: str) -> bool:
-    """Return True if an address of tokens may get a registry's login: it is on the same host, or that of Docker Hub."""
+    """Return True if a registry's login may be sent to the token server `realm`: https, and the same host or Docker Hub's two."""
     try:
         own, named = parsed(registry), parsed(realm)
     except AddressError:
@@ -145,7 +146,7 @@ def takes_login(registry: str, realm: str) -> bool:
 
 
 def split(reference: str) -> Tuple[str, str, str]:
-    """Return (registry, name, tag or digest) of an image reference, as the engine reads it."""
+    """Return (registry, name, tag or digest) of an image reference, with the defaults of Docker."""
     head, _slash, rest = reference.partition("/")
     if not rest or not ("." in head or ":" in head or head == "localhost"):
         head, rest = "docker.io", reference
@@ -158,7 +159,7 @@ def split(reference: str) -> Tuple[str, str, str]:
 
 
 def _token(body: str) -> str:
-    """Return the token in an answer, empty for anything else: it becomes a header."""
+    """Return the token in a response, an empty string without a valid one. It is checked because it becomes part of a header."""
     try:
         answer = shapes.parse(body)
     except ValueError:
@@ -186,7 +187,7 @@ def _exchange(
     headers: Mapping[str, str],
     method: str = "HEAD",
 ) -> Tuple[int, str, Mapping[str, str]]:
-    """Return (status, body or reason, headers in lower case); status 0 without an answer."""
+    """Return (status, body or reason of the failure, {header name in lower case: value}). Status 0 means no response."""
     import urllib.error
     from http.client import HTTPException
 
@@ -211,8 +212,8 @@ def ask(
     method: str,
     budget: Budget,
 ) -> Any:
-    """Return urllib's response, which the caller closes. Raises the errors of urllib, and AddressError."""
-    # Imported here, as most importers of this file send no request.
+    """Send a request, and return urllib's response, which the caller closes. Raises the errors of urllib, and AddressError."""
+    # These imports are slow, and most importers of this file send no request.
     import urllib.request
     from http.client import InvalidURL
 
@@ -221,7 +222,7 @@ def ask(
     parsed(address)
     request = urllib.request.Request(address, method=method)
     for name, value in headers.items():
-        # A redirection must not get the credentials.
+        # The target of a redirect must not receive the credentials.
         (request.add_unredirected_header if name == "Authorization" else request.add_header)(name, value)
     if login[0]:
         given = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
@@ -229,7 +230,7 @@ def ask(
     try:
         return open_request(request, _proxies(address, proxies), ca, budget)
     except (InvalidURL, UnicodeError):
-        # Of a proxy, or of where a redirection leads
+        # The address itself was checked above, so the invalid one is that of a proxy or redirect.
         raise AddressError("a proxy or a redirection is no address, expected http://host:port") from None
 
 
@@ -238,7 +239,7 @@ def _lower(headers: Any) -> Dict[str, str]:
 
 
 def _proxies(address: str, proxies: Mapping[str, str]) -> Dict[str, str]:
-    """Return the proxies for an address: an empty map if no_proxy names its host or a domain above it."""
+    """Return {scheme: proxy} for an address. It is empty if no_proxy contains the host of the address or a parent domain."""
     host = parsed(address).hostname or ""
     for part in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
         if part and (part == "*" or host == part.lstrip(".") or host.endswith("." + part.lstrip("."))):

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: one item for each difference between actual and desired state, with the action that ends it.
+"""The plan of a host: one item for each difference between actual and desired state, with the action that removes it.
 
-Status, check mode, the rollout and the proof after a change read these items.
+Status, check mode, the rollout and the proof after a change use these items.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Item(TypedDict):
     action: str
 
 
-# The action of a difference that no run can end and an operator has to look at
+# The action of a difference that no run can remove, so that it needs an operator
 INSPECT = "inspect"
+# Default limit of the characters of a value in a message
 LINE = 300
 
 
 class Refusal(Exception):
-    """Input that is refused, with every reason."""
+    """An error that has every reason why an input is refused."""
 
     def __init__(self, reasons: List[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -37,7 +38,7 @@ class Refusal(Exception):
 
 
 def item(concern: str, name: str, current: Any, desired: Any, action: str) -> Item:
-    """Return a difference."""
+    """Return an item of a plan."""
     return {"concern": concern, "name": name, "current": current, "desired": desired, "action": action}
 
 
@@ -46,7 +47,7 @@ def short(value: Any, most: int = LINE) -> str:
     if value is None:
         return "nothing"
     line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
-    # An address, such as that of a proxy, may hold a login.
+    # The address of a proxy, for example, may contain a login.
     line = mask_logins(line)
     return line if len(line) <= most else line[: most - 3] + "..."
 
@@ -59,7 +60,7 @@ def sentence(entry: Item, most: int = LINE) -> str:
 
 
 def as_diff(plan: List[Item]) -> Dict[str, str]:
-    """Return the plan in the form that `--diff` prints."""
+    """Return the plan in the form that Ansible shows with `--diff`."""
 
     def side(key: Literal["current", "desired"]) -> str:
         return "".join(

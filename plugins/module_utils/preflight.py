@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The reasons against the plan of a host, from the conditions of preflight_inputs.py and what the host has.
+"""The preflight of a host: the reasons why its plan cannot be applied.
 
-Only what the plan needs is judged, so that a host that is in sync has no reason.
+The controller sends the conditions (preflight_inputs.py). Only those that the plan needs are checked, so a host that is in sync has
+no reason.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPEC
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space, installed_packages, read_text, run, which
 
 GIB = 2**30
-# The name of the supplier of models among the passwords
+# The key in `passwords` for the sources of large model files
 LARGE_FILES = "large files of models"
-# The concern, and the kind of supplier that the engine of the host connects to
+# The name of the concern, and of the kind of supplier to which the host's engine connects (an image registry)
 ENGINE = "engine"
-# PCI device ids of the cards (operator and exporter of the vendor; the second id of a pair is its virtual function).
+# Card types by PCI device ID, from the vendor's operator and exporter. The second ID of a pair is the virtual function of the card.
 CARDS = {
     "0x1020": "RBLN-CA02",
     "0x1021": "RBLN-CA02",
@@ -56,10 +57,10 @@ NEXT_STEPS = {
     "card type": "Choose a release that supports the card, or correct npufleet_card",
     cdi.SPEC: f"See `{cdi.TOOLKIT} cdi list` and /etc/rbln/container-toolkit.yaml, or set npufleet_device_access: devices",
 }
-# The variable of UEFI, and the keys by which DKMS signs modules on Ubuntu and Debian
+# The UEFI variable that shows if Secure Boot is on, and the keys with which DKMS signs modules on Ubuntu and Debian
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MOK_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
-# Packages that conflict with the engine, and the reason
+# Packages that conflict with the engine, each with the reason
 CONFLICTS = {
     "podman-docker": "it replaces the client of Docker by that of podman",
     "containerd.io": "it comes from another repository than the engine that would be installed",
@@ -73,7 +74,7 @@ def refusals(
     suppliers: List[Mapping[str, Any]],
     passwords: Mapping[str, Any],
 ) -> List[str]:
-    """Return every reason against the plan of this host. Reads more of the host where the plan needs it."""
+    """Return every reason why the plan of this host cannot be applied. Reads more facts of the host if the plan needs them."""
     reasons: List[str] = []
     doing = {(item["concern"], item["action"]) for item in plan}
     changing = any(concern == ENGINE for concern, _action in doing)
@@ -94,7 +95,7 @@ def refusals(
         reasons += absent(wanted["listen"])
         reasons += list(ports(wanted, listeners(wanted["listen"]), _publishers(wanted["listen"])))
     if "server" in actual:
-        # Files of a driver that the plan installs, and nodes of one that it loads, do not exist yet.
+        # If the plan installs a driver, its files do not exist yet. If the plan loads one, its nodes do not.
         reasons += list(mounts(actual["server"], ("driver", "install") not in doing))
         access = actual["server"]["access"]
         loads = any(("driver", action) in doing for action in ("install", "load", "reload"))
@@ -105,14 +106,14 @@ def refusals(
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:
         reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
-    # After its change the engine may trust or reach suppliers that it cannot use now.
+    # If the plan changes the engine, the engine may reach or trust suppliers afterwards that it cannot use now.
     needed = [entry for entry in suppliers if tuple(entry["needed"]) in doing and not (changing and entry.get("kind") == ENGINE)]
     return reasons + (unreached(needed, passwords) if needed else [])
 
 
 def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) -> List[str]:
-    """Return why this host cannot use its suppliers."""
-    # Imported here, because most runs have no supplier, and TLS takes long to import
+    """Return an error message for each supplier that this host cannot use."""
+    # These imports are slow, and most runs need no supplier.
     from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
     from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 
@@ -121,11 +122,11 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
 
 
 def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
-    """Return the reasons against fetching the missing large files: their sources, and the free space of the host."""
+    """Return the reasons why the missing large files cannot be fetched: sources that fail, and too little free space."""
     missing = sorted(set(pulls["files"]) & set(here["missing"]))
     if not missing:
         return []
-    # Imported here for the reason of `unreached`
+    # These imports are slow, as in `unreached`.
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
     from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 
@@ -147,7 +148,7 @@ def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[s
 
 
 def _bus_types() -> List[str]:
-    """Return the type of each NPU on the bus; its PCI id if the type is unknown."""
+    """Return the card type of each NPU on the bus, or its PCI device ID if the type is unknown."""
     found = []
     for path in sorted(glob.glob("/sys/bus/pci/devices/*/vendor")):
         if (read_text(path) or "").strip() == PCI_VENDOR:
@@ -157,7 +158,7 @@ def _bus_types() -> List[str]:
 
 
 def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
-    """Yield the differences of the cards that no run can repair. Under a driver that changes, only the bus is judged."""
+    """Yield the differences of the cards that no run can repair. If the plan changes the driver, only the bus is checked."""
     mine = [item for item in plan if item["concern"] == "driver"]
     changing = any(model["action"] in ("install", "load", "reload") for model in mine)
     foreign = sorted(set(types) - set(wanted["cards"]))
@@ -191,7 +192,7 @@ def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str
 
 
 def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
-    """Yield the mounts of the container that the host lacks; the files of the driver if it is `installed`."""
+    """Yield the mounts of the container whose source is missing. Driver files are checked only if the driver is `installed`."""
     for path in server["absent"]:
         yield f"{path} is missing, expected the source of a mount in triton_server_volumes. Create it or correct that"
     for files in server["driver_files"]["missing"] if installed else ():
@@ -202,7 +203,10 @@ def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
 
 
 def headers(kernel: str, installs: bool) -> List[str]:
-    """Return the reason if the kernel headers for DKMS are missing, and not available to the role if it `installs` them."""
+    """Return the reason if the kernel headers for DKMS are missing and the role cannot install them.
+
+    `installs` is True if the role installs missing headers.
+    """
     if os.path.isdir(f"/lib/modules/{kernel}/build"):
         return []
     unknown = not glob.glob("/var/lib/apt/lists/*_Packages*")
@@ -232,7 +236,7 @@ def secure_boot() -> List[str]:
 
 
 def _engine_name() -> Optional[str]:
-    """Return the name of the engine that answers at the socket, None if there is none."""
+    """Return the name of the engine that answers at the socket, None if no engine answers."""
     try:
         version = Engine().get("/version") or {}
     except OSError:
@@ -258,16 +262,16 @@ def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Option
 
 
 def clash(listen: str, bound: str) -> bool:
-    """Return True if a socket bound at an address keeps the same port of `listen` from use. An empty address is every address."""
+    """Return True if a socket at `bound` prevents another one on the same port at `listen`. An empty address is every address."""
     if not listen or not bound or listen == bound or bound == "::":
-        # A socket at :: may also take IPv4.
+        # A socket at :: may also accept IPv4.
         return True
     same = (":" in listen) == (":" in bound)
     return same and (listen in ("0.0.0.0", "::") or bound == "0.0.0.0")
 
 
 def _bound(digits: str) -> str:
-    """Return the address of a socket in /proc/net/tcp and tcp6, whose 32-bit words have the byte order of the machine."""
+    """Return the address that /proc/net/tcp or tcp6 shows in hexadecimal, as 32-bit words in the byte order of the machine."""
     import socket
 
     raw = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
@@ -276,7 +280,7 @@ def _bound(digits: str) -> str:
 
 
 def absent(listen: str) -> List[str]:
-    """Return the reason if the host does not have an address, so that no port can be published on it."""
+    """Return the reason if the host does not have this address, so that no port can be published at it."""
     import socket
 
     try:
@@ -289,7 +293,7 @@ def absent(listen: str) -> List[str]:
 
 
 def listeners(listen: str) -> Dict[str, str]:
-    """Return {port: process} of the sockets that keep a port of the address from use."""
+    """Return {port: process} of the ports that processes occupy at this address."""
     inodes: Dict[str, str] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (read_text(path) or "").splitlines()[1:]:
@@ -311,7 +315,7 @@ def listeners(listen: str) -> Dict[str, str]:
 
 
 def _publishers(listen: str) -> Dict[str, str]:
-    """Return {port: container} of the published ports that keep a port of the address from use."""
+    """Return {port: container} of the ports that containers publish at this address."""
     try:
         running = Engine().get("/containers/json") or []
     except OSError:
@@ -325,7 +329,7 @@ def _publishers(listen: str) -> Dict[str, str]:
 
 
 def ports(wanted: Mapping[str, Any], taken: Mapping[str, str], published: Mapping[str, str]) -> Iterator[str]:
-    """Yield the ports of the server that something else uses."""
+    """Yield a message for each port of the server that another container or process uses."""
     for port, variable in wanted["ports"].items():
         by = published.get(port)
         if by in (wanted["container"], wanted["container"] + "-previous"):
@@ -347,7 +351,7 @@ def _needs(wanted: Mapping[str, Any], doing: Set[Tuple[str, str]]) -> Dict[str, 
 
 
 def disk(needs: Mapping[str, int], free: Any) -> Iterator[str]:
-    """Yield the file systems that are too small. Directories that share one need their sum."""
+    """Yield the file systems with too little free space. The needs of all directories on one file system are added."""
     shared: Dict[int, List[str]] = {}
     room: Dict[int, int] = {}
     for path in needs:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Removal of secrets from text and JSON data: known values in every encoding, and whatever looks like a secret.
+"""Removal of secrets from text and JSON data: known values in every encoding, and values that look like a secret.
 
-When in doubt, a value is removed.
+In case of doubt, a value is removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Match
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, WORDS, looks_secret
 
 MARK = "<redacted>"
-# A map of HTTP headers, whose names are arbitrary, so that each value may be secret
+# Names of maps of HTTP headers. All values of such a map are removed, because header names are arbitrary.
 HEADERS_NAME = re.compile(r"headers$", re.IGNORECASE)
 _FLAG = re.compile(r"--?(?:[\w-]{0,64}" + WORDS + r"[\w-]{0,64}|(?:http|grpc)-restricted-(?:api|protocol))", re.IGNORECASE)
 _ASSIGNED = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
@@ -29,8 +29,8 @@ def _pattern(text: str, flags: int = 0) -> Pattern[str]:
     return re.compile(text, re.IGNORECASE | re.MULTILINE | flags)
 
 
-# Each pattern keeps its group `keep` and removes its group `secret`. Bounded lengths keep the time linear in the length of a line.
-# Private keys have several lines. A key without its first line is removed from the beginning of the text.
+# In each pattern the group `secret` is removed and the group `keep` is kept. Bounded lengths keep the time linear.
+# Private keys have several lines. If the first line of a key is missing, all text before its last line is removed.
 KEYS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>)(?P<secret>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:" + _END + r"|\Z))", re.DOTALL),
     _pattern(r"(?P<keep>)(?P<secret>\A.{0,8000}?" + _END + ")", re.DOTALL),
@@ -69,7 +69,7 @@ PATTERNS: List[Pattern[str]] = [
 ]
 # A name in YAML whose value begins on the next line
 BLOCK = re.compile(r"(?:- +)*[\"']?([\w.-]{1,100})[\"']? *:(?: +[|>][-+0-9]{0,2})?(?: +#.*)?")
-# A line with none of these words matches no pattern. Searching for words is much faster than matching.
+# A line matches a pattern only if it contains one of these words. The search for words is much faster than the patterns.
 NEEDLES = (
     "pass", "pwd", "secret", "token", "credential", "key", "vault_", "://", "auth", "cookie", "bearer", "restricted-", "eyj",
     "webhook", "connection", "sig", "%3a",
@@ -82,7 +82,7 @@ def is_headers(name: Any, value: Any) -> bool:
 
 
 def forms(value: str) -> Set[str]:
-    """Return the encodings of a value: plain, JSON, URL, HTML, hexadecimal, quoted by a shell or by Python."""
+    """Return a value in the encodings in which it may occur: plain, JSON, URL, HTML, hexadecimal, shell and Python quotes."""
     written = {
         value,
         value.strip(),
@@ -106,7 +106,7 @@ def _percent(byte: int) -> str:
 
 
 def base64_cores(value: str) -> Set[str]:
-    """Return the parts of a value's base64 that do not depend on the surrounding bytes, for each of the three alignments."""
+    """Return the base64 text of a value that is the same within any larger encoded text, for each of the three alignments."""
     raw = value.encode()
     cores = set()
     for shift in range(3):
@@ -118,7 +118,7 @@ def base64_cores(value: str) -> Set[str]:
 
 
 class Redactor:
-    """A remover of secrets. `learn` all contents before the first `clean`: a secret in one content is then removed from all."""
+    """A remover of secrets. Call `learn` for all contents before the first `clean`, to remove a secret of one from all of them."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.count = 0
@@ -132,11 +132,11 @@ class Redactor:
         if len(value) >= SHORTEST:
             self._plain |= forms(value)
             self._encoded |= base64_cores(value)
-            # A value may be a part of another one, so the longest ones are replaced first.
+            # The longest values are replaced first, because a value may be a part of a longer one.
             self._ordered = (sorted(self._plain, key=len, reverse=True), sorted(self._encoded, key=len, reverse=True))
 
     def learn(self, content: Any) -> None:
-        """Remember values in the place of a secret that have letters and digits, to remove them everywhere."""
+        """Remember the values that look like secrets and have letters and digits, to remove them from all contents."""
         found: Set[str] = set()
 
         def keep(value: str) -> str:
@@ -150,7 +150,7 @@ class Redactor:
             self._add(value)
 
     def clean(self, content: Any) -> Any:
-        """Return text or data without secrets, and count what was removed."""
+        """Return text or data without secrets, and add the number of removed values to `count`."""
         cleaner = _Cleaner(lambda _value: MARK, self._without_known)
         content = cleaner.content(content)
         self.count += cleaner.count
@@ -169,7 +169,7 @@ class Redactor:
 
 
 class _Cleaner:
-    """A walk over one content that replaces known values, and then whatever looks like a secret."""
+    """A walk over one content that replaces known values, and then values that look like a secret."""
 
     def __init__(self, replace: Callable[[str], str], without_known: Callable[[str], str] = lambda text: text) -> None:
         self._replace = replace
@@ -199,7 +199,7 @@ class _Cleaner:
         for part in value:
             assigned = _ASSIGNED.fullmatch(part) if isinstance(part, str) else None
             if assigned and not secret:
-                # In an environment the value ends with the text.
+                # Such an entry of a list is a variable of an environment: its value is all that follows.
                 self.count += 1
                 cleaned.append(self.text(assigned[1]) + self._replace(assigned[2]))
             else:
@@ -218,7 +218,7 @@ class _Cleaner:
         return text
 
     def _blocks(self, lines: Iterable[str]) -> Iterator[str]:
-        """Replace the lines below a name of a secret that has no value on its own line, as in YAML."""
+        """Yield the lines, with those replaced that belong to a secret name above them, as in a YAML block."""
         block_indent = -1
         for line in lines:
             words = line.strip()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of modules: from the library on a host, or as a module that Ansible copies there.
+"""The environment in which modules run: from the library on a host, or as a module that Ansible copies to the host.
 
 In both cases the controller passes a request in a private option, which playbooks do not set.
 """
@@ -16,16 +16,16 @@ from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
-# Fields of results that playbooks evaluate, and names in fields that people read: both remain unmasked. The only fact that the
-# controller takes is the interpreter that Ansible has found.
+# CONTROL: fields of results that playbooks evaluate. NAMES: names of things within other fields. Secrets are not masked in either.
+# "ansible_facts" only has the interpreter that Ansible has found.
 CONTROL = (
     "actual", "ansible_facts", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance",
     "mark", "moves", "plan", "python", "raw", "seen", "settled", "taken_over",
 )  # fmt: skip
 NAMES = ("name", "model", "protocol", "step", "at")
-# The masks of Ansible for a part of a text and for a whole text
+# Ansible's masks for a secret within a text (MASK) and for a text that is a secret (MASKED)
 MASK, MASKED = "********", "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
-# The holder of a lease: the run, the person at its controller, the name of the host in the inventory
+# Options that identify the holder of a lease: the ID of the run, the user who started it, and the host's name in the inventory
 HOLDER: Dict[str, Any] = {
     "run": {"type": "str", "default": ""},
     "by": {"type": "str", "default": "unknown"},
@@ -44,16 +44,16 @@ class Module(Protocol):
         """Add a warning to the result."""
 
     def exit_json(self, **kwargs: Any) -> NoReturn:
-        """End with this result."""
+        """End the module successfully with this result."""
 
     def fail_json(self, msg: str, **kwargs: Any) -> NoReturn:
-        """End as failed."""
+        """End the module as failed."""
 
 
 def displayed(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, Any]:
-    """Return a result with secrets masked, except in control data, numbers and switches.
+    """Return a result with secrets masked in its texts, except in the fields that playbooks evaluate.
 
-    A password may equal a word that a playbook evaluates, such as `driver`, or a part of a number.
+    A password may equal a word that a playbook evaluates, such as `driver`.
     """
     longest_first = sorted(filter(None, map(str, secrets)), key=len, reverse=True)
     if not longest_first:
@@ -74,9 +74,9 @@ def _masked(value: Any, secrets: Sequence[str]) -> Any:
 
 
 class LibraryModule:
-    """A module that runs from the library of the host, without AnsibleModule.
+    """A stand-in for AnsibleModule in modules that run from the library of the host.
 
-    The controller has validated the options and the request (plugin_utils/library.py), and masks secrets in the result.
+    The controller validates options and request before the call (plugin_utils/library.py), and masks secrets in the result.
     """
 
     def __init__(self, parameters: Mapping[str, Any], check_mode: bool, diff: bool) -> None:
@@ -106,7 +106,7 @@ def ansible_module(options: Dict[str, Any]) -> Module:
     from ansible.module_utils.basic import AnsibleModule
 
     class CopiedModule(AnsibleModule):
-        """An AnsibleModule that leaves control data unmasked."""
+        """An AnsibleModule that does not mask the fields that playbooks evaluate."""
 
         def warn(self, warning: str, **more: Any) -> None:
             super().warn(displayed({"msg": warning}, self.no_log_values)["msg"], **more)
@@ -138,9 +138,9 @@ def run_module(name: str, parameters: Mapping[str, Any], check_mode: bool, diff:
 
 
 def merge_request(module: Module, fields: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the options of a module and the fields of its request as one map; secrets among them are masked in results.
+    """Return the options of a module and the fields of its request as one map. Secrets in the request are masked in results.
 
-    `fields` is an argument_spec. The module fails if the request does not match it.
+    `fields` is the argument_spec of the request. The module fails if the request does not match.
     """
     request = module.params[NAME] or {}
     if not isinstance(module, LibraryModule):
@@ -149,7 +149,7 @@ def merge_request(module: Module, fields: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _validated(module: Any, request: Dict[str, Any], fields: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the request with types and defaults, as AnsibleModule validates options."""
+    """Return the request with converted types and defaults. The module fails if the request is invalid."""
     from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
     validation = ArgumentSpecValidator(fields).validate(request)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's container toolkit, and its spec of the host's NPUs, from which an engine adds them to a container (CDI).
+"""The vendor's container toolkit, and the CDI spec that it generates, from which an engine adds NPUs to a container by name.
 
-In the toolkit's source (github.com/RBLN-SW/rbln-container-toolkit, 0.2.0), the entry of an NPU has the node of the NPU and of its
-group under their names on the host. The spec mounts the libraries and tools of the driver, and creates their links.
+Facts from the toolkit's source (github.com/RBLN-SW/rbln-container-toolkit, 0.2.0): The entry of an NPU has the node of the NPU and
+the node of its group, both under their host names. The spec mounts the driver's libraries and tools, and creates their links.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPEC
 from ansible_collections.npufleet.triton.plugins.module_utils.system import candidate_version, read_text, run
 
 PACKAGE, TOOLKIT = "rbln-container-toolkit", "/usr/bin/rbln-ctk"
-# Older versions do not name single NPUs.
+# Older toolkits have no names for single NPUs.
 OLDEST = "0.2"
 # Older drivers lack a library that the toolkit needs.
 OLDEST_DRIVER = 3
-# The vendor's own unit writes the same file, which each boot removes. An engine prefers it to /etc/cdi, in which the package leaves
-# the spec of the day of its installation.
+# The vendor's own unit writes this file, too. Each boot removes the file. An engine prefers this directory to /etc/cdi, which has
+# the outdated spec that the package wrote during its installation.
 SPEC = "/var/run/cdi/rbln.yaml"
 KIND = "rebellions.ai/npu"
-# The node of a group of NPUs. The SDK knows only this name, and finds no NPU without it.
+# The node of the default group of NPUs. The SDK opens only this name, and finds no NPU without it.
 GROUP_NODE = "/dev/rsd0"
 SPEC_UNIT, START_UNIT = "npufleet-cdi.service", "npufleet-cdi-start.service"
 SYSTEMD = "/etc/systemd/system"
-# Each start of the engine, at boot or later, starts the second unit.
+# Every start of the engine starts START_UNIT, not only the start at boot.
 WANTED_BY = {SPEC_UNIT: "multi-user.target", START_UNIT: "docker.service"}
 GENERATE_COMMAND = (TOOLKIT, "cdi", "generate", "--output")
 UNIT_TEXT = f"""# Written by npufleet
@@ -47,8 +47,8 @@ ExecStart={" ".join(GENERATE_COMMAND)} {SPEC} --format yaml
 [Install]
 WantedBy=multi-user.target
 """
-# Some engines, such as 27.5, start containers before they initialize CDI, so that a container with named cards stays down
-# (github.com/moby/moby/issues/49989, since fixed). A container that was stopped does not have this error.
+# Some engines, such as 27.5, start containers before they initialize CDI, so that a container with cards by name stays down
+# (github.com/moby/moby/issues/49989, fixed in later versions). The unit starts only a container with this error.
 START_TEXT = """# Written by npufleet
 [Unit]
 Description=The Triton server that the engine could not start while it started itself
@@ -73,15 +73,15 @@ def device_names(npus: int) -> List[str]:
 
 
 def unit_texts(container: str) -> Dict[str, str]:
-    """Return the systemd units by name, for a server in this container."""
+    """Return {name: text} of the systemd units, for the container of the server."""
     return {SPEC_UNIT: UNIT_TEXT, START_UNIT: START_TEXT.replace("CONTAINER", container)}
 
 
 def read(npus: Optional[int]) -> Dict[str, Any]:
-    """Return {"units", "enabled"}, and with a number of NPUs also {"version", "spec", "flaws", "error", "link"}.
+    """Return {"units", "enabled"} and, unless `npus` is None, also {"version", "spec", "flaws", "error", "link"}.
 
-    "units" has the text of each unit or None; "version" is None without a toolkit; "spec" is "current", "outdated" or None; "flaws"
-    and "error" belong to the spec that the toolkit generates now; "link" is {"path", "to"} of a missing link to a driver library.
+    "units" has the text of each unit, or None. "version" is that of the toolkit. "spec" is "current", "outdated" or None (no file).
+    "flaws" and "error" describe the spec that the toolkit generates now. "link" is {"path", "to"} of a missing link to a library.
     """
     installed: Dict[str, Any] = {
         "units": {name: read_text(f"{SYSTEMD}/{name}") for name in WANTED_BY},
@@ -104,7 +104,7 @@ def read(npus: Optional[int]) -> Dict[str, Any]:
 
 
 def version() -> Optional[str]:
-    """Return the version of the toolkit, empty if it prints no number, None without a toolkit."""
+    """Return the version of the toolkit; an empty string if the toolkit prints no version, None if it is not installed."""
     if not os.access(TOOLKIT, os.X_OK):
         return None
     found = re.search(r"version v?(\d+\.\d[\w.+~-]*)", run(TOOLKIT, "version")[1])
@@ -112,13 +112,13 @@ def version() -> Optional[str]:
 
 
 def is_too_old(found: str) -> bool:
-    """Return True if this version does not name single NPUs. A version without a number is a custom build, whose spec is read."""
+    """Return True if this version has no names for single NPUs. A version without a number is a custom build and not too old."""
     numbers = [[int(part) for part in re.findall(r"\d+", text.rpartition(":")[2])[:2]] for text in (found, OLDEST)]
     return bool(numbers[0]) and numbers[0] < numbers[1]
 
 
 def refusals(found: Optional[str]) -> Iterator[str]:
-    """Yield a reason if neither the toolkit `found` nor that of the host's repositories is new enough."""
+    """Yield a reason if both the installed toolkit `found` and the toolkit in the host's repositories are too old or missing."""
     if found is not None and not is_too_old(found):
         return
     offered = candidate_version(PACKAGE)
@@ -130,7 +130,7 @@ def refusals(found: Optional[str]) -> Iterator[str]:
 
 
 def _missing_link() -> Optional[Dict[str, str]]:
-    """Return the link to a library that the SDK opens and the driver lacks; the toolkit copies links of the host only."""
+    """Return the link that the SDK opens and the driver lacks. The toolkit can only copy links that the host already has."""
     target = f"{driver_files.CONTAINER_LIBRARIES}/{driver_files.NEEDED}"
     for bind in driver_files.find({"libraries": True, "driver": ""})["binds"]:
         path, name, _rights = bind.split(":")
@@ -140,7 +140,7 @@ def _missing_link() -> Optional[Dict[str, str]]:
 
 
 def spec_flaws(as_json: str, npus: int, unlinked: bool = False) -> Iterator[str]:
-    """Yield the NPUs, nodes, libraries and tools of the host that a spec lacks."""
+    """Yield a description of each NPU, node, library and tool of the host that a spec lacks."""
     try:
         spec = shapes.parse(as_json)
         entries = {
@@ -169,7 +169,7 @@ def spec_flaws(as_json: str, npus: int, unlinked: bool = False) -> Iterator[str]
 
 
 def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool) -> Iterator[str]:
-    """Yield the driver's files that a spec does not mount, and its mounts of missing files."""
+    """Yield a description of each driver file that a spec does not mount, and of each of its mounts whose source is missing."""
     yield from (f"a mount of {path}, which does not exist" for path in sorted(set(mounts.values())) if not os.path.exists(path))
     mounted = {os.path.realpath(path) for path in mounts.values()}
     of_driver = {bind.split(":")[0] for bind in driver_files.find({"libraries": True, "driver": ""})["binds"]}
@@ -182,7 +182,10 @@ def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool
 
 
 def diff(concern: str, found: Mapping[str, Any], desired: Mapping[str, str], loaded: bool) -> List[Item]:
-    """Return the differences of the units (`desired` is empty without cards by name), and with a `loaded` driver of the spec."""
+    """Return the differences of toolkit and units and, if the driver is `loaded`, of the spec.
+
+    `desired` has the units by name. It is empty if the container gets its cards in another way; then the units are removed.
+    """
     if not desired:
         return [item(concern, name, "installed", None, REMOVE) for name, unit in found["units"].items() if unit is not None]
     plan = []

@@ -20,16 +20,16 @@ ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
 # Limit of the failed checks in a message
 SHOWN = 20
-# Seconds to start and remove a container; a check sends requests by two protocols, and may repeat them
+# Seconds to start and remove a container, and the most requests of one check: two protocols, each perhaps repeated
 ENGINE_SECONDS, REQUESTS_PER_CHECK = 300.0, 4
 # The exit code of `docker run` if the engine cannot run the container
 ENGINE_FAILED = 125
-# Directories of the docker program beside PATH
+# Directories in which docker is searched in addition to PATH
 EXTRA_PATH = "/sbin:/usr/sbin:/usr/local/sbin"
-# The client needs the network, and a directory for its own program.
+# The client needs only the network, and /tmp for its own program.
 LEAST_PRIVILEGES = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-# The first program of python3 in the container, which reads the client and its document from standard input. Threads of numpy would
-# only wait actively. Most objects are imports, so that rare garbage collection and an exit without cleanup save time.
+# The first program of python3 in the container, which reads the client and its document from standard input. It limits numpy to one
+# thread, because more threads would only wait actively. Rare garbage collection and an exit without cleanup save time.
 START = f"""
 import base64, gc, json, os, sys, tempfile
 gc.set_threshold(50000)
@@ -51,7 +51,7 @@ def standard_input(document: Mapping[str, Any], program: str) -> bytes:
 
 
 def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
-    """Return the command line that runs the container. It pulls no image: only the delivered image was proven."""
+    """Return the command line that runs the container. It pulls no image, because only the delivered image was proven."""
     options = [
         "--rm",
         "--interactive",
@@ -68,7 +68,7 @@ def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
 
 
 class ClientError(Exception):
-    """The reason why the client of the checks did not run or return results; its cause is the engine, image, client or time."""
+    """The reason why the checks have no results. `cause` is "engine", "image", "client" or "time"."""
 
     def __init__(self, message: str, cause: str = "client") -> None:
         super().__init__(message)
@@ -83,9 +83,9 @@ def time_limit(document: Mapping[str, Any]) -> float:
 def run_in_container(
     image: str, document: Mapping[str, Any], program: str, name: str = "", limit: float = 0.0
 ) -> List[Dict[str, Any]]:
-    """Return the results of the checks, run in a container that is then removed. Raises ClientError.
+    """Run the checks in a container, remove the container, and return the results. Raises ClientError.
 
-    A `name` belongs to one caller, who never runs twice: an older container of this name is removed.
+    Only one caller uses a `name`, and never twice at once. So an older container of this name is removed.
     """
     docker = which("docker", EXTRA_PATH)
     if not docker:
@@ -111,13 +111,13 @@ def run_in_container(
 
 
 def _remove(docker: str, name: str) -> None:
-    """Remove a container whose `docker run` was killed or has never ended."""
+    """Remove a container whose `docker run` was killed or did not end in time."""
     with suppress(OSError, subprocess.SubprocessError):
         subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False, env=untranslated())
 
 
 def run_in_process(python: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
-    """Return the results of the checks, run by a Python interpreter with the client's packages. Raises ClientError."""
+    """Run the checks with a Python interpreter that has the client's packages, and return the results. Raises ClientError."""
     try:
         done = capture([python, "-c", START], time_limit(document), standard_input(document, program).decode())
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -132,7 +132,7 @@ def _end(output: str) -> str:
 def _results(done: subprocess.CompletedProcess[str], source: str) -> List[Dict[str, Any]]:
     """Return the results that the client has printed. Raises ClientError."""
     try:
-        # The results may be as large as any output: each request may include a picture.
+        # The size limit is that of any command's output, because each result may include a picture.
         answer = shapes.parse_as(done.stdout.strip().rpartition("\n")[2], ANSWER, OUTPUT)
         if "error" in answer:
             raise ClientError(f"{source} has no client ({answer['error']}), expected numpy and tritonclient[http,grpc]")
@@ -145,7 +145,7 @@ def _results(done: subprocess.CompletedProcess[str], source: str) -> List[Dict[s
 
 
 def report(host: str, results: List[Dict[str, Any]], excluded: Sequence[str] = ()) -> Dict[str, Any]:
-    """Return the result of the module; `excluded` models need no proof."""
+    """Return {"msg", "proven", "passed", "checks"} for the module's result; `excluded` models need no proof."""
     failed = [result for result in results if not result["ok"]]
     passed = len(results) - len(failed)
     lines = [f"  - {check['name']}: {check['why']}" for check in failed[:SHOWN]]
@@ -165,7 +165,7 @@ def prove(
 ) -> Dict[str, Any]:
     """Run the checks of a document with these default headers, and return their report. Raises ClientError.
 
-    `client` is the first argument of `run`: an image for `run_in_container`, which is the default.
+    `run` runs the checks, by default `run_in_container`. `client` is its first argument: an image or an interpreter.
     """
     server = document["server"]
     request = {key: value for key, value in document.items() if key != "unproven"}

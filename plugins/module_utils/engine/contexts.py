@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that have the cards open: the contexts that the vendor's tool lists, with their processes and containers.
+"""The processes that have cards open, from the contexts that the vendor's tool lists: their names, containers and cards.
 
-The number of a context does not identify a card if NPUs are in groups. The device nodes that a process has open do.
+If NPUs are in groups, the NPU number of a context does not identify a card. The device nodes that a process has open do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
-# The engine has two cgroup drivers: /docker/<id>, and docker-<id>.scope below a slice.
+# The cgroup path of a container is /docker/<id> or, with the systemd driver, docker-<id>.scope below a slice.
 CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")
 POLL_SECONDS = 0.5
 NODES = "/dev/rbln[0-9]*"
@@ -28,9 +28,9 @@ COMM = 15
 
 
 def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
-    """Return {"running": if the container runs, "reasons": why the cards are not free}.
+    """Return {"running": True if the container runs, "reasons": messages about contexts that keep the cards from being free}.
 
-    The contexts of the running container itself are no reason; with `ignore_gone`, nor are those of processes that have ended.
+    Contexts of the running container itself are not included. With `ignore_gone`, contexts of ended processes are not either.
     """
     engine = Engine()
     own = _inspect(engine, container)
@@ -41,7 +41,7 @@ def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
     foreign = []
     for holder in tool["holders"]:
         owner = owner_of(holder)
-        # A process that is not found may be one of the container, whose process IDs are its own.
+        # A process that is not found may belong to the container, which numbers its processes itself.
         if not (ignore_gone and owner["gone"]) and not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
             foreign.append({**holder, **owner, "open": open_cards(holder["pid"]) if not owner["gone"] else set()})
     names = {}
@@ -52,9 +52,9 @@ def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
 
 
 def wait_until_free(container: str, timeout: float, ignore_gone: bool = False) -> List[str]:
-    """Wait until the cards are free, and return the reasons that remain; return at once if the container runs.
+    """Wait until the cards are free or the container runs, and return the reasons that remain.
 
-    With `ignore_gone`, contexts of ended processes are no reason after the timeout: a reload of the module ends them.
+    With `ignore_gone`, reasons about ended processes are left out after the timeout: a reload of the module removes such contexts.
     """
     deadline = time.monotonic() + timeout
     use = read_use(container)
@@ -74,7 +74,7 @@ def _inspect(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
 
 
 def owner_of(holder: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"gone": if the process has ended, "container": the ID of its container} of the holder of a context."""
+    """Return {"gone": True if the process of a context has ended, "container": the ID of its container or None}."""
     pid = holder["pid"]
     name = (read_text(f"/proc/{pid}/comm") or "").strip()
     if not name or name != holder["process"][:COMM]:
@@ -84,13 +84,13 @@ def owner_of(holder: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def open_cards(pid: int) -> Set[str]:
-    """Return the names on the host of the NPU nodes that a process has open; a container may have other names."""
+    """Return the host's names of the NPU nodes that a process has open. The names in a container may differ."""
     nodes = {status.st_rdev: os.path.basename(path) for path, status in _devices(NODES)}
     return {nodes[status.st_rdev] for _path, status in _devices(f"{PROC}/{pid}/fd/*") if status.st_rdev in nodes}
 
 
 def _devices(pattern: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield (path, status) of each character device that matches. A path may vanish at any time."""
+    """Yield (path, status) of each character device whose path matches the pattern. Paths that vanish meanwhile are skipped."""
     for path in glob.glob(pattern):
         try:
             status = os.stat(path)
@@ -106,7 +106,7 @@ def _natural_order(name: str) -> Tuple[str, int]:
 
 
 def _cards(holder: Mapping[str, Any]) -> str:
-    """Return the card of a context, or the candidates if it is ambiguous."""
+    """Return the card of a context, or all cards that it may be on, as text."""
     cards = [card for card in holder["cards"] if card in holder["open"]] or holder["cards"]
     if not cards:
         return "an NPU that the tool does not list (number {})".format(holder["npu"])
@@ -114,7 +114,7 @@ def _cards(holder: Mapping[str, Any]) -> str:
 
 
 def describe(holders: List[Dict[str, Any]], names: Mapping[str, str]) -> List[str]:
-    """Return a message for each process: its cards, its name, and how to end it."""
+    """Return a message for each process, with its cards, its name, and the command that ends it."""
     cards: Dict[int, List[str]] = {}
     for holder in holders:
         cards.setdefault(holder["pid"], []).append(_cards(holder))

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Options of dockerd: the merge into daemon.json, and the flags of its command line.
+"""Options of dockerd: how desired options are merged into daemon.json, and which options its command line sets.
 
 The names are from the source of moby (cmd/dockerd/config.go and config_unix.go, daemon/config/config.go). An option that can be
-repeated has a singular name as a flag and a plural name in the file. dockerd does not start if an option is in both places.
+repeated has a singular name as a flag and a plural name in the file. dockerd does not start if a flag and the file set one option.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
-# Options that belong to one value of another option
+# Options that are valid for one value of another option only, by the name of that option
 DEPENDENT = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
-# The default of dockerd. That of the storage driver depends on the host.
+# Defaults of dockerd. The storage driver has no fixed default: it depends on the host.
 DEFAULTS = {"log-driver": "json-file"}
 # Maps whose entries are replaced as a whole: a merged runtime might have both a path and a type.
 OBJECTS = ("runtimes", "default-ulimits")
 # Maps that are one option of dockerd. In other maps, such as `proxies`, each entry is an option.
 ONE_OPTION = ("builder", "cluster-store-opts", "default-network-opts", "default-ulimits", "features", "log-opts", "runtimes")
-# dockerd merges this option from file and flags.
+# dockerd accepts this option in the file and as a flag, and merges both.
 MERGED_BY_DOCKERD = "runtimes"
-# Names in the file by names of flags
+# Names of options in the file, by the names of their flags
 PLURALS = {
     "add-runtime": "runtimes", "authorization-plugin": "authorization-plugins", "cdi-spec-dir": "cdi-spec-dirs",
     "cluster-store-opt": "cluster-store-opts", "default-address-pool": "default-address-pools",
@@ -49,7 +49,7 @@ UNIT_PATHS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system",
 )  # fmt: skip
 PROGRAM = "dockerd"
-# The unit of Debian's package, for a host without a unit: variables and drop-ins may precede the package.
+# The unit of Debian's package. It stands in for a missing unit, because drop-ins and variables may exist before the package.
 PACKAGED = (
     "the package's docker.service",
     "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
@@ -58,7 +58,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 class Flag(NamedTuple):
-    """A flag of dockerd, with the name of its option in daemon.json and the file that sets it."""
+    """A flag of dockerd: its option in daemon.json, the flag as written, and the file that sets it."""
 
     option: str
     written: str
@@ -66,7 +66,7 @@ class Flag(NamedTuple):
 
 
 def parse(raw: Optional[str]) -> Dict[str, Any]:
-    """Return the options of a daemon.json, which may be missing or empty. Raises ValueError."""
+    """Return the options in the text of a daemon.json, which may be missing or empty. Raises ValueError."""
     if not raw or not raw.strip():
         return {}
     options_found = shapes.parse(raw)
@@ -78,7 +78,7 @@ def parse(raw: Optional[str]) -> Dict[str, Any]:
 def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return `current` updated with `desired`: maps are merged, other values are replaced.
 
-    Options of a replaced driver are removed: dockerd does not start with options that its driver lacks.
+    If another driver replaces the current one, the options of the current one are removed: dockerd would not start with them.
     """
     merged = {}
     for option, value in (current or {}).items():
@@ -91,7 +91,7 @@ def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> D
 
 
 def _kept(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[str, Any]) -> Any:
-    """Return the part of an option of the file that fits the desired driver, None for no part."""
+    """Return the value of an option in the file without the parts that the desired driver lacks, None if nothing remains."""
     owner = DEPENDENT.get(option)
     if owner is None or owner not in desired:
         return value
@@ -99,7 +99,7 @@ def _kept(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[
     if before == desired[owner]:
         return value
     if before is None and isinstance(value, list):
-        # An option of storage begins with the name of its driver, as in `overlay2.size=20G`.
+        # A storage option begins with the name of its driver, as in `overlay2.size=20G`.
         return [entry for entry in value if str(entry).startswith(f"{desired[owner]}.")] or None
     return None
 
@@ -120,25 +120,28 @@ def options(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
-    """Return the flags, as described by `read_flags`, with which dockerd would not start or would not read the file."""
+    """Return the flags that conflict with the file: dockerd would not start, or would read another file.
+
+    `flags` is the result of `read_flags`.
+    """
     both = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
     return [*both, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]
 
 
 def read_flags() -> Dict[str, str]:
-    """Return {option: "flag in file"} of the command line with which systemd starts dockerd.
+    """Return {option: "FLAG in FILE"} of the command line with which systemd starts dockerd.
 
-    The values may be secret, and are not returned. `--config-file` is included only if it names another file.
+    Values are left out, because they may be secret. `--config-file` is included only if it names a file other than daemon.json.
     """
     words = _command_line(_unit_files())
     if not words or os.path.basename(words[0][0].lstrip("@-:+!")) != PROGRAM:
-        # A script starts dockerd, so that only the running process shows its flags.
+        # systemd starts a script that starts dockerd, so only the running process shows the flags.
         words = _running_command_line()
     return {flag.option: f"{flag.written} in {flag.source}" for flag in parse_flags(words)}
 
 
 def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
-    """Yield the flags of a command line of (word, source file)."""
+    """Yield the flags of a command line, which is given as (word, file that sets the word)."""
     for place, (word, source) in enumerate(words):
         if place == 0 or not re.match(r"-\w|--\w", word):
             continue
@@ -158,7 +161,7 @@ def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
 
 
 def _unit_files() -> List[Tuple[str, str]]:
-    """Return (path, content) of the engine's unit and drop-ins in the order in which systemd reads them."""
+    """Return (path, content) of the engine's unit and of its drop-ins, in the order in which systemd reads them."""
     units = [os.path.join(path, UNIT) for path in UNIT_PATHS]
     unit = next((path for path in units if os.path.exists(path)), None)
     drop_ins: Dict[str, str] = {}
@@ -171,7 +174,7 @@ def _unit_files() -> List[Tuple[str, str]]:
 
 
 def _command_line(units: Sequence[Tuple[str, str]]) -> List[Tuple[str, str]]:
-    """Return (word, source file) of each word of ExecStart, with variables expanded."""
+    """Return each word of ExecStart with variables expanded, as (word, file that sets the word)."""
     start, source = "", ""
     environment: Dict[str, Tuple[str, str]] = {}
     files: List[str] = []
@@ -201,7 +204,7 @@ def _expanded(words: Sequence[str], environment: Mapping[str, Tuple[str, str]], 
 
 
 def _settings(content: str) -> Iterator[Tuple[str, str]]:
-    """Yield name and value of each line in the section [Service] of a unit."""
+    """Yield (name, value) of each setting in the [Service] section of a unit."""
     section, continued = "", ""
     for line in map(str.strip, content.splitlines()):
         if line[:1] in ("#", ";"):
@@ -236,7 +239,7 @@ def _split(line: str) -> List[str]:
     try:
         return shlex.split(line)
     except ValueError:
-        # A quote is not closed.
+        # The line has a quote that is not closed.
         return line.split()
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The API of the Docker engine over its socket."""
+"""A client of the Docker engine's API over its Unix socket."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
 
 ANY = re.compile(".*", re.DOTALL)
-# An ID becomes a part of a path.
+# An ID becomes a part of a request's path.
 ID = re.compile(r"[\w.-]{1,128}")
 
 
 def decode_stream(raw: bytes) -> bytes:
-    """Return the output of a container without the frame headers of the engine; the output of a terminal has none."""
+    """Return the output of a container without the engine's frame headers. Output of a terminal has no headers."""
     output = bytearray()
     at = 0
     while at + 8 <= len(raw) and raw[at] in (0, 1, 2) and raw[at + 1 : at + 4] == b"\0\0\0":
@@ -53,7 +53,7 @@ CONTAINER = {
 
 
 def _data(body: bytes, shape: Any = None) -> Any:
-    """Return the data of an engine's response. Raises OSError for invalid JSON or another shape."""
+    """Return the data of an engine's response. Raises OSError if it is invalid JSON or does not match the shape."""
     try:
         return shapes.parse(body) if shape is None else shapes.parse_as(body, shape)
     except ValueError as error:
@@ -75,7 +75,7 @@ class Engine:
         self._timeout = timeout
 
     def connect(self, timeout: Optional[float] = None) -> socket.socket:
-        """Return a connection for one exchange. Raises OSError without an engine."""
+        """Return a connection for one exchange. Raises OSError if no engine listens."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connected.settimeout(timeout or self._timeout)
@@ -93,7 +93,7 @@ class Engine:
         timeout: Optional[float] = None,
         headers: Optional[Mapping[str, str]] = None,
     ) -> Tuple[int, bytes]:
-        """Send a request, and return (status, body) of the response. Raises OSError without a response in time."""
+        """Send a request, and return (status, body) of the response. Raises OSError if no response comes in time."""
         fields = dict(headers or {}) if body is None else {"Content-Type": "application/json", **(headers or {})}
         budget = Budget(timeout or self._timeout)
         with self.connect(budget.seconds) as connected:
@@ -122,7 +122,7 @@ class Engine:
         """Run a command in a running container, and return (exit code, output). Raises OSError if it cannot run."""
         options = {"AttachStdout": True, "AttachStderr": True, "Cmd": command}
         identity = _data(self._post(f"/containers/{container}/exec", options), {"Id": ID})["Id"]
-        # The response ends with the command.
+        # The response ends when the command ends.
         output = decode_stream(self._post(f"/exec/{identity}/start", {"Detach": False, "Tty": False}))
         ended = self.get(f"/exec/{identity}/json")
         code = ended["ExitCode"] if ended and not shapes.mismatch(ended, {"ExitCode": int}) else 0
@@ -133,7 +133,7 @@ class Engine:
         from urllib.parse import quote
 
         resource = "/containers/" + quote(name)
-        # A killed call may have left its container.
+        # A previous call that was killed may have left its container.
         self.exchange("DELETE", resource + "?force=true")
         self._post(f"/containers/create?name={quote(name)}", config)
         try:

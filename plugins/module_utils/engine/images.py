@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The content of an image, which does not depend on the image store of an engine."""
+"""Images of an engine, and a digest of their content that is the same in every engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 
-# Fields of the configuration that affect a container. The other ones, such as the builder and the parent, differ between engines.
+# Fields of an image's configuration that affect a container. Other fields, such as the parent, differ between engines.
 CONFIG = (
     "Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "OnBuild", "Shell", "StopSignal", "User", "Volumes",
     "WorkingDir",
@@ -27,8 +27,8 @@ IMAGE = {
 def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
     """Return the SHA-256 of an image's unpacked layers and configuration, None if the layers are unknown.
 
-    The ID of an image is the digest of its configuration in an engine's own store, and of its manifest in the store of containerd
-    (new installations of Docker 29). It differs between two hosts that loaded the same archive.
+    An image has no common ID: Docker's own store uses the digest of the configuration, and the store of containerd (default of new
+    installations of Docker 29) the digest of the manifest. So the IDs differ between hosts that loaded the same archive.
     """
     layers = (inspected.get("RootFS") or {}).get("Layers")
     if not layers:
@@ -40,7 +40,7 @@ def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
 
 
 def inspect_image(engine: Engine, name: str) -> Optional[Dict[str, Any]]:
-    """Return `docker image inspect` of a name or ID, None if it does not exist. Raises OSError without a valid response."""
+    """Return `docker image inspect` of an image, None if the image does not exist. Raises OSError without a valid response."""
     found: Optional[Dict[str, Any]] = engine.get(f"/images/{name}/json")
     flaw = None if found is None else shapes.mismatch(found, IMAGE)
     if flaw:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a registry through the engine, which has its own certificate authorities, proxies and insecure registries.
+"""Checks of image registries through the engine, which has its own certificate authorities, proxies and insecure registries.
 
-A direct request (http_probe.py) might fail for a registry that the engine reaches.
+A direct request (http_probe.py) may fail although the engine reaches the registry.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
-# Messages of engines and registries about a rejected login; the status varies.
+# Messages about a rejected login. The status is no criterion, because it differs between engines.
 REFUSED = re.compile(r"\b40[13]\b|unauthorized|denied|no basic auth|incorrect username or password", re.IGNORECASE)
-# The registry of a login that names none
+# The registry to which Docker sends a login without a registry
 DOCKER_HUB = "https://index.docker.io/v1/"
 
 
 def check_supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Return why the engine cannot use a supplier, None if it can or if no engine is installed yet.
+    """Return the reason why the engine cannot use a supplier, None if it can or if no engine is running yet.
 
-    `entry` is {"what", "address", "registry", "user", "todo", "pushes"}. `address` is an image with its digest; with `pushes` it is
-    the repository that will receive an image.
+    `entry` is {"what", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest. If
+    `pushes` is true, it is the repository to which an image will be pushed.
     """
     login = (str(entry.get("user") or ""), passwords.get(entry["what"], ""))
     try:
@@ -46,13 +46,13 @@ def _unreachable(answer: str) -> str:
 
 
 def _check_login(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[str]:
-    """Return why the registry rejects the login. Only a push can prove the right to push."""
+    """Return the reason why the registry rejects the login. The right to push is not checked: only a push can prove it."""
     credentials = {"username": login[0], "password": login[1], "serveraddress": entry["registry"] or DOCKER_HUB}
     return _reason(*_request("POST", "/auth", credentials), login)
 
 
 def _check_image(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[str]:
-    """Return why the image cannot be pulled; for a push, why the registry cannot be reached."""
+    """Return the reason why the image cannot be pulled or, for a push, why the registry cannot be reached."""
     auth = {"username": login[0], "password": login[1], "serveraddress": entry["registry"] or DOCKER_HUB} if login[0] else {}
     header = base64.urlsafe_b64encode(json.dumps(auth).encode()).decode()
     resource = "/distribution/{}/json".format(urllib.parse.quote(entry["address"], safe="/:@"))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of the watchdog on its host: reload a model, end a stuck load, restart the container, finish a change."""
+"""The actions of the watchdog on its host: reload a model, end a stuck load, restart the container, end an interrupted change."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch import journ
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.evidence import Failure, Observer
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Reasons for which the watchdog does nothing
+# Reasons why the watchdog does nothing
 MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
-# Seconds between two calls of `resume`, each of which starts a Python of its own, and after the last sign of the run
+# Seconds between two calls of `resume`, because each starts a Python process (CALL)
+# Seconds after the last renewal of a lease in which its run counts as at work (QUIET)
 CALL, QUIET = 10.0, 60.0
-# Up to here Triton restarts a dead stub by itself, and one that is killed during a request takes the server down with it.
+# Up to this version Triton restarts a dead stub by itself, and a stub that is killed during a request ends the server.
 LAST_TO_RESTART_STUBS = (2, 46)
-# Seconds for an unload, and for the processes of an unloaded model to end
+# Seconds for an unload (UNLOAD), and for the processes of an unloaded model to end (SETTLE)
 UNLOAD, SETTLE = 5.0, 10.0
 POLL = 0.2
 
 
 class Host(Observer):
-    """The host of the server: its marks, its cards, and what can be done there."""
+    """The host of the server: its maintenance mark and lease, its models, its container and its cards."""
 
     def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
         super().__init__(settings, engine)
         self._resume_at = 0.0
 
-    # Marks of people and of runs
+    # The mark of an operator, and the lease of a run
 
     def paused(self) -> Optional[str]:
-        """Return the reason for which nothing may be done, None if something may."""
+        """Return the reason why the watchdog must do nothing, None if it may act."""
         if os.path.exists(os.path.join(self.settings.root, lease.MARK)):
             return MAINTENANCE
         return DEPLOYMENT if os.path.exists(os.path.join(self.settings.root, lease.LEASE)) else None
 
     def resume(self) -> Optional[str]:
-        """Finish what a run left that is gone. Return the reason for which nothing may be done, None once it is finished."""
+        """Finish the change of a run that is gone. Return the reason why the watchdog must still do nothing, None if it may act."""
         if time.monotonic() < self._resume_at or self._at_work():
             return DEPLOYMENT
         command = [sys.executable, "-IS", library.path(), "resume", self.settings.root]
@@ -65,7 +66,7 @@ class Host(Observer):
         return DEPLOYMENT if busy else self.paused()
 
     def _at_work(self) -> bool:
-        """Return True if the lease was renewed just now, as each call of its run does, and no container is being replaced."""
+        """Return True if the lease was renewed recently, which each call of its run does, and no container is being replaced."""
         if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
             return False
         held = lease.read(self.settings.root)
@@ -74,7 +75,7 @@ class Host(Observer):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep deployments from beginning."""
+        """Prevent the start of a deployment within the `with` block."""
         with locks.opened(lease.WATCHDOG) as lock:
             locks.take(lock, float("inf"))
             yield
@@ -82,13 +83,13 @@ class Host(Observer):
     # Models
 
     def version(self) -> Tuple[int, ...]:
-        """Return the server's version. A version that is not known counts as old."""
+        """Return the server's version, such as (2, 46). An unknown version is (0, 0) and counts as old."""
         status, body = self.request("GET", "/v2")
         numbers = (version_of(http_api.parsed(body)) or "").split(".") if status == 200 else []
         return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
 
     def reload(self, model: str) -> str:
-        """Unload a model, kill processes of it that do not end, and load it. Triton ignores a load of an unchanged model."""
+        """Unload a model, kill its processes that do not end, and load it. Without the unload Triton ignores the load."""
         init = self.first_process()
         if init is None:
             raise Failure("the container is gone")
@@ -96,7 +97,7 @@ class Host(Observer):
         self.control(model, "unload", UNLOAD)
         left = _left(init, before)
         killed = ""
-        # Where Triton restarts stubs, killing one during a request ends the whole server.
+        # Up to LAST_TO_RESTART_STUBS, a stub that is killed during a request ends the whole server.
         if left and self.version() > LAST_TO_RESTART_STUBS:
             for pid in left:
                 with suppress(ProcessLookupError):
@@ -109,7 +110,7 @@ class Host(Observer):
         return f"unloaded{killed} and loaded it"
 
     def load(self, model: str) -> str:
-        """Load a model, and read it back. A load that is stuck is ended and repeated."""
+        """Load a model, and check that it is READY. A stuck load is ended and repeated."""
         with stuck_load.Guard(self.first_process, self.settings.stuck_load_limit, tell=_report_stuck) as guard:
             while True:
                 ended = len(guard.ended)
@@ -126,7 +127,7 @@ class Host(Observer):
         return "loaded it again"
 
     def control(self, model: str, verb: str, timeout: float) -> None:
-        """Have the server load or unload a model."""
+        """Send a request to load or unload a model. Raises Failure if Triton refuses the request."""
         settings = self.settings
         run = control.inside(settings.container) if settings.grpc else None
         try:
@@ -135,7 +136,7 @@ class Host(Observer):
             raise Failure(f"Triton would not {verb} it ({' '.join(str(reason).split())[:400]})") from None
 
     def end(self, waits: Iterable[stuck_load.Wait]) -> str:
-        """End the stubs of loads that are stuck."""
+        """End the stubs of stuck loads. Raises Failure if no stub was still stuck."""
         init = self.first_process()
         ended = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
         if not ended:
@@ -169,7 +170,7 @@ class Host(Observer):
             raise Failure(f"the engine could not start the container: {error}") from None
 
     def foreign(self, init: int) -> List[Tuple[int, str]]:
-        """Return (process, name) of each context of a living process outside the container."""
+        """Return (process ID, process name) of each context that a living process outside the container has on a card."""
         holders = vendor_tool.query_tool().get("holders") or []
         return [
             _context(holder)
@@ -178,9 +179,10 @@ class Host(Observer):
         ]
 
     def free(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until only `foreign` contexts are left, as a start beside a context that ends can wedge the card.
+        """Wait until only `foreign` contexts are left. A server that starts while another context ends can wedge the card.
 
-        Return False if that takes too long, or the vendor's tool does not answer. Without a tool the cards count as free.
+        Return False if other contexts remain, or the vendor's tool does not answer, for `free_limit` seconds. Without a tool the
+        cards count as free.
         """
         deadline = time.monotonic() + self.settings.free_limit
         while vendor_tool.find_tool() is not None:
@@ -198,7 +200,7 @@ def _context(holder: Mapping[str, object]) -> Tuple[int, str]:
 
 
 def _left(init: int, pids: Iterable[int]) -> Set[int]:
-    """Return the stubs of these that still live after the time to settle."""
+    """Return the given stubs that still run after at most SETTLE seconds."""
     deadline = time.monotonic() + SETTLE
     left = set(pids) & set(stubs.living(init))
     while left and time.monotonic() < deadline:
@@ -208,5 +210,5 @@ def _left(init: int, pids: Iterable[int]) -> Set[int]:
 
 
 def _report_stuck(wait: stuck_load.Wait) -> None:
-    """Log the end of a load that the watchdog itself had begun."""
+    """Log that the watchdog ends a stuck load that it has started itself."""
     journal.log(f"{wait} waits for a server that waits for its end. Action: end it and load again", journal.WARNING)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The look of the watchdog at its host: container, metrics, index, and the processes of the models."""
+"""The observation of a host by its watchdog: container, metrics, index of models, and the processes of the models."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import http
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import Evidence, Page
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Seconds for all that the server returns of its models
+# Seconds for the requests for the configs of all models
 LOOK = 60.0
-# Bytes of one response
+# Limit of the bytes of one response
 SIZE = 16 << 20
-# Instances that one group of a model has at most
+# Limit of the instances of one instance group
 INSTANCES = 4096
 
 
 class Failure(Exception):
-    """A reason why something could not be done."""
+    """An observation or action that failed, with the reason."""
 
     next_step = "See `systemctl status docker`"
 
 
 class TooMuch(Failure):
-    """A response that is too large to be judged. Nothing is done, as a restart would not make it smaller."""
+    """A response that is too large to read. The watchdog does nothing, because a restart would not make the response smaller."""
 
     next_step = "Find out which model makes it so large: nothing is watched until then"
 
 
 class Served(NamedTuple):
-    """A version that is READY and whose instances are processes."""
+    """A READY version of a model whose instances run in processes of their own."""
 
     model: str
     version: str
@@ -58,14 +58,14 @@ class Ready(NamedTuple):
 
 
 class Observer:
-    """Reads the host. Changes nothing."""
+    """A reader of the host, which changes nothing."""
 
     def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
         self.settings = settings
         self.engine = engine or Docker()
 
     def look(self) -> Evidence:
-        """Return the evidence of this moment. Raises Failure while the engine does not answer."""
+        """Return the present evidence. Raises Failure if the engine does not answer."""
         now = time.monotonic()
         facts = self.container()
         state = (facts or {}).get("State") or {}
@@ -73,7 +73,7 @@ class Observer:
             return Evidence(now, None, 0.0, None, None, {})
         init = int(state["Pid"])
         started = clock.process_started(init)
-        # The engine reports the start by the time of day, which may step.
+        # The engine reports the start as a time of day, which may step. So the age comes from /proc.
         age = 0.0 if started is None else clock.uptime() - started
         page = self.metrics()
         index = self.index() if page is not None else None
@@ -83,24 +83,24 @@ class Observer:
         return Evidence(now, facts["Id"] + state["StartedAt"], age, page, index, dead, ready.ensembles, nameless, loads)
 
     def container(self) -> Optional[Dict[str, Any]]:
-        """Return `docker inspect`, None if there is no such container. Raises Failure without an engine."""
+        """Return `docker inspect` of the container, None if it does not exist. Raises Failure if the engine does not answer."""
         try:
             return self.engine.container(self.settings.container)
         except OSError as error:
             raise Failure(f"the engine does not answer ({error})") from None
 
     def first_process(self) -> Optional[int]:
-        """Return the first process of the container, None while it does not run."""
+        """Return the process ID of the container's first process, None if the container does not run."""
         try:
             return int((self.container() or {})["State"]["Pid"]) or None
         except (Failure, KeyError):
             return None
 
     def request(self, method: str, resource: str, port: Optional[int] = None) -> Tuple[int, bytes]:
-        """Return status and body of a response of the server, status 0 for no response. Raises TooMuch."""
+        """Return (status, body) of a response of the server, with status 0 if no response came. Raises TooMuch."""
         settings = self.settings
         try:
-            # Another key needs no other configuration.
+            # The key is read for each request, so that a new key needs no new configuration. The metrics need no key.
             headers = keys.headers(settings.key) if port is None else {}
             port = settings.http_port if port is None else port
             return http_api.http_bytes(settings.address, port, method, resource, headers=headers, size=SIZE)
@@ -110,14 +110,14 @@ class Observer:
             return 0, b""
 
     def metrics(self) -> Optional[Page]:
-        """Return the page of metrics, None while the server does not answer, an empty one if it offers none. Raises TooMuch."""
+        """Return the metrics; None if the server does not answer, an empty page if it offers no metrics. Raises TooMuch."""
         if self.settings.metrics_port is None:
             return {} if self.request("GET", "/v2/health/live")[0] else None
         status, body = self.request("GET", "/metrics", self.settings.metrics_port)
         return parsed(body.decode("utf-8", "replace")) if status == 200 else None
 
     def index(self) -> Optional[Dict[str, Dict[str, str]]]:
-        """Return {model: {version: state}}, None if the server does not return it. Raises TooMuch."""
+        """Return {model: {version: state}} from the index, None if the server does not return its index. Raises TooMuch."""
         status, body = self.request("POST", "/v2/repository/index")
         entries = http_api.parsed(body, SIZE) if status == 200 else None
         if not isinstance(entries, list):
@@ -150,7 +150,7 @@ class Observer:
         return Ready(served, tuple(ensembles), unknown)
 
     def processes(self, init: int, model: str) -> Set[int]:
-        """Return the processes that certainly belong to a model: none that may belong to another one."""
+        """Return the processes that certainly belong to a model. Processes that may also belong to another model are left out."""
         ready = self.ready(self.index() or {})
         living = stubs.living(init)
         own, others = self._shares(living, ready.served)
@@ -164,7 +164,7 @@ class Observer:
         return pids | {pid for pid in others if living[pid].instance in names}
 
     def _dead(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
-        """Return {model: its instances that have no process}."""
+        """Return {model: names of its instances that have no process}."""
         living = stubs.living(init) if ready else {}
         own, others = self._shares(living, ready)
         alive = collections.Counter(living[pid].instance for pid in others)
@@ -181,9 +181,9 @@ class Observer:
         return {model: sorted(names) for model, names in dead.items() if names}
 
     def _shares(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
-        """Return {version: its processes}, and the processes that may belong to any other version.
+        """Return {version: its processes}, and the processes that cannot be assigned to one version.
 
-        Code from an object store is in a directory of Triton's own, whose name does not tell the model.
+        Triton copies code from an object store to a directory of its own, whose path does not contain the model.
         """
         home = self.settings.root + "/served/"
         found = {entry: {pid for pid, stub in living.items() if entry.runs(stub)} for entry in ready}
@@ -204,7 +204,7 @@ def parsed(text: str) -> Page:
 
 
 def instances(config: Mapping[str, Any]) -> List[str]:
-    """Return the names of a model's instances. Groups on GPUs name theirs in another way, and are left out."""
+    """Return the names of a model's instances. Groups on GPUs are left out, because their instances have other names."""
     groups = config.get("instance_group")
     return [
         "{}_{}".format(group.get("name"), number)
@@ -219,5 +219,5 @@ def _count(number: Any) -> int:
 
 
 def _in_processes(config: Mapping[str, Any]) -> bool:
-    """Return True if the instances of a model are processes of their own: those of backends that are written in Python."""
+    """Return True if each instance of a model is a process, as in the python backend and in backends written in Python."""
     return config.get("backend") == "python" or str(config.get("runtime")).endswith(".py")

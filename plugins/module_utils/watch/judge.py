@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the watchdog. They are pure: evidence in, findings out."""
+"""The rules of the watchdog, which turn evidence into findings. They read no files and send no requests."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.metrics import Labels
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Requests that failed for these reasons never reached the model, and say nothing about it.
+# Requests that failed for these reasons never reached the model, so they do not show that it works.
 NEVER_RUN = ("REJECTED", "CANCELED")
 WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
-# The rule of loads that are stuck
+# The name of the rule for stuck loads
 STUCK = "stuck"
 
 Page = Dict[str, List[Tuple[Labels, float]]]
 
 
 class Evidence(NamedTuple):
-    """The facts that one look at the host found."""
+    """The facts of one observation of the host."""
 
-    at: float
-    # Identity of this run of the container, None while it does not run
+    at: float  # Time of `time.monotonic`
+    # Container ID and start time, which together identify one run of the container; None if the container does not run
     life: Optional[str]
-    age: float
-    # None while the server does not answer
+    age: float  # Seconds since the container started
+    # None if the server does not answer
     metrics: Optional[Page]
     # {model: {version: state}}, None if the server does not return its index
     models: Optional[Dict[str, Dict[str, str]]]
-    # {model: names of instances without a process}
+    # {model: names of its instances that have no process}
     dead: Dict[str, List[str]]
     ensembles: Tuple[str, ...] = ()
-    # Models that no request over HTTP can name
+    # Models whose names no HTTP request can carry
     nameless: Tuple[str, ...] = ()
-    # Loads in which server and stub wait for each other
+    # Pairs of server and stub that wait for each other in a load
     loads: Optional[stuck_load.Sample] = None
 
 
 class Finding(NamedTuple):
-    """Something that has lasted for too long. `model` is None for the whole server."""
+    """A condition that has lasted for too long. `model` is None if the condition concerns the whole server."""
 
     rule: str
     model: Optional[str]
     actual: str
     expected: str
-    # Processes of a load that is stuck
+    # The waits of stuck loads
     waits: Tuple[stuck_load.Wait, ...] = ()
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """The rules, and for how long each condition has held."""
+    """The rules, and the time since which each condition has held."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -64,20 +64,21 @@ class Judge:
         self._since: Dict[Tuple[str, ...], float] = {}
         self._seen: Set[Tuple[str, ...]] = set()
         self._work: Dict[Tuple[str, str], Tuple[float, ...]] = {}
-        # Requests that a reload left behind stay in the gauge of a server that could not end their process.
+        # If the server could not end a hanging process in a reload, the gauge counts the requests of that process for ever.
+        # These are their number for each (model, version), and the model that was just reloaded.
         self._lost: Dict[Tuple[str, str], float] = {}
         self._lose: Optional[str] = None
         self._loads = stuck_load.History(settings.stuck_load_limit)
 
     def forget(self, reloaded: Optional[str] = None) -> None:
-        """Start all times again. Requests that wait for a model just `reloaded` at the next look will never be answered."""
+        """Restart all times. Requests that still wait for a `reloaded` model at the next observation are not counted any more."""
         self._since.clear()
         self._work.clear()
         self._loads.forget()
         self._lose = reloaded or self._lose
 
     def judge(self, evidence: Evidence) -> List[Finding]:
-        """Return what has lasted for longer than its limit, the surest first."""
+        """Return the conditions that have lasted for longer than their limits, the most certain one first."""
         if evidence.life != self._life:
             self.forget()
             self._lost.clear()
@@ -86,7 +87,7 @@ class Judge:
             return []
         stuck = self._loads.add(evidence.loads) if evidence.loads else []
         if stuck:
-            # Neither end of such a wait can go on, so nothing is gained by another look.
+            # Neither process of such a wait can continue, so the other rules are not applied.
             processes = ", ".join(map(str, stuck))
             actual = f"{processes} waiting for {self._settings.stuck_load_limit:g} s for a server that waits for its end"
             return [Finding(STUCK, None, actual, "a load that goes on", tuple(stuck))]
@@ -100,12 +101,12 @@ class Judge:
             return [Finding("silent", None, actual, "answers")]
         self._answered = True
         findings = self._faults(evidence) + self._stubs(evidence) + self._stalls(evidence)
-        # A model that was unloaded meanwhile starts again.
+        # The time of a condition that was not seen, such as that of an unloaded model, starts again.
         self._since = {key: since for key, since in self._since.items() if key in self._seen}
         return findings
 
     def _lasting(self, key: Tuple[str, ...], holds: bool, now: float) -> float:
-        """Return the seconds for which a condition has held at every look."""
+        """Return the seconds for which a condition has held at every observation."""
         if not holds:
             self._since.pop(key, None)
             return 0.0
@@ -113,7 +114,7 @@ class Judge:
         return now - self._since.setdefault(key, now)
 
     def _faults(self, evidence: Evidence) -> List[Finding]:
-        """Return the NPUs that do not answer, as the backend reports them."""
+        """Return a finding for each model with NPUs that do not answer, as reported by the backend's metrics."""
         silent: Dict[str, List[str]] = {}
         longest = 0.0
         for labels, value in (evidence.metrics or {}).get("rbln_device_fault", []):
@@ -130,7 +131,10 @@ class Judge:
         ]
 
     def _stubs(self, evidence: Evidence) -> List[Finding]:
-        """Return the instances whose process is gone. Probes stay 200 and the index READY, but each request to them fails."""
+        """Return a finding for each model with instances whose process is gone.
+
+        Health probes still return 200 and the index still has READY, but every request to such an instance fails.
+        """
         findings = []
         for model, instances in sorted(evidence.dead.items()):
             seconds = self._lasting(("stub", model), True, evidence.at)
@@ -140,9 +144,9 @@ class Judge:
         return findings
 
     def _stalls(self, evidence: Evidence) -> List[Finding]:
-        """Return the models whose requests wait without an answer, although every probe is 200.
+        """Return a finding for each model whose requests wait without an answer, although every health probe returns 200.
 
-        An ensemble has no process: its steps are judged.
+        An ensemble does no work of its own, so the models that it calls are judged instead.
         """
         page = evidence.metrics or {}
         findings = []
@@ -154,7 +158,7 @@ class Judge:
             self._lost[key] = min(self._lost.get(key, 0.0), pending)
             work = self._done(page, model, version)
             stalled = pending > self._lost[key] and self._work.get(key) == work and model not in evidence.ensembles
-            # The time begins with the previous look, whose work was the same.
+            # The condition needs two observations with the same counters.
             seconds = self._lasting(("stall", model, version), stalled, evidence.at)
             self._work[key] = work
             if seconds > self._settings.stall_limit:
@@ -165,10 +169,10 @@ class Judge:
 
     @staticmethod
     def _done(page: Page, model: str, version: str) -> Tuple[float, ...]:
-        """Return every counter that grows when the model has worked, with or without success."""
+        """Return all counters that grow when the model has executed requests, successfully or not."""
         own = {"model": model, "version": version}
         counts = [value for name in WORK for labels, value in page.get(name, []) if own.items() <= labels.items()]
-        # Before 24.05 a failure has no reason, and may be one that only waited for too long.
+        # Before 24.05 failures have no reason. They are not counted, because some only waited too long in the queue.
         failures = sum(
             value
             for labels, value in page.get("nv_inference_request_failure", [])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of the watchdog, in a file that outlives its process, and the limits of further actions."""
+"""The record of the watchdog's actions, in a file that outlives its process, and the limits of further actions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import journal
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# The actions that have a limit, and the one that has none
+# Reloads and restarts are limited; the end of a stuck load is not.
 RELOAD, RESTART, END = "reload", "restart", "end"
 HOUR = 3600.0
-# The longest pause, and one that is long enough to call for an operator
+# Seconds: the longest pause after an action (LONGEST), and the pause from which on an operator has to act (LONG)
 LONGEST, LONG = 24 * HOUR, 600.0
-# Seconds within which a model that has to be reloaded again was not helped by the reload
+# Seconds after a reload in which the same model is not reloaded again: the reload did not help it
 RELAPSE = 900.0
-# Actions that the file keeps
+# Limit of the actions in the file
 KEPT = 50
 
 
@@ -47,28 +47,28 @@ class Ledger:
             self._write()
 
     def record(self, action: Dict[str, Any]) -> None:
-        """Keep an action: {"at", "model", "rule", "action", "found", "did", "worked"}, `at` in seconds since 1970 for people."""
+        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked"}; `at` is in seconds since 1970."""
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])
         streak = self.state["streak"] + (action["action"] != END)
         kept = [*self.state["actions"], {**action, **clock.mark()}]
         if len(kept) > KEPT:
-            # Actions that have a limit go last.
+            # Ends of stuck loads are dropped first, because the limits need the other actions.
             kept.remove(next((entry for entry in kept if entry.get("action") == END), kept[0]))
         self.state.update(counts=counts, actions=kept, streak=streak)
         self._write()
 
     def recent(self) -> List[Dict[str, Any]]:
-        """Return the actions of the last hour that have a limit."""
+        """Return the limited actions of the last hour."""
         return [action for action in self._limited() if clock.uptime() - action["uptime"] < HOUR]
 
     def _limited(self) -> List[Dict[str, Any]]:
-        """Return the actions that have a limit. The end of a stuck load has none: it interrupts nothing that was served."""
+        """Return the reloads and restarts. The end of a stuck load is not limited, because it interrupts no served model."""
         return [action for action in self.state["actions"] if action.get("action") != END]
 
     def waits(self) -> Tuple[float, Optional[str]]:
-        """Return the seconds until the next action is allowed, and the reason if that is long."""
+        """Return the seconds until the next action is allowed, and the reason if an operator has to act meanwhile."""
         now, streak, limited = clock.uptime(), self.state["streak"], self._limited()
         if not limited or not streak:
             return 0.0, None
@@ -81,12 +81,12 @@ class Ledger:
         return max(waits, key=lambda wait: wait[0])
 
     def well(self) -> None:
-        """Start the pauses again once nothing was found for an hour."""
+        """Reset the pause to its first length if there was no limited action for an hour."""
         if self.state["streak"] and not self.recent():
             self.note(streak=0)
 
     def relapsed(self, model: str) -> bool:
-        """Return True if this model was reloaded a short while ago, which did not help."""
+        """Return True if this model was reloaded within the last RELAPSE seconds, so that the reload did not help."""
         return any(
             action.get("action") == RELOAD and action.get("model") == model and clock.uptime() - action["uptime"] < RELAPSE
             for action in self.state["actions"]
@@ -101,6 +101,6 @@ class Ledger:
 
 
 def _dated(action: Dict[str, Any]) -> Dict[str, Any]:
-    """Return an action of the file with its moment in seconds of this boot, which is negative for one of an earlier boot."""
+    """Return an action of the file with its uptime converted to this boot: negative for an action of an earlier boot."""
     at = float(action["at"])
     return {**action, "at": at, **clock.mark(), "uptime": clock.uptime() - clock.age(action, at)}

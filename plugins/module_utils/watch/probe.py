@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The probe: runs the checks against the Triton server of this host, and leaves the results for node exporter and as JSON."""
+"""The probe: runs the checks against the Triton server of this host, and writes the results for node exporter and as JSON."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 LOCK = "/run/npufleet-probe.lock"
 CONTAINER = "npufleet-probe"
 NODES = "/dev/rbln[0-9]*"
-# Failed checks that the journal names
+# Limit of the failed checks in the journal
 SHOWN = 20
-# The fields of a result that are kept: pictures and golden texts are not.
+# The fields of a check's result that are kept. Pictures and golden texts are dropped.
 KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
 HEAD = {"checks": str, "document": str}
 DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unasked?": [str], "server": dict}}
 
 
 class Unavailable(Exception):
-    """A reason why no check could run; `cause` is one of `probe_page.UNAVAILABLE`."""
+    """The reason why no check could run. `cause` is one of `probe_page.UNAVAILABLE`."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class Unavailable(Exception):
 
 
 def paused(root: str) -> Optional[str]:
-    """Return the reason for which no check may run now, None if checks may run."""
+    """Return the reason why no check may run now, None if checks may run."""
     if lease.maintenance(os.path.join(root, lease.MARK)):
         return "maintenance"
     held = lease.read(root)
@@ -52,7 +52,7 @@ def paused(root: str) -> Optional[str]:
 
 
 def kept_checks(path: str) -> Tuple[str, Dict[str, Any]]:
-    """Return the digest that the kept checks follow from, and the document with its program. Raises Unavailable."""
+    """Return the digest of the checks' sources, and {"program", "document"} from the file of the checks. Raises Unavailable."""
     try:
         with open(path, "rb") as source:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
@@ -64,11 +64,11 @@ def kept_checks(path: str) -> Tuple[str, Dict[str, Any]]:
 
 
 def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], List[str]]:
-    """Return the result of every check, and the models without a check. Raises Unavailable."""
+    """Run the checks. Return the result of each check, and the models without a check. Raises Unavailable."""
     document = kept["document"]
     by = functools.partial(check_client.run_in_container, name=CONTAINER, limit=settings.limit)
     try:
-        # The key that the server has now
+        # The key is read for each run, because it may have changed.
         proof = check_client.prove(settings.image, document, kept["program"], keys.headers(settings.key), by)
     except check_client.ClientError as error:
         raise Unavailable(error.cause, str(error)) from None
@@ -79,7 +79,7 @@ def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[s
 
 
 def lost_cards() -> Optional[str]:
-    """Return how the driver has lost its cards, empty if it has not, None if the vendor's tool does not tell."""
+    """Return how the driver has lost its cards; an empty string if it has them, None if the vendor's tool does not show it."""
     tool = vendor_tool.query_tool()
     if "devices" not in tool or "groups_error" in tool:
         return None
@@ -87,7 +87,7 @@ def lost_cards() -> Optional[str]:
 
 
 def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
-    """Run the checks once. Return the state that the probe leaves; `before` is the previous state."""
+    """Run the checks once, and return the new state of the probe; `before` is its previous state."""
     began, moment = time.time(), clock.mark()
     state: Dict[str, Any] = {
         "host": settings.host,
@@ -114,7 +114,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
-    # A server that somebody stopped meanwhile has not failed.
+    # If maintenance or a deployment began meanwhile, a failed check is no failure of the server.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
@@ -137,7 +137,7 @@ def summary(state: Mapping[str, Any]) -> str:
 
 
 def run(config: str) -> int:
-    """Run the checks once and leave the result. Returns 0 if a result was left or another probe runs."""
+    """Run the checks once and write the result. Return 0 if the result was written or another probe is running."""
     settings = load(config, Settings)
     with locks.opened(LOCK) as lock:
         if not locks.take(lock, 0.0):
@@ -147,7 +147,7 @@ def run(config: str) -> int:
         state = probe(settings, shapes.read(path, {"last_run?": shapes.NUMBER}).content or {})
         print(summary(state), flush=True)
         try:
-            # The directory is node exporter's own.
+            # The directory belongs to node exporter. Without this call durable.write would create it.
             os.stat(os.path.dirname(settings.textfile))
             durable.write(settings.textfile, probe_page.page(state))
             lease.write(path, state, 0o600)

@@ -26,7 +26,7 @@ HELP = {
 
 
 def page(state: Mapping[str, Any]) -> str:
-    """Return the page of metrics. Requests of one check and protocol are one sample: the worst of them."""
+    """Return the page of metrics. It has one sample for each check and protocol: that of the worst request."""
     checks: Dict[Tuple[str, str, str], Tuple[bool, float]] = {}
     for check in state["checks"]:
         key = (check.get("model", ""), check.get("check", ""), check.get("protocol") or "")

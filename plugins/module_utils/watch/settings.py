@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration files of both programs."""
+"""The configuration files of the watchdog and of the probe."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class Watchdog(NamedTuple):
     container: str
     address: str
     http_port: int
-    # None if the server offers no metrics. Then the watchdog only judges whether the server answers.
+    # None if the server offers no metrics. Then the watchdog checks health requests, loads and processes, but no metrics.
     metrics_port: Optional[int]
-    mode: str
-    root: str
-    interval: float
-    fault_limit: float
-    stall_limit: float
-    stub_limit: float
-    silence_limit: float
-    start_limit: float
-    actions: int
-    backoff: float
-    load_limit: float
-    stop_timeout: float
-    free_limit: float
-    # Name of the header, and path of the file that holds the key, on the host and in the container
+    mode: str  # The model control mode of the server: explicit, poll or none
+    root: str  # The directory of the store on the host
+    interval: float  # Seconds between two rounds
+    fault_limit: float  # Seconds that an NPU may report a fault
+    stall_limit: float  # Seconds that requests may wait while the model answers none
+    stub_limit: float  # Seconds that an instance of a READY model may have no process
+    silence_limit: float  # Seconds that the server may give no answer
+    start_limit: float  # Seconds after the start of the container in which the server may be silent before its first answer
+    actions: int  # Most reloads and restarts within an hour
+    backoff: float  # Seconds of pause after an action. Each further action doubles the pause.
+    load_limit: float  # Seconds that one load of a model may take
+    stop_timeout: float  # Seconds between the SIGTERM and the SIGKILL of a stop of the container
+    free_limit: float  # Seconds to wait after a stop until the processes of the container have left the cards
+    # {"name": header, "path": file with the key}. The path is the same on the host and in the container.
     key: Optional[Dict[str, str]]
-    # Loads and unloads go by gRPC, in the container.
+    # True if loads and unloads use gRPC from a process in the container instead of HTTP
     grpc: bool = False
-    # 0 ends no load (triton/stuck_load.py).
+    # Seconds after which a stuck load is ended (triton/stuck_load.py). With 0 no load is ended.
     stuck_load_limit: float = 0.0
 
 
@@ -42,14 +42,14 @@ class Probe(NamedTuple):
     """The settings of the probe. Times are in seconds."""
 
     host: str
-    # A line with digests, then the standard input of the client
+    # Path of the file with the checks: a line with digests, then the standard input of the client of the checks
     document: str
-    image: str
-    limit: float
-    interval: float
-    root: str
-    textfile: str
-    # Name of the header, and path of the file that holds the key, if the checks use restricted APIs
+    image: str  # The image in which the client runs
+    limit: float  # Seconds that the client may take for all checks
+    interval: float  # Seconds between two runs of the probe
+    root: str  # The directory of the store on the host
+    textfile: str  # Path of the metrics that node exporter reads
+    # {"name": header, "path": file with the key} if the checks use restricted APIs
     key: Optional[Dict[str, str]]
 
 
@@ -57,9 +57,9 @@ Settings = TypeVar("Settings", Watchdog, Probe)
 
 
 def load(path: str, kind: Type[Settings]) -> Settings:
-    """Return the settings in a file. Raises OSError, ValueError or TypeError if they cannot be read.
+    """Return the settings in a file. Raises OSError, ValueError or TypeError if the file cannot be read.
 
-    The library may change before the file does. So unknown fields are ignored, and a field that is added later needs a default.
+    The library may be older or newer than the file. So unknown fields are ignored, and a new field needs a default.
     """
     with open(path, encoding="utf-8") as source:
         fields: Dict[str, Any] = shapes.parse_as(source.read(), dict)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog: watches a Triton server by what its probes do not tell, and reloads a model or restarts the container.
+"""The watchdog: detects failures of a Triton server that its health probes miss, and reloads a model or restarts the container.
 
 See docs/decisions/0016-a-watchdog-that-does-not-believe-probes.md.
 """
@@ -30,27 +30,27 @@ EXPLICIT, POLL = "explicit", "poll"
 
 
 class Watchdog:
-    """The loop: look, judge, and do the mildest thing that may help."""
+    """The loop of the watchdog: observe the host, apply the rules, and perform the mildest action that may help."""
 
     def __init__(self, settings: Settings, host: actions.Host, ledger: Ledger, judge: Judge) -> None:
         self._settings, self._host, self._ledger, self._judge = settings, host, ledger, judge
-        # The last line of the journal, without its figures
+        # The last message in the journal, without its digits
         self._logged: Optional[str] = None
         self._nameless: Tuple[str, ...] = ()
-        # Time of the last restart, until the server answers again
+        # Time of the last restart; None as soon as the server has answered after that restart
         self._restarted: Optional[float] = None
-        # Models whose load was ended, until they are loaded again
+        # Models whose stuck load was ended, and that were not loaded again since
         self._ended: Set[str] = set()
 
     def round(self) -> None:
-        """Look once, and act at most once."""
+        """Observe the host once, and perform at most one action."""
         paused = self._host.paused()
         if paused == actions.DEPLOYMENT:
             paused = self._host.resume()
         self._ledger.note(paused=paused)
         if paused:
             self._judge.forget()
-            # The person or the run that works there starts the server again.
+            # The operator or the run that works on this host starts the server again.
             self._ledger.note(restarting=None, reloading=None)
             return
         try:
@@ -78,7 +78,7 @@ class Watchdog:
                 self._act(findings[0], evidence)
 
     def _report_nameless(self, evidence: Evidence) -> None:
-        """Log once which models cannot be looked at as the others are."""
+        """Log once which models are not watched, because no request can carry their names."""
         if evidence.models is None or evidence.nameless == self._nameless:
             return
         self._nameless = evidence.nameless
@@ -96,18 +96,18 @@ class Watchdog:
         self._ledger.well()
 
     def _log_once(self, message: str, level: int) -> None:
-        """Log a message, unless it was the last one. Figures do not make it another."""
+        """Log a message, unless it differs from the last message in digits only."""
         key = re.sub(r"\d+", "", message)
         if key != self._logged:
             journal.log(message, level)
             self._logged = key
 
     def _act(self, finding: Finding, evidence: Evidence) -> None:
-        """Do the mildest thing that may help, and the next one at once if that cannot be done."""
+        """Perform the mildest action that may help. If it fails, perform the next one at once."""
         if finding.rule == STUCK:
             with suppress(Failure):
                 self._do(finding, END, lambda: self._host.end(finding.waits))
-                # A server that starts ends with this load, and its engine starts it again. One that serves goes on without it.
+                # A server that still starts exits when this load fails, and the engine restarts it. A serving one continues.
                 self._ended.update(filter(None, map(_model_of, finding.waits)))
             self._judge.forget()
             return
@@ -116,7 +116,7 @@ class Watchdog:
         if model is not None and because is None:
             states = (evidence.models or {}).get(model) or {}
             if "READY" not in states.values():
-                # Somebody is loading or unloading it.
+                # Somebody is loading or unloading the model.
                 return
             try:
                 self._ledger.note(reloading=model)
@@ -132,7 +132,7 @@ class Watchdog:
             self._do(finding, RESTART, self._restart, because)
 
     def _load_again(self, evidence: Evidence) -> None:
-        """Repeat the loads that failed because their processes were ended, if the server goes on."""
+        """Repeat the loads that failed because the watchdog ended their processes."""
         for model in sorted(self._ended if evidence.models is not None else ()):
             states = set(((evidence.models or {}).get(model) or {}).values())
             if states & {"LOADING", "UNLOADING"}:
@@ -155,11 +155,11 @@ class Watchdog:
                     self._do(finding, RESTART if restarts else END, repeats.get(self._settings.mode, self._restart))
             self._judge.forget()
             if restarts:
-                # It loads all of them.
+                # The restart loads all models.
                 return
 
     def _reload_is_useless(self, finding: Finding, evidence: Evidence) -> Optional[str]:
-        """Return the reason for a restart without a reload, None if a reload comes first."""
+        """Return the reason to restart the container without a reload, None if a reload may help."""
         if finding.model is None:
             return "the whole server is silent"
         if self._settings.mode != EXPLICIT:
@@ -173,7 +173,7 @@ class Watchdog:
         return None
 
     def _do(self, finding: Finding, action: str, do: Callable[[], str], because: Optional[str] = None) -> None:
-        """Perform one action, log it in one line and record it. Raises Failure if it did not work."""
+        """Perform one action, log it in one line and record it. Raises Failure if the action failed."""
         began = time.monotonic()
         failed: Optional[Failure] = None
         try:
@@ -203,7 +203,10 @@ class Watchdog:
             self._restarted = time.monotonic()
 
     def _restart(self) -> str:
-        """Stop the container, wait for the cards, start it. The ledger has it before, so that the next process can finish it."""
+        """Stop the container, wait for the cards, start the container.
+
+        The ledger records the restart before the stop, so that the next watchdog process can finish an interrupted restart.
+        """
         facts = self._host.container()
         if not facts or not facts["State"].get("Running"):
             raise Failure("somebody has stopped the container meanwhile: it stays so")
@@ -217,7 +220,7 @@ class Watchdog:
         return "restarted the container" + ("" if free else late)
 
     def _finish(self) -> None:
-        """Finish what an earlier process began, or a restart that failed halfway."""
+        """Finish a restart or reload that was interrupted: by the end of the process, or by a failure."""
         identity, model = self._ledger.state["restarting"], self._ledger.state["reloading"]
         if not identity and not model:
             return
@@ -236,13 +239,13 @@ class Watchdog:
 
 
 def _model_of(wait: stuck_load.Wait) -> Optional[str]:
-    """Return the model of a stub by the directory of its code, None if Triton has copied the code elsewhere."""
+    """Return the model of a stub, read from the path of its code, or None if Triton has copied the code to another directory."""
     parts: List[str] = wait.code.split("/")
     return parts[-3] if len(parts) > 3 and parts[-2].isdigit() else None
 
 
 def running(config: str) -> Dict[str, str]:
-    """Return the digests of the code that this process runs, and of its configuration, as the concern `watchdog` compares them."""
+    """Return {"program": digest of the code that this process runs, "config": digest of its file}, which the concern compares."""
     programs = shapes.read(library.programs(sys.path[0]), {"watchdog": str}).content or {}
     with open(config, "rb") as source:
         return {"program": programs.get("watchdog", ""), "config": hashlib.sha256(source.read()).hexdigest()}

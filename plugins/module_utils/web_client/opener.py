@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to web servers with urllib: redirects, proxies and TLS share the budget of one exchange.
+"""Requests to web servers with urllib, limited by one budget that covers redirects, proxies, TLS and the response.
 
-The timeout of urllib restarts with each byte, address and redirect, and urllib reads the whole body of a redirect.
+urllib's own timeout starts again with each received byte, address and redirect. urllib also reads the whole body of a redirect.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, head, incoming
 
-# Headers with a login, in the spelling of urllib
+# Headers that carry a login. urllib stores header names in this spelling.
 LOGINS = ("Authorization", "Proxy-authorization")
 
 
 def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca: Optional[str], budget: Budget) -> Any:
-    """Return the response, which the caller closes. Raises URLError, InvalidURL, and OSError if the response is not HTTP."""
+    """Send a request, and return the response, which the caller closes. Raises URLError, InvalidURL or OSError."""
     handlers: List[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler(dict(proxies)),
         _Redirects(),
@@ -37,12 +37,12 @@ def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca
 
 
 def unreadable(error: http.client.HTTPException) -> str:
-    """Return the message of a response that is not HTTP."""
+    """Return the error message for a response that is not HTTP."""
     return f"the answer is not HTTP ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
 
 
 def _trust(ca: Optional[str]) -> ssl.SSLContext:
-    """Return a context that trusts the authorities of the system, and the one in `ca`."""
+    """Return a TLS context that trusts the certificate authorities of the system, and those in the PEM text `ca`."""
     context = ssl.create_default_context()
     if ca:
         context.load_verify_locations(cadata=ca)
@@ -50,7 +50,7 @@ def _trust(ca: Optional[str]) -> ssl.SSLContext:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects without the login of the first request. urllib adds the login of a proxy again."""
+    """A handler that sends no login to the target of a redirect. A login for the proxy is added again by urllib."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> Optional[urllib.request.Request]:
         redirected = super().redirect_request(req, *answer)
@@ -79,7 +79,7 @@ class _Secure(urllib.request.HTTPSHandler):
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection whose addresses, proxy tunnel, TLS handshake, request and response share the budget."""
+    """A connection with one budget for connecting, proxy tunnel, TLS handshake, request and response."""
 
     def __init__(self, host: str, budget: Budget, context: Optional[ssl.SSLContext] = None, **options: Any) -> None:
         if context is not None:
@@ -104,7 +104,7 @@ class _Connection(http.client.HTTPConnection):
                 name = self._target[0]
                 _open_tunnel(connected, *self._target, self._budget)
             if self._context is not None:
-                # The timeout of the socket limits the handshake as a whole.
+                # Here the timeout of the socket limits the whole handshake and not each byte.
                 connected.settimeout(self._budget.remaining())
                 connected = self._context.wrap_socket(connected, server_hostname=name)
             connected.settimeout(self._budget.remaining())
@@ -115,7 +115,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _open_tunnel(connected: Any, host: str, port: int, headers: Mapping[str, str], budget: Budget) -> None:
-    """Connect to a host through a proxy. Raises OSError if the proxy refuses."""
+    """Open a tunnel to a host through a connected proxy. Raises OSError if the proxy refuses."""
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     connected.settimeout(budget.remaining())
@@ -131,11 +131,11 @@ def _response(connected: Any, *arguments: Any, budget: Budget, **options: Any) -
 
 
 class _Received:
-    """The part of a socket that HTTPResponse uses."""
+    """A stand-in for a socket with the only method that HTTPResponse calls."""
 
     def __init__(self, connected: Any, budget: Budget) -> None:
         self._connected, self._budget = connected, budget
 
     def makefile(self, _mode: str) -> BinaryIO:
-        """Return a file of the received bytes."""
+        """Return a file that reads from the connection within the budget."""
         return incoming(self._connected, self._budget)
