@@ -468,3 +468,12 @@ def test_cards_are_not_looked_at_while_somebody_changes_the_host(host: Host) -> 
     (host.root / "lease.json").write_text(held())
     host.run()
     assert "npufleet_driver_stale" not in host.metrics()
+
+
+def test_infinite_golden_data_can_be_checked(tmp_path: Path) -> None:
+    check = {"model": "m", "expect": {"Y": {"numbers": [float("-inf"), 1.0]}}}
+    body = check_client.standard_input({"host": "h", "checks": [check], "server": {}}, "program")
+    head = {"checks": "digest", "document": hashlib.sha256(body).hexdigest()}
+    (tmp_path / "checks.json").write_bytes(json.dumps(head).encode() + b"\n" + body)
+    checks, kept = program.kept_checks(str(tmp_path / "checks.json"))
+    assert (checks, kept["document"]["checks"]) == ("digest", [check])
