@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions under which a container can serve: every reason against it, before anything changes."""
+"""The preconditions of a server in this container. All violations are reported before anything changes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space, read_text, run
 
-# The directory of the server in the vendor's images
+# The directory of Triton in the vendor's images
 HOME = "/opt/tritonserver"
-# The directories of the container's own programs, whatever environment Ansible runs in
+# The PATH of the container's own programs. The PATH of Ansible's environment may differ.
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICES, SYSFS, SHARED = "/dev", "/sys/module/rebellions/version", "/dev/shm"
 MIB = 1 << 20
-# A line of the server's help
+# An option in the output of `tritonserver --help`
 OPTION = re.compile(r"(?m)^\s*--([a-z-]+)")
-# A program for Python that prints its version, and the requirements that it does not meet
+# Prints the version of the Python that runs it, and the requirements that its packages do not meet
 PROGRAM = """
 import json, sys
 from importlib import metadata
@@ -47,12 +47,12 @@ def tritonserver() -> Optional[str]:
 
 
 def own_python() -> str:
-    """Return the container's own Python, which Triton's stub uses."""
+    """Return the path of the container's own Python, which the stub of Triton's python backend uses."""
     return shutil.which("python3", path=f"/usr/bin:{PATHS}") or "python3"
 
 
 def server_home(program: str) -> str:
-    """Return the directory with `bin` and `backends`."""
+    """Return the directory of Triton, which contains `bin` and `backends`."""
     return os.path.dirname(os.path.dirname(os.path.realpath(program)))
 
 
@@ -63,7 +63,7 @@ def options(program: str) -> List[str]:
 
 
 def python(path: str, requirements: List[str]) -> Tuple[Optional[str], List[str]]:
-    """Return the version of a Python and the requirements that it does not meet: None and all of them if it does not run."""
+    """Return the version of a Python and the requirements that it does not meet. If it does not run: None and all requirements."""
     code, output = run(path, "-c", PROGRAM, json.dumps(requirements))
     try:
         found = shapes.parse(output.rpartition("\n")[2])
@@ -73,12 +73,12 @@ def python(path: str, requirements: List[str]) -> Tuple[Optional[str], List[str]
 
 
 def refusals(desired: Mapping[str, Any], root: str, runs: bool) -> List[str]:
-    """Return the reasons why this container cannot serve. `runs`: a server of this project uses the ports."""
+    """Return the reasons why this container cannot serve. `runs` is True if a server of this project already uses the ports."""
     return [*_of_server(desired), *_of_cards(desired), *_of_directory(desired, root), *([] if runs else _of_ports(desired))]
 
 
 def warnings(desired: Mapping[str, Any]) -> List[str]:
-    """Return the resources that this container lacks. Only a new container gets more."""
+    """Return the limits of this container that are too low. Only a new container can have higher limits."""
     found = []
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if soft != resource.RLIM_INFINITY:
@@ -132,7 +132,7 @@ def _of_cards(desired: Mapping[str, Any]) -> Iterator[str]:
     driver = (read_text(SYSFS) or "").strip()
     if driver and not (driver + "-").startswith(desired["driver"] + "-"):
         yield f"the driver of this machine is {driver}, expected {desired['driver']}. Use the rbln_release of that driver"
-    # Without a tool, the SDK reports them later
+    # Without the vendor's tool, cards.py checks the cards later with the SDK
     devices = vendor_tool.query_tool().get("devices") or [] if vendor_tool.find_tool() else []
     other = sorted({device["name"] for device in devices} - {cards["card"]})
     if other:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a directory in the container in which Ansible runs: its files there, and the server that is desired and actual."""
+"""The server in the container in which Ansible runs: its files, its desired and actual state, and their differences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import con
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
-# Variables that the server takes over from the environment of Ansible. Others differ from terminal to terminal.
+# Environment variables that the server inherits from Ansible. Other variables differ from terminal to terminal.
 KEPT = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
 
 
@@ -30,25 +30,25 @@ def key_path(root: str) -> str:
 
 
 def python_path(root: str) -> str:
-    """Return the Python that has the SDK and the client. The container's own Python stays as it is."""
+    """Return the path of the virtual environment's Python, which has the SDK and the client."""
     return os.path.join(root, "venv", "bin", "python3")
 
 
 def backends_path(root: str, files: Mapping[str, str]) -> str:
-    """Return the server's directory of backends. Other files of ours are another directory."""
+    """Return the server's directory of backends. Its name is a digest of `files`, so that changed files get a new directory."""
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     return os.path.join(root, "backends", digest[:12])
 
 
 def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return what the supervisor has to be started with, without the options that this Triton does not know."""
+    """Return the desired configuration of the supervisor. Options in `maybe` that this Triton does not know are left out."""
     root = desired["root"]
     program = conditions.tritonserver() or "tritonserver"
     known = conditions.options(program)
     line = [word for word in desired["command"] if not _is_unknown(word, desired["maybe"], known)]
     line = [program if word == "tritonserver" else word for word in line]
     line += ["--backend-directory=" + backends_path(root, desired["backends"])]
-    # Triton's stub runs the first Python of the path
+    # The stub of Triton's python backend runs the first Python in PATH
     bins = [os.path.dirname(python_path(root)), os.path.dirname(program), conditions.PATHS]
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment.update(desired["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(root, "venv"))
@@ -62,7 +62,7 @@ def _is_unknown(word: str, maybe: List[str], known: List[str]) -> bool:
 
 
 def masked(desired: Mapping[str, Any], words: str) -> str:
-    """Return a message without values of the server's options and environment that may be secret, which it repeats."""
+    """Return a message in which the secret values of the server's options and environment are replaced."""
     key = secret.new_key()
     environment, line = desired["environment"], desired["command"]
     shown = [*secret.seal_values(environment, key).values(), *secret.seal_command(line, key), keys.SHELL]
@@ -70,7 +70,7 @@ def masked(desired: Mapping[str, Any], words: str) -> str:
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the actual server: its process, what it serves, and its key."""
+    """Return the actual state of the server: its process, the models that it serves, and its key."""
     root = desired["root"]
     found, pid = supervised.running(root), supervised.holder(root)
     log = supervised.log_of_start(root)
@@ -97,7 +97,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences of the server."""
     plan: List[Item] = []
     if actual.get("key"):
-        # A server reads its key when it starts
+        # A server only reads its key at a start
         plan.append(item(CONCERN, "key", actual["key"], "a key for its owner alone", "restart"))
     found, expected = actual["process"], config(desired)
     if found is None:
@@ -112,7 +112,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def write_key(desired: Mapping[str, Any], own: str) -> bool:
-    """Write the key of the server, the operator's own or a new one. Return True if it was missing or wrong."""
+    """Write the key of the server if it is missing or wrong: the operator's own key or a new one. Return True if it was written."""
     path = key_path(desired["root"])
     if not desired["key"] or not keys.flaw(path, desired["fingerprint"])["words"]:
         return False
@@ -123,7 +123,7 @@ def write_key(desired: Mapping[str, Any], own: str) -> bool:
 
 
 def make_backends(desired: Mapping[str, Any]) -> bool:
-    """Make the directory of backends: files of ours, and links to the container's own backends. Return True if it was missing."""
+    """Create the directory of backends with our files and links to the container's backends. Return True if it was missing."""
     path = backends_path(desired["root"], desired["backends"])
     if os.path.isdir(path):
         return False

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A supervised server: start, stop, and what it was started with. Its files are in `run/` below the root.
+"""Start and stop a supervised server, and read its configuration and log. Its files are in `run/` below the root.
 
-The supervisor was started with `config.json`, and holds a lock on `pid` as long as it runs.
+`config.json` is the configuration of the running supervisor, which holds a lock on `pid` as long as it runs.
 """
 
 from __future__ import annotations
 
-# Starts a process that stays, which run_command of a module does not. pylint: disable=ansible-bad-function
+# Starts a process that outlives the module, which run_command cannot do. pylint: disable=ansible-bad-function
 import base64
 import json
 import os
@@ -22,30 +22,30 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 
 PROGRAM, CONFIG, PID, LOG = "supervisor.pyz", "config.json", "pid", "triton.log"
-# Bytes after which the supervisor begins a new log. It keeps the previous one.
+# Bytes after which the supervisor rotates the log. It keeps one previous log.
 LOG_BYTES = 50 << 20
 SHAPE = {
     "command": [str],
     "environment": {re.compile(".+"): str},
     "stop_timeout": int,
     "program": str,
-    # A supervisor that an older version started has no such fields
+    # Supervisors of older versions have no such fields
     "stuck_load_limit?": int,
     "since?": int,
 }
-# Fields that differ from start to start
+# Fields that differ at every start
 OF_START = ("since",)
-# The supervisor's lines about the end of the server, and about a stuck load that it ends
+# Log lines of the supervisor: the server has ended (ENDED), and a stuck load is being ended (STUCK)
 ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
     re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
 )
-# Seconds for a supervisor to show that it runs, and beyond the server's own patience to end
+# Seconds for a supervisor to start, and to end in addition to the server's stop_timeout
 GRACE = 20.0
 LOOK = 0.1
-# Seconds in which a server of an unknown configuration ends
+# stop_timeout in seconds of a server whose configuration is unknown
 STOP_TIMEOUT = 60
-# Bytes of the log that are read at once
+# Largest part of the log in bytes that is read
 LOG_SHOWN = 4 << 20
 
 
@@ -64,7 +64,7 @@ def log_path(root: str) -> str:
 
 
 def holder(root: str) -> Optional[int]:
-    """Return the process of the supervisor, 0 if it is unknown, None if no supervisor runs."""
+    """Return the process number of the supervisor, 0 if it is unknown, None if no supervisor runs."""
     try:
         with open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
             if not locks.held(pid):
@@ -76,7 +76,7 @@ def holder(root: str) -> Optional[int]:
 
 
 def running(root: str) -> Optional[Dict[str, Any]]:
-    """Return the configuration that the supervisor was started with: empty if it is unknown, None if no supervisor runs."""
+    """Return the configuration of the running supervisor: empty if it is unknown, None if no supervisor runs."""
     return None if holder(root) is None else {name: value for name, value in _config(root).items() if name not in OF_START}
 
 
@@ -89,7 +89,7 @@ def _config(root: str) -> Dict[str, Any]:
 def configuration(
     command: Any, environment: Mapping[str, str], stop_timeout: int, program: str, stuck_load_limit: int = 0
 ) -> Dict[str, Any]:
-    """Return what a supervisor has to be started with. `program` is the digest of its sources."""
+    """Return the configuration for the start of a supervisor. `program` is the digest of the supervisor's sources."""
     return {
         "command": list(command),
         "environment": dict(environment),
@@ -100,7 +100,7 @@ def configuration(
 
 
 def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> None:
-    """Start the server under its supervisor, a base64 archive, which outlives this process. Raises ProcessError."""
+    """Start a supervisor, which starts the server. `archive` is the supervisor's program in base64. Raises ProcessError."""
     directory = home(root)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chmod(directory, 0o700)
@@ -110,7 +110,7 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
     for name, content in contents.items():
         write_private(os.path.join(directory, name), content)
     with open(log_path(root), "ab") as sink:
-        # In a session of its own it survives the end of the terminal and of Ansible
+        # In its own session, the supervisor survives the end of the terminal and of Ansible
         started = subprocess.Popen(
             [python, "-I", os.path.join(directory, PROGRAM), os.path.join(directory, CONFIG)],
             stdin=subprocess.DEVNULL,
@@ -127,7 +127,7 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
 
 
 def write_private(path: str, content: bytes) -> None:
-    """Replace a file by one that only its owner can read."""
+    """Write a file that only its owner can read, in one piece."""
     draft = path + ".draft"
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
         sink.write(content)
@@ -135,7 +135,7 @@ def write_private(path: str, content: bytes) -> None:
 
 
 def stop(root: str) -> bool:
-    """Stop the server and its supervisor. Return True if it ran. Raises ProcessError."""
+    """Stop the supervisor, which stops the server. Return False if no supervisor ran. Raises ProcessError."""
     pid = holder(root)
     if pid is None:
         return False
@@ -153,12 +153,12 @@ def stop(root: str) -> bool:
 
 
 def last_words(root: str) -> str:
-    """Return the end of the log."""
+    """Return the end of the log in one line."""
     return ending(log_since(root, 0))
 
 
 def ending(log: str) -> str:
-    """Return the end of a log in one line."""
+    """Return the end of a log text in one line."""
     return " ".join(log.split())[-600:] or "its log is empty"
 
 
@@ -168,7 +168,7 @@ def log_of_start(root: str) -> str:
 
 
 def log_since(root: str, since: int, until: Optional[int] = None) -> str:
-    """Return the log between two sizes in bytes, at most the last LOG_SHOWN. A new log is returned from its beginning."""
+    """Return the log from byte `since` to byte `until`, at most its last LOG_SHOWN bytes. A rotated log starts at byte 0."""
     try:
         with open(log_path(root), "rb") as source:
             size = source.seek(0, os.SEEK_END) if until is None else until
@@ -179,7 +179,7 @@ def log_since(root: str, since: int, until: Optional[int] = None) -> str:
 
 
 def log_size(root: str) -> int:
-    """Return the bytes of the log, 0 if there is no log."""
+    """Return the size of the log in bytes, 0 if there is no log."""
     try:
         return os.path.getsize(log_path(root))
     except OSError:
@@ -187,7 +187,7 @@ def log_size(root: str) -> int:
 
 
 class Guard:
-    """The stuck loads that the supervisor ends while a change waits, like triton/stuck_load.py has them for a container."""
+    """The stuck loads that the supervisor ends during a change. triton/stuck_load.py has the same interface for a container."""
 
     def __init__(self, root: str) -> None:
         self._root, self._rounds = root, 0
@@ -196,7 +196,7 @@ class Guard:
 
     @property
     def ended(self) -> List[str]:
-        """The lines of the supervisor about stuck loads since the guard was made."""
+        """The messages of the supervisor about stuck loads since this guard was created."""
         size = log_size(self._root)
         if size != self._at:
             self._ended += STUCK.findall(log_since(self._root, self._at, size))
@@ -204,16 +204,16 @@ class Guard:
         return self._ended
 
     def repeats(self, mark: int) -> bool:
-        """Return True if a load is to be repeated: a stuck load ended since `ended` had this length, and not too often before."""
+        """Return True if a load has to be repeated: `ended` has more than `mark` entries, and the repeats are not used up."""
         stuck = len(self.ended) > mark
         self._rounds += stuck
         if stuck:
-            # Earlier messages do not concern the repeated load
+            # Log lines before this point are not about the repeated load
             self.since = self._at
         return stuck and self._rounds <= stuck_load.ROUNDS
 
     def did(self) -> List[str]:
-        """Return what was done, in words."""
+        """Return the messages about ended loads, for reports."""
         return list(self.ended)
 
     def __enter__(self) -> Guard:

@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a Triton server where no init system and no engine runs: it starts the server again when the server ends.
+"""The supervisor of a Triton server on a machine without init system and container engine. It restarts a server that ended.
 
-It runs from an archive of its own (programs/archive.py), `supervisor.pyz CONFIG`: a JSON file with `command`, `environment`, `log`,
-`log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). The file `pid` is locked while it runs, and holds its
-number. SIGTERM ends the server and then the supervisor. The server does not outlive the supervisor.
+It is its own archive (programs/archive.py), called as `supervisor.pyz CONFIG`. CONFIG is a JSON file with `command`, `environment`,
+`log`, `log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). While the supervisor runs, it locks the file
+`pid`, which contains its process number. SIGTERM ends the server and then the supervisor. The server never outlives the supervisor.
 """
 
 from __future__ import annotations
 
-# Runs as a program, which has no run_command of a module. pylint: disable=ansible-bad-function
+# Runs as a program, where a module's run_command does not exist. pylint: disable=ansible-bad-function
 import contextlib
 import ctypes
 import os
@@ -25,24 +25,24 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load import Guard
 
-# Seconds until a server that ended starts again, doubled each time up to a limit, and after which a server counts as well
+# Seconds before a restart: FIRST, doubled at each restart up to LONGEST. A server that ran for WELL seconds starts over with FIRST.
 FIRST, LONGEST, WELL = 1.0, 60.0, 120.0
-# Seconds between two looks at the server and the size of its log
+# Seconds between two checks of the server and of the size of its log
 LOOK = 0.5
-# Seconds for which another process may look at the lock
+# Longest time in seconds for which another process tests the lock
 MOMENT = 2.0
 PR_SET_PDEATHSIG = 1
-# Logged before the process of a stuck load is ended
+# Beginning of the log line about a stuck load that is being ended
 ENDS = "a load is stuck, ends"
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process, the server to be, when its supervisor ends."""
+    """Have the kernel kill this process, which becomes the server, when its parent, the supervisor, ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Supervisor:
-    """The owner of one server."""
+    """A supervisor of one server."""
 
     def __init__(self, config: Dict[str, Any]) -> None:
         self.config = config
@@ -68,7 +68,7 @@ class Supervisor:
         self.ending = True
 
     def _wait(self, seconds: float) -> None:
-        """Wait, at most until the supervisor has to end."""
+        """Wait for `seconds`, or until the supervisor has to end."""
         deadline = time.monotonic() + seconds
         while not self.ending and time.monotonic() < deadline:
             time.sleep(min(LOOK, seconds))
@@ -102,7 +102,7 @@ class Supervisor:
                 self._log(f"the server cannot be started: {error}")
                 return 127
         server = self.server.pid
-        # The parent of the server may look at its system calls, which a container may deny to all other processes.
+        # Run the guard here: a container may allow only the parent of the server to read the server's system calls.
         with Guard(lambda: server, self.config.get("stuck_load_limit", 0), tell=lambda wait: self._log(f"{ENDS} {wait}")):
             while self.server.poll() is None and not self.ending:
                 self._wait(LOOK)
@@ -111,7 +111,7 @@ class Supervisor:
             self.server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.server.wait(self.config["stop_timeout"])
-        # Stubs of the python backend may outlive a server that was killed.
+        # If the server was killed, stubs of the python backend may still run.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.server.pid, signal.SIGKILL)
         return self.server.wait()
@@ -121,7 +121,7 @@ class Supervisor:
             log.write(f"npufleet_supervisor: {timestamp()}: {message}\n")
 
     def _rotate(self) -> None:
-        """Keep one previous log. The server goes on with its own file, to which it only appends."""
+        """Copy a log that is too large to `<log>.1` and empty it. The server keeps its open file, because it only appends."""
         path = self.config["log"]
         if os.path.exists(path) and os.path.getsize(path) > self.config["log_bytes"]:
             shutil.copyfile(path, path + ".1")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The model store of a host: releases, the links by which Triton reads them, and the transaction in which links move."""
+"""The model store of a host: releases, the links in served/ from which Triton reads them, and the transaction of a switch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The large files of a host's store, its blobs: they are verified by their digest when they arrive, and removed when unused.
+"""The blobs (large files) of a host's store. A blob is verified by its digest when it arrives, and removed when it is unused.
 
-Every blob has a stamp, `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is hashed again only if it does
-not match its stamp.
+Every blob has a stamp in `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is only hashed again if it no
+longer matches its stamp.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# Names the controller that transfers to this host, which renews its time stamp
+# File that names the controller that is transferring. The controller renews the file's time stamp.
 CONTROLLER = ".controller"
-# Bytes that a host pulls
+# File with the number of bytes that the host downloads itself
 TOTAL = ".total"
-# Seconds after which an unfinished file is removed
+# Age in seconds after which partial files in incoming/ (PARTIAL_AGE) and files in tmp/ (STAGED_AGE) are removed
 PARTIAL_AGE = 7 * 86400
 STAGED_AGE = 3600
-# Any user of the container can read blobs
+# The server may run as any user, so everybody can read blobs
 BLOB_MODE = 0o444
 
 
 class Busy(StoreError):
-    """A lock that another process holds."""
+    """An error because another process holds a lock."""
 
 
 def file_digest(path: str) -> str:
@@ -51,7 +51,7 @@ def file_digest(path: str) -> str:
 
 @contextmanager
 def locked(directory: str, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a directory. It ends with the process. Raises Busy if another process has it and `wait` is false."""
+    """Hold the lock of a directory. The kernel releases it when the process ends. Without `wait`, raises Busy if it is held."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         try:
@@ -94,7 +94,7 @@ def _stamped(root: str, digest: str, found: os.stat_result) -> bool:
 
 
 def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
-    """Return what is wrong with a blob: None, `is gone` or `was changed`. It is hashed without its stamp, or to `verify`."""
+    """Return `is gone` or `was changed`, None if the blob is intact. Hash it only without a valid stamp, or to `verify`."""
     path = blob_path(root, digest)
     try:
         found = os.lstat(path)
@@ -108,7 +108,7 @@ def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
 
 
 def arrived(incoming: Optional[str]) -> Dict[str, int]:
-    """Return {digest: bytes} of the complete and partial files in a directory of transfers."""
+    """Return {digest: size in bytes} of the complete and partial files in a directory of transfers."""
     if not incoming or not os.path.isdir(incoming):
         return {}
     with os.scandir(incoming) as found:
@@ -120,14 +120,14 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
 
 
 def room(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Return why these blobs do not fit on the file system of the store, None if they do."""
+    """Return why these blobs do not fit on the file system of the store, None if they fit."""
     return short_of_room(root, free_space(root)[1], arrived(incoming), sizes)
 
 
 def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Return why files of these sizes do not fit into `free` bytes, None if they do. An unknown size counts as 0.
+    """Return why files of these sizes do not fit into `free` bytes, None if they fit. An unknown size counts as 0.
 
-    `partial` has the bytes of files that have arrived in part.
+    `partial` is {digest: bytes} of the parts that have already arrived.
     """
     needed = sum(max((size or 0) - partial.get(digest, 0), 0) for digest, size in sizes.items())
     if needed <= free:
@@ -142,14 +142,14 @@ def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapp
 
 
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
-    """Move transferred blobs into the store. All are verified before the first one counts. Raises StoreError.
+    """Verify all transferred blobs, then move them into the store. Raises StoreError if one is missing or wrong.
 
-    A blob that does not match its digest is replaced by a rename: a server that has loaded it keeps the old file.
-    `sources` has the origin of each blob, for messages.
+    A damaged blob of the store is replaced by a rename, so that a server that has loaded it keeps the old file.
+    `sources` is {digest: origin}, for messages.
     """
     problems = []
     fresh = []
-    # Two calls at once could move the same file.
+    # Two concurrent calls could move the same file.
     with locked(os.path.join(root, "tmp")):
         for digest in digests:
             if flaw(root, digest) is None:
@@ -180,7 +180,7 @@ def _staged(root: str, digest: str) -> str:
 
 
 def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Optional[str]:
-    """Move one blob from `incoming` into tmp/. Returns why it was refused, None if it was not. A refused blob is removed."""
+    """Move one blob from `incoming` into tmp/ and verify it. Return why it was refused and removed, None if it is correct."""
     staged = _staged(root, digest)
     try:
         proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
@@ -199,10 +199,10 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
 
 
 def collect(root: str, keep: int) -> Dict[str, Any]:
-    """Remove releases beyond the newest `keep` proven contents of each model, unused blobs, and left files of transfers.
+    """Remove old releases, unused blobs, and files that transfers left. Return {"removed": [names], "bytes": freed bytes}.
 
-    A content counts once, however often it was made, and only if it was proven. The served release, the newest proven content
-    beside it, and the releases of an open transaction or a hold always stay. Returns {"removed": [paths], "bytes": freed}.
+    For each model, the newest `keep` proven contents stay. Releases with equal content count once. These always stay, too: the
+    served release, the newest other proven content, and the releases of an open transaction or a hold.
     """
     gone: List[str] = []
     freed = 0
@@ -224,7 +224,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     linked = _linked(releases)
     for digest in _listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
-        # A blob that never had a link may belong to another run, which is about to make its release.
+        # A young blob without a link may belong to another run, which has not made its release yet.
         if digest in linked or (digest not in lost and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
             continue
         freed += os.lstat(path).st_size
@@ -243,7 +243,7 @@ def _listed(directory: str) -> List[str]:
 
 
 def _proven(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
-    """Return the releases that stay because of their content. An incomplete one is no use for a rollback."""
+    """Return the complete releases whose content has to stay for rollbacks."""
     whole = [label for label in labels if _whole(root, name, label)]
     before = history.previous(lines, name, whole, store.served_label(root, name))
     return {*history.kept(lines, name, whole, keep), *([before] if before else [])}
@@ -264,7 +264,7 @@ def _whole(root: str, name: str, label: str) -> bool:
 
 
 def _named(root: str) -> Dict[str, Set[str]]:
-    """Return {model: releases that must stay}: served ones, and those of an open transaction or a hold."""
+    """Return {model: labels of the releases that are served, or belong to an open transaction or a hold}."""
     named: Dict[str, Set[str]] = {}
 
     def stay(name: str, *labels: Any) -> None:
@@ -282,7 +282,7 @@ def _named(root: str) -> Dict[str, Set[str]]:
 
 
 def _document(root: str, name: str) -> Any:
-    """Return the content of a file of the store. Raises StoreError if it cannot be used, so that nothing is removed."""
+    """Return the content of a file of the store. Raises StoreError for a damaged file, so that nothing is removed."""
     found = store.read(root, name)
     return _usable(root, name, found.content, found.flaw)
 
@@ -299,7 +299,7 @@ def _usable(root: str, name: str, content: Any, damage: Optional[str]) -> Any:
 
 
 def _retire(root: str, release: str, lost: Set[str]) -> int:
-    """Remove a release after a rename out of releases/, and add its blobs to `lost`. Returns its bytes."""
+    """Rename a release out of releases/ and remove it. Add the digests of its blobs to `lost`. Return the freed bytes."""
     lost |= _linked(release)
     out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
     os.makedirs(os.path.dirname(out), exist_ok=True)
@@ -325,12 +325,12 @@ def _older(stamp: str, path: str, age: float) -> bool:
 
 
 def _leavings(root: str) -> List[str]:
-    """Return the files that an interrupted run left in tmp/, and old partial files, unless a transfer runs."""
+    """Return the files that interrupted runs left in tmp/, and old partial files in incoming/, unless a transfer runs."""
     return [*_left_in(os.path.join(root, "tmp"), STAGED_AGE), *_left_in(os.path.join(root, "incoming"), PARTIAL_AGE)]
 
 
 def _left_in(directory: str, age: float) -> List[str]:
-    """Return what is older than `age` in a directory. Its lock tells whether another run uses it: ages are by the time of day."""
+    """Return the entries of a directory that are older than `age` seconds. Return nothing while another run holds its lock."""
     if not os.path.isdir(directory):
         return []
     found = []
@@ -338,7 +338,7 @@ def _left_in(directory: str, age: float) -> List[str]:
         with locked(directory, wait=False):
             for name in _listed(directory):
                 path = os.path.join(directory, name)
-                # Its owner may remove it meanwhile. Its st_mtime is that of the file that it is a copy of.
+                # Another process may remove the file meanwhile. st_ctime shows its age, because a copy keeps the original st_mtime.
                 with suppress(FileNotFoundError):
                     if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged files of a store. Every reader of the host reports them, and the next change repairs them.
+"""Damaged files of a store. They are reported whenever the host is read, and the next change repairs them.
 
-The content is recovered: holds and an open transaction from the history, a record from its release.
+Holds and an open transaction are recovered from the history, a record from its release.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes, sto
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, history, records
 
-# Suffix of the copy of a damaged file, for analysis
+# Suffix of the copy of a damaged file, which is kept for analysis
 ASIDE = ".damaged"
 
 
@@ -31,7 +31,7 @@ def found(root: str) -> Dict[str, str]:
 
 
 def undecided(root: str) -> Optional[str]:
-    """Return why it is unknown which models are held, None if it is known. A change could deploy what was rolled back."""
+    """Return why the holds are unknown, None if they are known. Without them, a change could deploy what was rolled back."""
     flaw = store.read(root, store.HOLDS).flaw
     if not flaw or not store.served_names(root):
         return None
@@ -46,16 +46,16 @@ def undecided(root: str) -> Optional[str]:
 
 
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
-    """Return what is wrong with a record that cannot be recovered, None for any other record."""
+    """Return what is wrong with a record that is damaged and cannot be recovered, None for every other record."""
     entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
     flaw = entry.flaw if entry.exists else "it is gone"
     return flaw if flaw and _recovered(root, name, label) is None else None
 
 
 def mend(root: str, forget: bool = False) -> List[str]:
-    """Repair the damaged files. Returns their paths. The caller holds the lock of the store.
+    """Repair the damaged files and return their paths. The caller holds the lock of the store.
 
-    Holds that are unknown stay as they are, unless all are to be forgotten.
+    If the holds are unknown, holds.json and the history stay as they are, unless `forget` ends all holds.
     """
     flaws = found(root)
     if undecided(root) and not forget:
@@ -79,7 +79,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
             root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.mismatch(hold, store.HOLD) is None})
         )
     if store.HUNG in flaws:
-        # A load that still hangs is noticed and recorded again
+        # A load that still hangs is detected and recorded again
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
         lines = _history(root)[0]
@@ -106,7 +106,7 @@ def _recovered(root: str, name: str, label: str) -> Optional[records.Record]:
 
 
 def _replace(root: str, name: str, text: Optional[str]) -> None:
-    """Replace a file, or remove it for None. A copy of the damaged file stays beside it."""
+    """Replace a damaged file by `text`, or remove it if `text` is None. Keep a copy as `<name>.damaged`."""
     import shutil
 
     path = os.path.join(root, name)

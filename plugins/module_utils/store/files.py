@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a host's store: their paths, their shapes, and writes in one piece."""
+"""The files of a host's store: their paths, their shapes, and atomic writes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST, LABEL, NAME
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
-# Models whose load hangs in the server, and since when: it counts until the server starts again
+# Models whose load hangs, and the time of that. The file is valid until the server restarts.
 HUNG = "hung.json"
-# A moment by the clock that does not step (kernel/clock.py). Earlier versions wrote the time of day only.
+# A time since boot (kernel/clock.py), because the time of day may be set. Earlier versions wrote only the time of day.
 MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
-# The shape of each file of the store. A history has one for each line, a record has records.SHAPE.
+# The shapes of the JSON files. history.SHAPE is the shape of a line of the history, records.SHAPE that of a record.
 SHAPES = {
     TRANSACTION: {
         "run": str,
@@ -39,11 +39,11 @@ SHAPES = {
 
 
 class StoreError(Exception):
-    """A release that was not made. The served releases have not changed."""
+    """A change of the store that was refused or failed. The message is for an operator."""
 
 
 class Run(NamedTuple):
-    """The run that changes a store: its id, its person at a controller, the name of the host in the inventory."""
+    """The run that changes a store: its id, the person who started it, and the name of the host in the inventory."""
 
     run: str
     by: str
@@ -61,7 +61,7 @@ def release_path(root: str, name: str, label: str) -> str:
 
 
 def record_path(root: str, name: str, release: str) -> str:
-    """Return the path of a record. It is beside the release, which has only Triton's files."""
+    """Return the path of a record. It is next to the directory of the release, which contains only Triton's files."""
     return os.path.join(root, "releases", name, release + ".json")
 
 
@@ -69,12 +69,12 @@ DIRECTORIES = ("", "blobs", "blobs/sha256", "releases", "served", "tmp")
 
 
 def is_there(root: str) -> bool:
-    """Return True if the store has all of its directories. Triton does not start without `served`, even without any model."""
+    """Return True if the store has all of its directories. Triton needs `served` even if it has no model."""
     return all(os.path.isdir(os.path.join(root, name)) for name in DIRECTORIES)
 
 
 def make_directory(path: str, mode: int = 0o755) -> None:
-    """Make a directory, or change its mode, whatever the umask is."""
+    """Create a directory with this mode, independent of the umask, or change the mode of an existing directory."""
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         make_directory(parent)
@@ -84,15 +84,15 @@ def make_directory(path: str, mode: int = 0o755) -> None:
 
 
 def make_directories(root: str) -> None:
-    """Make the directories of the store. Any user of the container can read what Triton reads."""
+    """Create the directories of the store. All users can read them, except tmp/, because Triton may run as any user."""
     for name in DIRECTORIES:
         make_directory(os.path.join(root, name), 0o700 if name == "tmp" else 0o755)
 
 
 def prepare(root: str) -> None:
-    """Make the store ready for a change. The caller holds its lock, and is the only one that writes to tmp/."""
+    """Create the directories, and remove old files in tmp/. The caller holds the lock of the store."""
     make_directories(root)
-    # Left by a run that was killed
+    # A run that was killed may have left these
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):
@@ -113,12 +113,12 @@ def locked(root: str, deadline: float) -> Iterator[None]:
 
 
 def write_json(root: str, path: str, value: Mapping[str, Any]) -> None:
-    """Write a JSON file in one piece."""
+    """Write a JSON file as write_text does."""
     write_text(root, path, json.dumps(value, indent=1, sort_keys=True))
 
 
 def write_text(root: str, path: str, text: str) -> None:
-    """Write a file in one piece, flushed to the disk before it counts."""
+    """Write a file to the disk under another name, then rename it, so that readers never see a part of it."""
     import tempfile
 
     handle, staging = tempfile.mkstemp(prefix="json-", dir=os.path.join(root, "tmp"))
@@ -131,5 +131,5 @@ def write_text(root: str, path: str, text: str) -> None:
 
 
 def read(root: str, name: str) -> shapes.FileContent:
-    """Return one of the files in SHAPES."""
+    """Return the content of a file in SHAPES."""
     return shapes.read(os.path.join(root, name), SHAPES[name])

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Files that another account may have made, or can still change: one helper that opens them.
+"""Open files that another account has created or can still change.
 
-A file is judged before anything of it is opened, and read by the descriptor that was judged. No link is followed, a pipe blocks
-nobody, and a device node is not touched. Linux only.
+Each file is checked before it is opened, and read through the descriptor that was checked. Links are not followed, pipes do not
+block, and device nodes are not opened. Linux only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import stat
 from typing import Any, BinaryIO, Optional
 
-# Bytes of a file, unless a caller knows better: a sparse file has any size and takes as long to read
+# Default limit in bytes: a sparse file may have any size, and reading it would take as long
 LARGEST = 256 << 30
 BLOCK = 1 << 20
 # Without O_NOFOLLOW a directory may be reached through a link
@@ -22,7 +22,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Untrusted(Exception):
-    """A file that cannot be trusted: what it is, and what was expected."""
+    """A file that cannot be trusted. The message says what it is, and what was expected."""
 
 
 class NotRegular(Untrusted):
@@ -30,22 +30,22 @@ class NotRegular(Untrusted):
 
 
 def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int = LARGEST, single: bool = True) -> BinaryIO:
-    """Return a regular file, opened for reading; a `single` one has no second name.
+    """Open a regular file for reading. With `single`, it must not have a second name (hard link).
 
-    Below `base`, a directory, no part of the path may be a link; without it the directory of `path` is trusted. The file must
-    belong to the user `owner`, where that is given. Raises Untrusted, and OSError such as FileNotFoundError.
+    With `base`, no part of the path below that directory may be a link. Without `base`, the directory of `path` is trusted. With
+    `owner`, the file must belong to that user. Raises Untrusted, and OSError such as FileNotFoundError.
     """
     seen = _look(path, base)
     try:
         judge(os.fstat(seen), owner, limit, single)
-        # The same file, whatever its name leads to by now
+        # Open the checked file, even if its name leads to another file by now
         return os.fdopen(os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     finally:
         os.close(seen)
 
 
 def _look(path: str, base: str) -> int:
-    """Return a descriptor that names a file and opens nothing."""
+    """Return an O_PATH descriptor, which refers to a file without opening its content."""
     parts = os.path.relpath(path, base).split(os.sep) if base else [os.path.basename(path)]
     if ".." in parts:
         raise Untrusted(f"leads out of {base}, expected a path below it")
@@ -70,12 +70,12 @@ def _enter(place: int, part: str) -> int:
 
 
 def plain(found: os.stat_result) -> bool:
-    """Return True if it is a file with one name: a second one may be that of a file of somebody else."""
+    """Return True for a regular file with one name. A second name could belong to another account's file."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def judge(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
-    """Raise Untrusted for anything but a regular file, of this owner and within this size."""
+    """Raise Untrusted unless it is a regular file of this owner with at most `limit` bytes."""
     if not (plain(found) if single else stat.S_ISREG(found.st_mode)):
         raise NotRegular(f"is {_kind(found)}, expected a regular file with one name")
     if owner is not None and found.st_uid != owner:
@@ -99,7 +99,7 @@ def _too_large(limit: int) -> Untrusted:
 
 
 def read(path: str, limit: int, base: str = "", owner: Optional[int] = None) -> bytes:
-    """Return the content of such a file. Raises as open_file does, also where it grows beyond `limit` bytes."""
+    """Return the content of a file. Raises the errors of open_file, also if the file grows beyond `limit` bytes."""
     with open_file(path, base, owner, limit) as source:
         content = source.read(limit + 1)
     if len(content) > limit:
@@ -108,12 +108,12 @@ def read(path: str, limit: int, base: str = "", owner: Optional[int] = None) -> 
 
 
 def digest(source: BinaryIO, limit: int = LARGEST) -> str:
-    """Return the SHA-256 of an opened file, from its begin to its end. Raises Untrusted where that is beyond `limit` bytes."""
+    """Return the SHA-256 of an open file, from its beginning. Raises Untrusted if it has more than `limit` bytes."""
     return copy(source, None, limit)
 
 
 def copy(source: BinaryIO, sink: Any, limit: int = LARGEST) -> str:
-    """Copy an opened file and return the SHA-256 of the bytes that were written. Raises Untrusted beyond `limit` bytes."""
+    """Copy an open file to `sink`, and return the SHA-256 of the copied bytes. Raises Untrusted beyond `limit` bytes."""
     found = hashlib.sha256()
     size = 0
     source.seek(0)

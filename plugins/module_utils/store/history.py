@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a store: a line for each change, oldest first.
+"""The history of a store: one JSON line for each change, oldest first.
 
-The proven contents follow from it, and so do the holds if their own file is lost.
+It shows which contents were proven. If holds.json is lost, the holds are derived from the history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HISTORY
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, NAME, content, serial
 
-# The fields that every line needs. Other fields are for people.
+# Required fields of a line, and optional ones (`?`), of which most only inform people
 SHAPE = {
     "model": NAME,
     "result": str,
@@ -25,9 +25,9 @@ SHAPE = {
     **{name + "?": TEXT_OR_NULL for name in ("when", "who", "run", "host", "what", "source", "release", "why")},
 }
 PROVEN = "proven"
-# A line that ends a hold
+# `what` of a line that ends a hold
 FORGET = "forget"
-# A line of a change that was rolled back
+# `what` of a line whose change was rolled back by its own run
 RESTORED = "put back"
 
 
@@ -40,14 +40,14 @@ def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Return the labels of a model's proven releases, newest proof first."""
     found = []
     for line in reversed(proven(lines, name)):
-        # The previous release was proven, too, maybe before the history began. A restored release has the failed one there.
+        # `from` was also proven, maybe before the history began. Only a RESTORED line has the failed release as `from`.
         found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
     return [fromkey for fromkey in dict.fromkeys(found) if fromkey]
 
 
 def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], current: Optional[str]) -> Optional[str]:
-    """Return the label, of these on the host, whose content was proven last, except for the content of the current one."""
-    # In a store that is older than the history, the serials show the order
+    """Return the one of `labels` whose content was proven last and differs from the current content, None if no label fits."""
+    # If the store is older than the history, use the order of the serials
     order = proven_labels(lines, name) or [other for other in labels if serial(other) < serial(current or "0")]
     for label in order:
         if content(label) != content(current):
@@ -60,7 +60,7 @@ def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str
 def kept(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], keep: int) -> List[str]:
     """Return the newest label of each of the `keep` contents that were proven last.
 
-    In a store that is older than the history, every content counts.
+    If the store is older than the history, every content counts as proven.
     """
     newest = {content(label): label for label in reversed(labels)}
     order = dict.fromkeys(content(label) for label in proven_labels(lines, name) or labels)
@@ -68,7 +68,7 @@ def kept(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], k
 
 
 def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """Return {model: its hold}, as they follow from rollbacks and later changes."""
+    """Return {model: hold}, derived from the rollbacks and the changes after them."""
     found: Dict[str, Dict[str, Any]] = {}
     sources: Dict[str, Any] = {}
     for line in lines:
@@ -79,14 +79,14 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
             continue
         hold = found.get(name)
         if line.get("what") == "rollback":
-            # After two rollbacks the source of the first one is still rejected
+            # A second rollback still rejects the source that the first one rejected
             rejected = hold["source"] if hold else sources.get(name)
             found.pop(name, None)
             if rejected and rejected != line.get("source"):
                 facts = {"by": line.get("who") or "unknown", "when": line.get("when") or "unknown", "why": line.get("why") or ""}
                 found[name] = {"source": rejected, "label": line["to"], "release": line.get("release"), **facts}
         elif hold and content(line["to"]) == content(hold["label"]):
-            # The held content was made again, or restored
+            # The held content has a new label, because it was made again or restored
             hold["label"] = line["to"]
         else:
             found.pop(name, None)
@@ -95,12 +95,12 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
 
 
 def read_history(root: str) -> List[Dict[str, Any]]:
-    """Return every recorded change, oldest first. A damaged line is skipped here, and reported by damage.py."""
+    """Return all recorded changes, oldest first. Damaged lines are skipped here and reported by damage.py."""
     return shapes.read_lines(os.path.join(root, HISTORY), SHAPE)[0]
 
 
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
-    """Append changes, without those that the same run has already recorded."""
+    """Append lines, except those that the same run has already recorded."""
     keys = ("run", "model", "what", "from", "to", "result")
     there = {tuple(line.get(key) for key in keys) for line in read_history(root)}
     fresh = [line for line in lines if tuple(line[key] for key in keys) not in there]

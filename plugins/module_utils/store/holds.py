@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Holds: a model that was rolled back keeps its release until the inventory has another source of it."""
+"""Holds: a model that was rolled back keeps its release until its source in the inventory changes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import time
 
 
 def read_holds(root: str) -> Dict[str, Any]:
-    """Return {model: its hold}. If the file cannot be used, they follow from the history."""
+    """Return {model: hold}. If holds.json is damaged, derive the holds from the history."""
     found = read(root, HOLDS)
     return holds_from_history(root) if found.flaw else dict(found.content or {})
 
 
 def holds_from_history(root: str) -> Dict[str, Any]:
-    """Return the holds as they follow from the history."""
+    """Return the holds that the history shows, completed from the records of their releases."""
     found = {}
     for name, hold in history.holds(read_history(root)).items():
         facts: Mapping[str, Any] = {}
@@ -34,11 +34,11 @@ def holds_from_history(root: str) -> Dict[str, Any]:
 
 
 def write_holds(root: str, holds: Mapping[str, Any]) -> None:
-    """Write holds.json if it differs. Without any hold there is no file."""
+    """Write holds.json if the holds differ. Remove the file if there are no holds."""
     kept = {name: hold for name, hold in holds.items() if hold}
     path = os.path.join(root, HOLDS)
     if read(root, HOLDS).flaw:
-        # Its holds are unknown: it stays until an operator decides
+        # Keep a damaged file, whose holds are unknown, until an operator decides
         return
     if kept and kept != read_holds(root):
         write_json(root, path, kept)
@@ -47,13 +47,13 @@ def write_holds(root: str, holds: Mapping[str, Any]) -> None:
 
 
 def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dict[str, Any]:
-    """Return the holds after a rollback, which rejects a source of a model until the inventory has another one."""
+    """Return the holds after a rollback. A hold rejects the source that was served, until the inventory has another source."""
     holds = read_holds(root)
     for name, move in moves.items():
         before = holds.get(name)
         target = read_record(root, name, move["to"] or "")
         served = read_record(root, name, move["from"] or "")
-        # After two rollbacks the source of the inventory is still rejected
+        # A second rollback still rejects the source of the inventory
         rejected = before["source"] if before and before["release"] == served["release"] else served["source"]
         holds.pop(name, None)
         if rejected != target["source"]:
@@ -70,9 +70,9 @@ def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dic
 
 
 def hold_back(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Replace the releases of the inventory by the held ones, in models and server at once. Returns the holds that apply.
+    """Replace the desired releases of held models by the held releases. Return the holds that apply.
 
-    `desired` is the desired state of host_state, and changes in place.
+    `desired` is the desired state of host_state. Its concerns `models` and `server` are changed in place.
     """
     parts = [desired[concern] for concern in ("models", "server") if "models" in desired.get(concern, {})]
     root = next((part["root"] for part in parts if "root" in part), None)

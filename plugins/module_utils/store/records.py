@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a release, a file beside it, and how a lost record is made from the release itself.
+"""The record of a release, which is a file next to its directory, and the recovery of a lost record from the release.
 
-The digest of a release is over all of its files, with the config without that digest. So the files prove the digest.
+The digest of a release covers all of its files, and the config without the digest itself. So the files prove the digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 
 DIGEST = re.compile("[0-9a-f]{64}")
 LABEL = re.compile(r"\d+-[0-9a-f]+")
-# The name of a model is the name of its directory
+# A model's name is also a directory name
 NAME = re.compile(r"(?!\.{1,2}$)[^/\0]+")
 PATH = re.compile(r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\0]+")
 SHAPE = {
@@ -33,7 +33,7 @@ CONFIG = "config.pbtxt"
 
 
 class File(TypedDict):
-    """A file of a release: SHA-256, size in bytes, and whether it is a link to a blob."""
+    """A file of a release: SHA-256, size in bytes, and `blob`: True if it is a link to a blob."""
 
     sha256: str
     size: int
@@ -43,20 +43,20 @@ class File(TypedDict):
 class Record(TypedDict):
     """The recorded facts of a release."""
 
-    # Digests over all of its files, and over its sources on the controller
+    # Digest of all files of the release, and digest of its sources on the controller
     release: str
     source: str
-    # Served version numbers, and the models that an ensemble calls
+    # Version numbers that are served, and the models that an ensemble calls
     versions: List[str]
     steps: List[str]
-    # The server has a response cache for it
+    # True if the server caches responses of the model
     cached: bool
-    # Digest of the config without the digests in it, None if it is unknown
+    # Digest of the config without its digests, None if it is unknown
     shape: Optional[str]
     files: Dict[str, File]
 
 
-# The switch of a model between releases, as labels; None is no release. `failed` is the release that a rollback has replaced.
+# A switch of a model between two releases (labels, None for no release). `failed` is the release that a rollback replaced.
 Move = TypedDict(
     "Move",
     {"from": Optional[str], "to": Optional[str], "what": str, "failed": Optional[str]},
@@ -70,12 +70,12 @@ def content(label: Optional[str]) -> str:
 
 
 def serial(label: str) -> int:
-    """Return the number of a release, which grows with each release of its model."""
+    """Return the serial number in a label, which grows with each release of the model."""
     return int(label.partition("-")[0])
 
 
 def tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
-    """Return the SHA-256 over files, {path: digest}, and over a table of compiled files."""
+    """Return the SHA-256 of `files`, {path: digest}, and of `table`, {key: digest} of compiled files."""
     lines = [f"{files[path]} {path}\n" for path in sorted(files)]
     lines += [f"{table[key]} artefact {key}\n" for key in sorted(table)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -84,7 +84,7 @@ def tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
 def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Optional[Record]:
     """Return the record of the release in directory `base`, None if its files do not match the label.
 
-    `blob` returns the path of a blob that matches its digest, None if there is none.
+    `blob` returns the path of a blob that matches its digest, None if it is missing or damaged.
     """
     files: Dict[str, File] = {}
     text = ""
@@ -122,7 +122,7 @@ def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
 
 
 def _block(name: str) -> str:
-    """Return the pattern of a parameter as manifest.py prints it."""
+    """Return the pattern of a parameter in a config, in the form that manifest.py prints."""
     return rf'^parameters \{{\n  key: "{name}"\n  value \{{\n    string_value: "([0-9a-f]{{64}})"\n  \}}\n\}}\n'
 
 
@@ -136,7 +136,7 @@ def _without(text: str, name: str) -> str:
 
 
 def _versions(text: str, files: Mapping[str, File]) -> List[str]:
-    """Return the versions that the printed policy selects, by default the latest one."""
+    """Return the versions that the version policy of the config selects, by default the latest version."""
     numbers = sorted({int(path.partition("/")[0]) for path in files if re.match(r"(0|[1-9]\d*)/", path)})
     found = re.search(r"^version_policy \{\n  (all|latest|specific) \{\n((?:    .*\n)*)", text, re.MULTILINE)
     kind, inner = (

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Releases of models, and the links by which Triton reads them."""
+"""Releases of models, and the links in served/ from which Triton reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.files import
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, Record, serial
 
-# Fields of a record beside the files
+# Fields of a record except `files`
 FACTS = ("release", "source", "versions", "steps", "cached", "shape")
 
 
@@ -37,7 +37,7 @@ def labels(root: str, name: str) -> List[str]:
 
 
 def next_serial(root: str, name: str) -> int:
-    """Return the next number of a release, which this model never had on this host."""
+    """Return a serial number that no release of this model has on this host."""
     directory = os.path.join(root, "releases", name)
     names = os.listdir(directory) if os.path.isdir(directory) else []
     numbers = [int(found.group(1)) for found in (re.match(r"(\d+)-", candidate) for candidate in names) if found]
@@ -52,7 +52,7 @@ def read_record(root: str, name: str, label: str) -> Record:
     record = found.content
     base = release_path(root, name, label)
     if not record.get("versions"):
-        # Older records have no versions: Triton's default is the latest one
+        # Older records have no versions. Triton's default is the latest version.
         numbers = [int(entry) for entry in os.listdir(base) if re.fullmatch(r"[1-9]\d*", entry)] if os.path.isdir(base) else []
         record["versions"] = [str(max(numbers))] if numbers else []
     for path, file in record["files"].items():
@@ -75,13 +75,13 @@ def facts_of(record: Record) -> Dict[str, Any]:
 
 
 def wanted_of(record: Record) -> Dict[str, Any]:
-    """Return a record in the form of a desired model: its facts, and its files without sizes."""
+    """Return a record in the form of a desired model: its facts, and its files without their sizes."""
     files = {path: {"sha256": file["sha256"], "blob": file["blob"]} for path, file in record["files"].items()}
     return {**facts_of(record), "files": files}
 
 
 def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
-    """Write a release in tmp/ and rename it into releases/. Returns its label."""
+    """Create a release in tmp/ and rename it into releases/. Return its label. Raises StoreError."""
     import base64
     import tempfile
 
@@ -126,9 +126,9 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
 
 
 def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
-    """Return a release of this host as make_release takes it. A changed file comes from another release with the same content.
+    """Return the content of a release of this host, as the parameter of make_release.
 
-    Raises StoreError with every file that is lost.
+    A file that is lost or changed is read from another release that has it. Raises StoreError with every file that no release has.
     """
     import base64
 
@@ -156,7 +156,7 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
 
 
 def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
-    """Return the content of a file of a release, None if it does not match its digest."""
+    """Return the content of a file of a release, None if it is missing or does not match its digest."""
     try:
         with open(os.path.join(base, path), "rb") as source:
             content = source.read()
@@ -166,7 +166,7 @@ def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
 
 
 def served_label(root: str, name: str) -> Optional[str]:
-    """Return the label of the release that served/<name> links to, None if it is no link to a release of this model."""
+    """Return the label of the release that served/<name> links to, None if it does not link to a release of this model."""
     link = os.path.join(root, "served", name)
     if not os.path.islink(link):
         return None
@@ -183,9 +183,9 @@ def served_names(root: str) -> List[str]:
 
 
 def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
-    """Point served/<name> at a release, or remove the link for None. Returns the names whose link moved.
+    """Point the link served/<name> to a release, or remove it for None. Return the names whose link moved.
 
-    All links are first made in tmp/, so that a full disk fails before the first link moves.
+    All new links are first created in tmp/, so that a full disk causes a failure before the first link moves.
     """
     for name, label in moves.items():
         fresh = os.path.join(root, "tmp", "link-" + name)
@@ -207,7 +207,7 @@ def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
 
 
 def linked(root: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {model: facts} of the linked releases, with other desired facts, and of the models that no store has."""
+    """Return {model: facts} of the releases that served/ links to, and of the desired models that have no release."""
     found = {name: dict(entry) for name, entry in wanted.items() if entry["release"] is None}
     for name in served_names(root):
         label = served_label(root, name)
@@ -218,12 +218,12 @@ def linked(root: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def in_place(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return True if a version changes under its number. A response cache still has responses of the old one."""
+    """Return True if a version number gets other content. Then a response cache still has responses of the old content."""
     shared = set(old["versions"]) & set(new["versions"])
     return any(_version(old, number) != _version(new, number) for number in shared)
 
 
 def _version(entry: Mapping[str, Any], number: str) -> Any:
     files = {path: file["sha256"] for path, file in entry["files"].items() if path.startswith(number + "/")}
-    # An unknown shape equals no other
+    # An unknown shape equals no other shape
     return files, entry.get("shape") or object()

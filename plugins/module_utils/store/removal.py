@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Removal of the store of a host with all that the project keeps in it, after a proof that the directory is one.
+"""Removal of the store of a host and of everything else that the project keeps in its root.
 
-The path is a variable of an inventory. A root of somebody else's files must survive a mistake in it, so the host decides.
+The path is a variable of an inventory. If it is wrong, other people's files must survive, so the host first checks the directory.
 """
 
 from __future__ import annotations
 
-# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+# Also runs in programs, where a module's run_command does not exist. pylint: disable=ansible-bad-function
 import errno
 import os
 import re
@@ -20,9 +20,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.damage impor
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-# Directories of roles, of transfers and of a server that was started in a container, beside those of the store
+# Directories in addition to those of the store: of roles, of transfers, and of a server that is a process
 DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
-# A host that only ever was in maintenance has these and no store
+# A host that was in maintenance, but never had a server, has only these files
 OF_LEASE = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
 FILES = (
     *OF_LEASE,
@@ -35,19 +35,19 @@ FILES = (
     "replacement.json",
     *("probe.json", "watchdog.json", "process.lock"),
 )
-# Of a file that is being written, by a run or by the probe, and of one that was damaged
+# Suffixes of a file that is being written by a run or by the probe, and of the copy of a damaged file
 ENDINGS = ("", ".new", ".draft", ASIDE)
-# As the module host_files names a draft
+# Names of the drafts that the module host_files writes
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")
-# What a file system has in its root, where the store is one
+# This directory exists if the store is the root of its own file system
 OF_FILE_SYSTEM = "lost+found"
 SHOWN = 5
 
 
 def entries(root: str) -> List[str]:
-    """Return the names in the root that are to be removed; none where there is no root.
+    """Return the names of the entries in the root, empty if the root does not exist.
 
-    Raises StoreError where the directory is no store, or has something that is not the project's.
+    Raises StoreError if the directory is not a store, or contains an entry that does not belong to the project.
     """
     try:
         found = os.lstat(root)
@@ -75,16 +75,16 @@ def entries(root: str) -> List[str]:
 
 
 def _is_one_of(name: str, known: Sequence[str]) -> bool:
-    """Return True for one of these files, and for what a run or a program that was killed has left of it."""
+    """Return True if `name` is one of these files, or a draft or copy that an interrupted program left of it."""
     draft = DRAFT.fullmatch(name)
     return (draft is not None and draft[1] in known) or any(name == file + ending for file in known for ending in ENDINGS)
 
 
 def remove(root: str) -> bool:
-    """Remove the store; return whether there was one. Raises StoreError where it is none, or cannot be removed."""
+    """Remove the store. Return False if it did not exist. Raises StoreError if it is not a store or cannot be removed."""
     names = entries(root)
     for name in names:
-        # Not in Python, whose recursion ends in directories as deep as the connecting user likes to make them in incoming/
+        # The connecting user can nest directories in incoming/ deeper than a recursion in Python can go
         command = ["rm", "-rf", "--one-file-system", "--", os.path.join(root, name)]
         done = subprocess.run(command, env=untranslated(), capture_output=True, check=False)
         if done.returncode:
@@ -95,7 +95,7 @@ def remove(root: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        # A file system of its own stays mounted
+        # A root with its own file system stays mounted
         if error.errno not in (errno.EBUSY, errno.ENOTEMPTY) or set(os.listdir(root)) - {OF_FILE_SYSTEM}:
             raise
         return bool(names)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rollback by an operator: the release that is meant, and the models that change."""
+"""Rollback by an operator: select the release to return to, and the models that change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
         return found
     if to in usable:
         return to
-    # Its content may have been made again under another label
+    # The same content may have a newer label
     again = [label for label in usable if LABEL.fullmatch(to) and content(label) == content(to)]
     if again:
         return again[0]
@@ -56,9 +56,9 @@ def rollback_target(root: str, name: str, to: str) -> str:
 
 
 def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
-    """Return {model: {"from", "to": the label to go back to}}, by default for every served model that has such a release.
+    """Return {model: move} for the given models, by default for every served model that has a release to return to.
 
-    A model that already serves this content is left out. Raises StoreError with every reason.
+    Models that already serve this content are left out. Raises StoreError with all reasons.
     """
     moves: Dict[str, Move] = {}
     same = 0

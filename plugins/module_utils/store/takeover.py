@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Files that move between root and the connecting user, by the directory of transfers that belongs to that user.
+"""Move files between root and the connecting user, through the directory of transfers, which that user owns.
 
-No other account can change a file that root has taken over. A file that root gives away replaces any entry of its name, and follows
-no link. In a container without root, the user who runs this is in the place of root.
+No other account can change a file after root has taken it over. A file that root gives away replaces any entry of the same name,
+without following links. In a container without root, the user who runs this code takes the role of root.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from typing import Any, BinaryIO, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign
 
-# Seconds for a sender to close its file. A process that it started holds the descriptor, too, until it runs a program.
+# Seconds for a sender to close its file. Its child processes also have the file open until they execute their program.
 CLOSING = 5.0
-# Errors of file systems without leases
+# Errors of file systems that do not support leases
 NO_LEASES = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class NotThere(StoreError):
-    """The sender has left no such file."""
+    """An error because the sender left no such file."""
 
 
 class Unfit(StoreError):
-    """An entry that is no file to take over. It was removed."""
+    """An error because an entry cannot be taken over. The entry was removed."""
 
 
 def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.LARGEST) -> str:
-    """Move a file of the sender's directory to `target`, which is root's, and return the digest of what was moved.
+    """Move a file from the sender's directory to `target`, make root its owner, and return its digest.
 
-    Raises NotThere, and Unfit where it is a link, has a second name, is no file or larger than `limit` bytes, or where somebody
-    can still write to it.
+    Raises NotThere if the file is missing. Raises Unfit if it is a link, has a second name, is not a regular file, is larger than
+    `limit` bytes, or if another process can still write to it.
     """
     try:
         place = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         raise NotThere(f"found no directory {incoming}") from None
     try:
-        # Out of the sender's reach first, so that what is judged is what is kept.
+        # Move the file out of the sender's reach first, so that the checked file is the one that is kept.
         os.replace(name, target, src_dir_fd=place)
     except (FileNotFoundError, NotADirectoryError):
         raise NotThere(f"found no {name} in {incoming}") from None
@@ -71,7 +71,7 @@ def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
     handle = source.fileno()
     os.fchown(handle, os.geteuid(), os.getegid())
     os.fchmod(handle, mode)
-    # Again, because the sender could give it a second name until it was root's.
+    # Check again, because the sender could create a second name until root became the owner.
     _refuse_names(handle)
     if not _lease(handle):
         return _copy(source, path, mode, limit)
@@ -87,9 +87,9 @@ def _refuse_names(handle: int) -> None:
 
 
 def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[str, str]:
-    """Replace every file below a directory of root by a copy that only root has written. Returns {path: digest of the copy}.
+    """Replace every file below a directory of root by a copy that only root can write. Return {path: digest of the copy}.
 
-    The sender may have kept the files open for writing. Raises Unfit for a link, a second name or anything that is no file.
+    The sender may still have the originals open for writing. Raises Unfit for a link, a second name, or a special file.
     """
     owned: Dict[str, str] = {}
     queue = [""]
@@ -110,8 +110,8 @@ def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[st
 
 
 def _lease(handle: int) -> bool:
-    """Return True if the kernel gives a lease: then no earlier descriptor or mapping can write. False without leases."""
-    # Instead of SIGIO, which would end this process
+    """Return True if the kernel grants a read lease, which proves that no process can write. False if leases are unsupported."""
+    # The default signal of a broken lease, SIGIO, would end this process
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
     deadline = time.monotonic() + CLOSING
     while True:
@@ -129,7 +129,7 @@ def _lease(handle: int) -> bool:
 
 
 def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
-    """Replace a file by a copy, which no other account can write without a lease, too. Returns the digest of the copy."""
+    """Replace a file by a copy, to which no other process has access even without a lease. Return the digest of the copy."""
     fresh = path + ".copy"
     remove(fresh)
     try:
@@ -147,15 +147,15 @@ def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
 
 
 def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.LARGEST) -> str:
-    """Move a file of root's to the receiver's directory, readable by that user alone; returns the digest that it had before.
+    """Move a file of root to the receiver's directory, and make the receiver its only reader. Return the file's digest.
 
-    Raises Unfit where it is a link, has a second name, is no file or larger than `limit` bytes.
+    Raises Unfit if it is a link, has a second name, is not a regular file, or is larger than `limit` bytes.
     """
     with _opened(path, limit) as source:
         proven = foreign.digest(source, limit)
         place = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            # A rename replaces a link, but no directory.
+            # A rename can replace a link, but not a directory.
             if _is_directory(place, name):
                 remove(os.path.join(incoming, name))
             os.replace(path, name, dst_dir_fd=place)
@@ -174,5 +174,5 @@ def _is_directory(place: int, name: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove any kind of entry, and nothing behind a link."""
+    """Remove an entry of any kind, without following links."""
     trees.remove(path)

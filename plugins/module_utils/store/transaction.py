@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction in which links move. It is recorded before the first link does.
+"""The transaction in which the links in served/ move. It is recorded before the first link moves.
 
-Wherever a run ends, the next one finds the releases that served before.
+If a run is interrupted, the next run finds the previously served releases in this record.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import time
 
 
 def read_transaction(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open transaction, None if there is none.
+    """Return the open transaction, None if no transaction is open.
 
-    A file that cannot be used is an open transaction with a `flaw`. The previous releases then follow from the history.
+    A damaged file counts as an open transaction, with the damage in `flaw` and the previous releases from the history.
     """
     found = read(root, TRANSACTION)
     if not found.exists:
@@ -45,13 +45,13 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
 
 
 def renewed(opened: Mapping[str, Any]) -> float:
-    """Return the time of day at which a transaction was renewed, for logs: an earlier one if the clock was set back since."""
+    """Return the time of day of the latest renewal, to select log lines. It is corrected if the clock was set back since."""
     age = clock.since(opened)
     return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
 
 
 def _unproven(root: str) -> Dict[str, Move]:
-    """Return the models that serve another release than the one that was proven last, as moves of a transaction."""
+    """Return moves of a transaction for the models that do not serve the release that was proven last."""
     lines = read_history(root)
     moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):
@@ -63,9 +63,9 @@ def _unproven(root: str) -> Dict[str, Move]:
 
 
 def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any) -> Dict[str, Any]:
-    """Record moves before any link moves. A model that the open transaction already has keeps its proven release as `from`.
+    """Record moves, {model: {"from", "to", "what"}}, before any link moves. `more` are more fields of the record.
 
-    `moves` is {model: {"from", "to", "what"}}.
+    A model that is already in the open transaction keeps its `from`, which is its proven release.
     """
     old = read_transaction(root) or {"models": {}, "holds": {}}
     mine = old.get("run") == run.run
@@ -78,7 +78,7 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
         "renewed": time.time(),
         **clock.mark(),
         "models": {**old["models"], **models},
-        # The previous holds, for a rollback
+        # The holds before the transaction, which a rollback restores
         "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},
         **({"why": old["why"]} if mine and "why" in old else {}),
         **more,
@@ -114,13 +114,13 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
 
 
 def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Move]:
-    """Record the result of the open transaction in the history, and end it. Returns its models."""
+    """Append the result of the open transaction to the history, and close it. Return its moves."""
     found = read_transaction(root)
     if found is None:
         return {}
     moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
-        # The linked releases are proven. A run that was killed may not have linked the recorded ones.
+        # The linked releases are the proven ones. A run that was killed may not have moved the links as recorded.
         here = served_label(root, name)
         if here == move["to"]:
             moves[name] = move
@@ -132,10 +132,10 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
 
 
 def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
-    """Link the releases from before the open transaction. Returns {model: {"failed": the label until now, "to": its link or None}}.
+    """Link the releases from before the open transaction. Return the moves; their `failed` is the release that did not prove.
 
-    Old content gets new directories, because Triton ignores older ones. A model whose link has not moved keeps it.
-    Raises StoreError after it has restored all models that it can.
+    Old content gets a new release, because a polling Triton ignores older directories. A link that has not moved stays as it is.
+    Raises StoreError if a release is lost, after all other models are restored.
     """
     found = read_transaction(root)
     if found is None:
