@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of variables: ranges of numbers, forms of names, places of paths. Controller only.
+"""Bounds of variables: ranges of numbers, forms of names, allowed paths. Controller only.
 
-argument_specs.yml knows types only. `values.converted` compares each value with its bound, so that no other code has to expect a
-path such as `/` or a number that no memory can hold.
+argument_specs.yml declares types only. `values.converted` checks each value against its bound. Therefore no other code gets a path
+such as `/`, or a number that is too large for the memory.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import NAME
 
-# The most bytes of a file name, and of a path to which more names are added
+# The most bytes of a file name. The most bytes of a path, below which this project creates further files
 NAME_BYTES, PATH_BYTES = 255, 1024
 # The most bytes of a name that becomes a part of file names, such as release-<name>-<random>
 STEM_BYTES = 200
-# The most entries of a list or a map, characters of one line, and characters of a text of several lines
+# The most entries of a list or a map. The most characters of one line, and of a text of several lines
 ENTRIES, LINE, PAGE = 1000, 4096, 1 << 20
-DAY = 86400
+DAY = 86400  # seconds
 MOST_NPUS = 256
-MOST_BYTES = 1 << 50
-# Characters that end a line, control a terminal or belong to no encoding
+MOST_BYTES = 1 << 50  # 1 PiB: the largest file or memory
+# Characters that end a line, control a terminal or cannot be encoded
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Paths that units, shells, mounts and configuration files accept without quotes
 HOST_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
-# Directories of the system, which the bounds exclude with everything below them
+# Directories of the system. The bounds refuse them and every path below them.
 TREES = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr"),
     *(f"/var/lib/{name}" for name in ("apt", "containerd", "dnf", "docker", "dpkg", "kubelet", "rpm", "systemd")),
 )
-# Directories of the system, which the bounds exclude without what is below them
+# Directories of the system. The bounds refuse them, but accept paths below them.
 SHARED = (
     *(f"/{name}" for name in ("home", "lost+found", "media", "mnt", "opt", "root", "run", "srv", "tmp", "var")),
     *(f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail", "opt", "run", "spool", "tmp", "www")),
 )
-# Endings of files in a model that are no compiled files
+# Endings that a compiled file must not have, because other files of a model have them
 RESERVED = (".pbtxt", ".py", ".pyc", ".so", ".json")
 # Directories that do not survive a boot
 VOLATILE = ("/run", "/var/run")
 
 
 class Bound(NamedTuple):
-    """A condition on a value of the right type, with its description and the next step for messages."""
+    """A condition on a value that has the right type already, with texts for messages."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -69,7 +69,7 @@ def name(pattern: str, form: str, most: int = STEM_BYTES) -> Bound:
 
 
 def text(most: int, lines: bool = False, secret: bool = False) -> Bound:
-    """Return the bound of a text, which may have several lines and control characters only if `lines` is true."""
+    """Return the bound of a text. It may contain line breaks and control characters only if `lines` is true."""
     if lines:
         return Bound(f"a text of at most {most} characters", lambda value: len(value) <= most and "\0" not in value, secret=secret)
     expected = f"one line of at most {most} characters, without control characters"
@@ -99,7 +99,7 @@ def _below(path: str, trees: Any) -> bool:
 
 
 def is_of_system(path: str) -> bool:
-    """Return True for a directory of the system or of a user, which this project must not replace or remove."""
+    """Return True for the system's directories and for home directories. This project must not replace or remove them."""
     return path == "/" or path in SHARED or _below(path, TREES) or os.path.dirname(path) == "/home"
 
 
@@ -113,12 +113,12 @@ PLAIN = "an absolute path of letters, digits and . _ + @ -, without `..` and a s
 
 
 def _store(path: str) -> bool:
-    # A directory right below / may be the root of another file system, with files of others.
+    # A directory directly below / may be a mount point with files that do not belong to this project.
     deep = path.count("/") >= 2
     return _host(path) and deep and not is_of_system(path) and not _below(path, VOLATILE)
 
 
-# Teardown removes such a directory as root.
+# Teardown removes the store as root. Therefore its bound is the strictest.
 STORE = Bound(
     f"{PLAIN}, two directories deep or more and not one of the system's",
     _store,
@@ -155,7 +155,7 @@ CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or
 
 
 def _directory_on_controller(path: str) -> bool:
-    """Return True for a directory that runs may write to. People keep playbooks below /etc/ansible and /usr/local, too."""
+    """Return True for a directory that runs may write to. It may be below /etc and /usr, as people keep playbooks there."""
     normalised = os.path.normpath(path)
     excluded = [tree for tree in TREES if tree not in ("/etc", "/usr")]
     inside = normalised not in ("/", "/etc", "/usr") and not _below(normalised, excluded)
@@ -170,13 +170,13 @@ CONTROLLER_DIRECTORY = Bound(
 
 
 def _locked(entry: Mapping[str, Any]) -> bool:
-    """Return True for an entry of the lock file whose ID can name a file. Its reader rejects other shapes."""
+    """Return True if the ID in an entry of the lock file can be part of a file name. The lock file's reader checks the rest."""
     identity = entry.get("id", "none")
     return isinstance(identity, str) and re.fullmatch("[A-Za-z0-9:_-]{1,200}", identity) is not None
 
 
 def _volume(value: str) -> bool:
-    """Return True for `path or volume:path in the container[:mode]`. The reader of volumes rejects other forms."""
+    """Return True for `SOURCE[:TARGET[:MODE]]`: SOURCE is a path or the name of a volume, TARGET a path in the container."""
     source, colon, rest = value.partition(":")
     target = rest.partition(":")[0] if colon else "/of/its/own"
     named = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", source) is not None
@@ -193,7 +193,7 @@ def _repository(value: str) -> bool:
 
 
 def _size(value: str) -> bool:
-    """Return True for a size of at most MOST_BYTES. The reader of sizes rejects other texts."""
+    """Return False for a size above MOST_BYTES. A short text that is no size passes, as the parser of sizes rejects it."""
     match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
     if CONTROL.search(value) or len(value) > 40:
         return False
@@ -201,27 +201,27 @@ def _size(value: str) -> bool:
 
 
 def _limit(value: str) -> bool:
-    """Return True for `name:soft:hard` with numbers of 64 bits. The reader of limits rejects other forms."""
+    """Return True if the numbers in `name:soft:hard` fit into 64 bits. The parser of limits rejects other errors."""
     most = (1 << 63) - 1
     return len(value) <= 100 and all(abs(int(part)) <= most for part in re.findall("[0-9]+", value)) and not CONTROL.search(value)
 
 
 def _artefact(path: str) -> bool:
-    """Return True for a file in a version directory of a model that is neither a config, nor code, nor a record."""
+    """Return True for a file in a version directory, such as 1/model.rbln, that has none of the RESERVED endings."""
     parts = path.split("/")
     version, last = re.fullmatch("0|[1-9][0-9]{0,17}", parts[0]), parts[-1].lower()
     plain = len(parts) > 1 and os.path.normpath(path) == path and not CONTROL.search(path)
-    # The record of the file has its name with .json at the end.
+    # The name of the file's record is this path plus .json.
     return bool(version) and plain and _short_enough(path + ".json") and not last.endswith(RESERVED)
 
 
 SIZE = Bound("a size of at most 1 PiB, such as 512m or 1g", _size)
 PORT = number(1, 65535)
-# Seconds
+# Seconds, at most one day. WAIT may be 0, TIME may not.
 WAIT, TIME = number(0, DAY), number(1, DAY)
 LABEL = name(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -", 60)
 FORM = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-# The names of units become file names, and the directives become lines of units.
+# Unit names become file names. Directives become lines of unit files.
 UNIT = name(r"[A-Za-z0-9:_.@-]+\.[a-z]+", "the name of a systemd unit, such as docker.service")
 DIRECTIVE = name(r"[A-Za-z]+", "a directive of systemd", 64)
 GIB = number(0, 1 << 20)
@@ -230,14 +230,14 @@ HOST_NAME = name(r"[^/\\]+", "a name without slashes and control characters")
 
 
 def _daemon(options: Mapping[str, Any]) -> bool:
-    """Return True for options of the engine whose directories the engine does not share with the system."""
+    """Return True if each directory in the engine's options is its default or is not a directory of the system."""
     paths = [options[key] for key in ("data-root", "exec-root", "graph") if key in options]
     defaults = ("/var/lib/docker", "/var/run/docker", "/run/docker")
     return all(isinstance(path, str) and (path in defaults or (_host(path) and not is_of_system(path))) for path in paths)
 
 
-# Keys are variables and their parts: `[]` is an entry of a list, `.key` a value of a map with known keys, `[*]` a value of a map
-# whose keys the site chooses, and `{}` such a key.
+# Keys are variables and their parts. `[]` is an entry of a list. `.key` is a value of a map with known keys. If the site chooses
+# the keys of a map, `[*]` is a value of the map, and `{}` is a key.
 BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("rbln_release", "npufleet_extra_releases{}", "npufleet_release_rows{}"), LABEL),
     "npufleet_npus": number(1, MOST_NPUS),
@@ -274,7 +274,7 @@ BOUNDS: Dict[str, Bound] = {
     "inference_check_results_dir": CONTROLLER_DIRECTORY,
     # An empty path turns the cache off.
     "npufleet_cache": CONTROLLER_DIRECTORY._replace(fits=lambda path: not path or CONTROLLER_DIRECTORY.fits(path)),
-    # concerns/engine.py reports the characters that a proxy must not have.
+    # `proxy_reasons` in desired/engine.py reports the characters that a proxy must not have.
     **dict.fromkeys(("npufleet_http_proxy", "npufleet_https_proxy"), text(LINE, lines=True, secret=True)),
     "npufleet_no_proxy[]": text(LINE, lines=True),
     "npufleet_proxy_environment": entries(),
@@ -330,7 +330,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_environment{}": name(r"[^=\s]+", "the name of a variable"),
     "triton_server_environment[*]": text(PAGE, lines=True, secret=True),
     "triton_server_extra_args[]": text(LINE, lines=True, secret=True),
-    # Adoption copies these from a container. Only its engine reads them: they become no line of a file and no path.
+    # Adoption copies these values from a container. Only the engine reads them. They never become a path or a line of a file.
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(LINE, lines=True)),
     "triton_server_log_options[*]": text(LINE, lines=True, secret=True),
     "triton_server_model_repositories[]": Bound("a path in the container without `..`, or an address", _repository),
@@ -350,9 +350,9 @@ BY_TYPE: Dict[str, Bound] = {"str": text(LINE), "list": entries(), "dict": entri
 
 
 def bounded(where: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the spec of a variable with the bounds of its value and of the parts of its value."""
+    """Return the spec of a variable, extended by the bounds of its value and of the value's parts."""
     kind = spec.get("type", "str")
-    # logins.INSTEAD has the same keys as BOUNDS.
+    # `variable` is also the key in logins.INSTEAD, whose keys have the form of those of BOUNDS.
     result = {**spec, "variable": where}
     bound = BOUNDS.get(where, BY_TYPE.get(kind))
     if bound is CONTROLLER_FILE and (spec.get("default") == "" or not spec.get("required", True)):
@@ -376,7 +376,7 @@ def element(spec: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def unbounded(specs: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Return the numbers in these specs that have no bound, named like the keys of BOUNDS."""
+    """Return the numeric variables and parts of variables that have no bound, in the form of the keys of BOUNDS."""
 
     def walk(where: str, spec: Mapping[str, Any]) -> List[str]:
         names = [where] if spec.get("type") == "int" and "bound" not in spec else []

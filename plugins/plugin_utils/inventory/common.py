@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Results that one process of a task computes for all of its hosts. Controller only.
+"""Results that are computed once for all hosts of a task. Controller only.
 
-Ansible runs each host of a task in its own process. The first process computes the result and stores it in the directory of the
-run, which only its user can read and which Ansible removes at the end. The other processes load it from there.
+Ansible runs each host of a task in its own process. The first process computes a result and stores it in the temporary directory
+of the run, which only the run's user can read and which Ansible removes at the end. The other processes load it from there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ABSENT, ALSO = "", ""
 
 
 class _Recorded(Mapping[str, Any]):
-    """Variables that record which of them were read."""
+    """A map of variables that records the names that were read."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._variables = variables
@@ -44,9 +44,9 @@ class _Recorded(Mapping[str, Any]):
 
 
 def in_common(variables: Mapping[str, Any], name: str, compute: Callable[[Mapping[str, Any]], Result], also: Any = None) -> Result:
-    """Return `compute(variables)`, or the stored result of another host of the same task whose variables are equal.
+    """Return `compute(variables)`, computed once for all hosts of a task that have equal variables.
 
-    Two hosts share the result of this name if `also` and each variable that `compute` read are equal on both. Exceptions are not
+    Two hosts share the result `name` if `also` and all variables that `compute` has read are equal for both. Exceptions are not
     stored.
     """
     moment = getattr(variables, "moment", "")
@@ -67,7 +67,7 @@ def in_common(variables: Mapping[str, Any], name: str, compute: Callable[[Mappin
 
 @contextmanager
 def _stored(path: str) -> Iterator[Tuple[Iterator[Tuple[Any, Any]], Callable[[Any, Any], None]]]:
-    """Yield the (values, result) pairs of a file and a function that adds a pair. Other processes wait meanwhile."""
+    """Yield the stored (values, result) pairs, and a function that adds a pair. Other processes wait until the block ends."""
     with open(path, "a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -96,6 +96,6 @@ def _values(variables: Mapping[str, Any], names: Collection[str], also: Any) -> 
         present = {name: variables[name] for name in names if name != ALSO and name in variables}
         texts = {name: json.dumps(value, sort_keys=True) for name, value in {**present, ALSO: also}.items()}
         return {**dict.fromkeys(names, ABSENT), **texts}
-    # A template may raise anything. The result is then computed for each host.
+    # A template may raise any exception. The result is then computed for each host.
     except Exception:
         return None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of an inventory, found without any host: unknown names, wrong types, contradictions, groups. Controller only."""
+"""Errors of an inventory that need no connection to a host: unknown names, wrong types, contradictions, groups. Controller only."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons 
 MONITORING = "monitoring_hosts"
 # Prefixes of this project's variables: an unknown name with such a prefix is an error.
 FAMILIES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
-# Prefixes that a site may use for its own variables, too: only a misspelt name is an error.
+# Prefixes that a site may also use for its own variables. An unknown name is an error only if it resembles a known name.
 COMMON_WORDS = ("monitoring_", "preflight_")
-# Endings of the names that playbooks and roles register or set
+# Endings of the variables that playbooks and roles themselves register or set
 OWN = ("_state", "_result", "_failed", "_item")
 # {removed variable: its replacement}
 REMOVED: Dict[str, str] = {
     f"inference_check_probe{name}": f"monitoring_probe{name}"
     for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
 }
-# A repository as engines write it: a registry, and a path in small letters
+# An image repository as engines write it: an optional registry, and a path in lower case
 REPOSITORY = re.compile(
     r"(?!(index\.)?docker\.io/)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 )
-# Paths that templates compute from an inventory's values
+# Paths whose defaults are templates of other variables. They are checked even if the inventory does not set them.
 DERIVED = ("npufleet_incoming", "rbln_driver_package_path")
-# Characters that would end a value in the file of proxies, which shells and systemd read
+# Characters that would end a value in the proxy file, which shells and systemd read
 UNQUOTED = re.compile(r"['\s\0-\x1f\x7f]")
-# The similarity from which on a name outside the families counts as misspelt
+# The similarity (0 to 1) from which on a name without a prefix of FAMILIES counts as misspelt
 ALIKE = 0.86
 
 
 class _Specs(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A loader of argument specs, which hold no templates. It is many times faster than Ansible's."""
+    """A YAML loader for argument specs, which contain no templates. It is many times faster than Ansible's loader."""
 
 
 _Specs.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
@@ -87,7 +87,7 @@ def _unknown(names: List[str], known: Mapping[str, Any]) -> Iterator[str]:
         elif name in known or name.startswith(("ansible_", "_")):
             continue
         elif name.startswith(FAMILIES):
-            # A playbook before this one in the same run may have left the variable.
+            # An earlier playbook of the same run may have set the variable.
             if name in run_guard.kept_variables():
                 continue
             near = _alike(name, known, 0.8)
@@ -101,7 +101,7 @@ def _unknown(names: List[str], known: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _alike(name: str, known: Iterable[str], ratio: float) -> List[str]:
-    """Return the most similar known name by difflib, which is slow: names without enough equal letters are skipped."""
+    """Return [the most similar known name] or []. difflib is slow, so that names with too few equal letters are skipped first."""
     letters, most = _letters(name), (1 - ratio / 2) * len(name)
     near = [other for other in known if len(letters - _letters(other)) <= most - ratio / 2 * len(other)]
     return difflib.get_close_matches(name, near, n=1, cutoff=ratio)
@@ -115,7 +115,7 @@ def _letters(name: str) -> FrozenSet[str]:
 def _wrong_values(
     variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], names: List[str]
 ) -> Tuple[List[str], Set[str]]:
-    """Return (errors of values with a wrong type and of templates, the names of these variables)."""
+    """Return (errors of wrong types and of templates that cannot be evaluated, the names of these variables)."""
     reasons: List[str] = []
     unusable: Set[str] = set()
     for name in (entry for entry in names if entry in known):
@@ -124,7 +124,7 @@ def _wrong_values(
             variables[name]
         except Refusal as refusal:
             reasons += refusal.reasons
-        # A template may run any lookup and any filter, and these raise anything.
+        # A template may run any lookup and any filter, and these may raise any exception.
         except Exception as error:
             reasons += [f"{name} cannot be evaluated: {reason}" for reason in of_error(error)]
         else:
@@ -134,7 +134,7 @@ def _wrong_values(
 
 
 class _Usable(Dict[str, Any]):
-    """Variables in which an unusable value reads as an empty text, so that each error is reported once."""
+    """A map of variables that returns an empty text for each unusable value, so that each error is reported only once."""
 
     def __init__(self, variables: Mapping[str, Any], unusable: Set[str]) -> None:
         super().__init__()

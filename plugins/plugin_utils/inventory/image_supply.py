@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The supply of an image build: its base image and wheels, compared with the lock file, and the calls of pip. Controller only.
+"""The supply of an image build (base image and wheels), its comparison with the lock file, and the calls of pip. Controller only.
 
 A supply is {"base": {"reference", "id", "content"}, "requirements": [in pip's form], "wheels": {file: SHA-256}}. The lock file
-contains the supply of the first build, which people review with it.
+records the supply of the first build for review.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, List, Mapping, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
-# Options of pip that name another source of packages. pip accepts abbreviations of them, too.
+# Options of pip that name another source of packages. pip also accepts their abbreviations.
 SOURCE_OPTIONS = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
 # The first Python whose netrc module knows quotes and backslashes
 QUOTES = (3, 11)
-# The most characters of a user or a password, so that a pipe holds the file
+# The most characters of a user or a password. The whole netrc file then fits into a pipe.
 LONGEST = 1024
 
 
 def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
-    """Return all differences between the supply of a build and that of the lock file, which is {} before the first build."""
+    """Return the differences between the actual supply of a build and the locked one, which is {} before the first build."""
     if not locked:
         return []
     misfit = shapes.mismatch(locked, SHAPE)
@@ -37,7 +37,7 @@ def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, 
         return [f"{lock_file}: `supply` of release {release}: {misfit}. Restore the reviewed file, or remove `supply`"]
     reasons = []
     base = locked["base"]
-    # The ID of an image depends on the engine's store. Older locks have no other digest.
+    # The ID of an image depends on the engine's image store, the digest of its content does not. Old lock files have only the ID.
     kind = "content" if "content" in base else "id"
     if base["reference"] == actual["base"]["reference"] and base[kind] != actual["base"][kind]:
         reasons.append(f"base image {base['reference']} is {actual['base'][kind]}, expected {base[kind]}")
@@ -57,7 +57,7 @@ def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, 
 
 
 def same_requirements(requirements: Sequence[str], locked: Mapping[str, Any]) -> bool:
-    """Return True if the locked supply has the same requirements, and therefore lists all wheels."""
+    """Return True if the locked supply has the same requirements. Only then does it list all wheels of this build."""
     return shapes.mismatch(locked, SHAPE) is None and sorted(requirements) == sorted(locked["requirements"])
 
 
@@ -83,10 +83,10 @@ def wheel_call(
     wheels: Sequence[str] = (),
     place: str = "",
 ) -> List[str]:
-    """Return the arguments of one call of pip, which writes to /wheels and reads /vendor below `place`.
+    """Return the arguments of one call of pip, which writes to `place`/wheels and reads `place`/vendor. Raises ValueError.
 
-    Without other indexes everything comes from the vendor's index. Otherwise a first call downloads the vendor's packages from its
-    index alone, and a second call gets them as files (`wheels`), so that no other index can replace them. Raises ValueError.
+    Without `others`, all packages come from the vendor's index. With other indexes, a first call downloads the vendor's packages
+    from the vendor's index alone. A second call gets these files as `wheels`, so that no other index can replace them.
     """
     sources = [option for option in options if _names_a_source(option)]
     if sources:
@@ -124,13 +124,13 @@ def _names_a_source(option: str) -> bool:
     return name.startswith(("-i", "-f", "-r"))
 
 
-# pip reads the login to an index from a netrc file. From Python 3.11 on a word may be quoted and a backslash escapes. Before that
-# both are ordinary characters, and a space ends a word (https://docs.python.org/3/library/netrc.html). The file is written for the
-# Python that runs pip, and read back as that Python reads it.
+# pip reads the login to an index from a netrc file. From Python 3.11 on, a word may be in quotes, in which a backslash escapes the
+# next character. Older Pythons know neither (https://docs.python.org/3/library/netrc.html). Therefore the file is written in the
+# form of the Python that runs pip, and a login is accepted only if that Python would read the same login back.
 
 
 def login_file(address: str, user: str, password: str, python: str) -> str:
-    """Return the netrc file of an index for the pip of this Python. Raises ValueError for a login that it cannot hold."""
+    """Return the netrc file of an index for pip of this Python version. Raises ValueError for a login that netrc cannot express."""
     flaw = login_flaw(user, password, python)
     if flaw:
         raise ValueError(f"the login to {address} cannot be written for pip: {flaw}")
@@ -159,10 +159,10 @@ def _netrc(words: List[str], python: str) -> str:
 
 
 def _words_of(text: str, python: str) -> List[str]:
-    """Return [machine, user, password] as the netrc module of this Python reads them, or [] for anything else."""
+    """Return [machine, user, password] as the netrc module of this Python version reads them, or [] for any other content."""
     if _knows_quotes(python):
         return _words_by_netrc(text)
-    # The module did this until Python 3.10.
+    # The netrc module parsed like this until Python 3.10.
     reader = shlex.shlex(io.StringIO(text))
     reader.wordchars += string.punctuation
     reader.commenters = ""
@@ -171,7 +171,7 @@ def _words_of(text: str, python: str) -> List[str]:
 
 
 def _words_by_netrc(text: str) -> List[str]:
-    # The module reads only paths, and a password must not be in a file of the controller. A pipe has a path.
+    # The module opens a path, but a password must not be written to the controller's disk. A pipe has a path, too.
     begin, end = os.pipe()
     try:
         with os.fdopen(end, "w", encoding="utf-8") as sink:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusal of logins in the values of an inventory. Controller only.
 
-Such a value reaches command lines, lists of package sources and messages of other programs, which all users of a host may read.
+Such a value would reach command lines, lists of package sources and messages of other programs. All users of a host may read them.
 Variables that may contain secrets (`no_log`, bounds.BOUNDS with `secret`) are not checked.
 """
 
@@ -22,7 +22,7 @@ REGISTRY, PROXY = _instead("triton_image_registry"), "set npufleet_http_proxy an
 MIRROR = "name a mirror without a login"
 HEADERS = "set inference_check_headers instead"
 STORE = "set triton_server_cloud_credentials instead"
-# The next step for a login in variables whose values are addresses. The keys are those of bounds.BOUNDS.
+# {variable of an address, in the form of the keys of bounds.BOUNDS: the next step if it contains a login}
 INSTEAD: Dict[str, str] = {
     "rbln_driver_package_url": _instead("rbln_driver_package"),
     **dict.fromkeys(("triton_image_base_archive", "triton_models[].artefacts[*].url"), _instead("npufleet_artefact")),
@@ -46,14 +46,14 @@ INSTEAD: Dict[str, str] = {
 }
 # The next step for a login in any other variable
 ELSEWHERE = "remove it, and pass it in a variable that is kept in Ansible Vault and in no output"
-# An address that begins with a user. An image may have a digest after its @.
+# An address that begins with `user@`. The @ before the digest of an image does not count.
 USER = re.compile(r"\s*[^\s/@]+@(?!sha(?:256|512):)")
 # The most parts of a value that are checked
 MOST = 100000
 
 
 def refusal(where: str, variable: str, value: Any) -> str:
-    """Return why a value is refused that contains a login at any depth, else "". The reason does not show the value.
+    """Return the error of a value that contains a login at any depth, or "". The error does not show the value.
 
     `where` names the value in the message, `variable` is its key in INSTEAD.
     """
@@ -66,7 +66,7 @@ def refusal(where: str, variable: str, value: Any) -> str:
 
 
 def _texts(where: str, value: Any) -> Iterator[Tuple[str, str]]:
-    """Yield (its place, text) for all texts in a value, keys of maps included."""
+    """Yield (place, text) for each text in a value. The keys of maps are texts, too."""
     left, count = [(where, value)], 0
     while left and count < MOST:
         place, entry = left.pop()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's half of preflight: conditions for the host, suppliers that it queries, and files of the controller."""
+"""The controller's part of preflight: the conditions and suppliers that the host checks, and the files on the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.image impo
 
 
 def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return the conditions for a host, from its variables, its release row and the manifests of its models."""
+    """Return the conditions that a host must meet, from its variables, its release row and the manifests of its models."""
     row = variables["npufleet_row"]
     rows = variables["npufleet_release_rows"]
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
@@ -40,7 +40,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "headers": bool(variables["preflight_kernel_headers"]),
         # True if the role installs the headers
         "brings_headers": variables["rbln_driver_form"] == "run",
-        # True if the engine finds the cards by name, and true if the role can install the toolkit for that
+        # True if the engine finds the cards by name. This needs the toolkit: true if the role can install it
         "by_name": device_access.by_name(variables),
         "brings_toolkit": bool(variables["rbln_driver_toolkit_repository"]),
         "disk": {
@@ -50,21 +50,21 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
                 "models": int(variables["preflight_disk_models"]) * GIB,
             },
         },
-        # Bytes of device memory on each NPU, for the models whose needs are known
+        # {model: [bytes of device memory on each NPU]}, without the models whose memory is unknown
         "models": {name: manifest["memory"] for name, manifest in manifests.items() if any(manifest["memory"])},
         "pulls": _pulls(variables, manifests),
     }
 
 
 def _archive_room(variables: Mapping[str, Any]) -> int:
-    """Return the bytes that the archive of an image needs: 0 if the host pulls the image from a registry and builds none."""
+    """Return the bytes that the image's archive needs on the host: 0 if the host pulls the image and does not build it."""
     if variables["triton_image_delivery_repository"] and variables["npufleet_build_host"] != variables["inventory_hostname"]:
         return 0
     return int(variables["preflight_disk_transfer"]) * GIB
 
 
 def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return the large files that the host fetches, and how it fetches them; {} if the controller fetches."""
+    """Return the large files that the host fetches, and the options of the fetch; {} if the controller fetches them."""
     if variables["model_repository_fetch"] == "controller":
         return {}
     files = {
@@ -78,7 +78,7 @@ def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, An
 
 
 def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the site's proxies by scheme, and the hosts that are reached without them."""
+    """Return the site's proxies by scheme, and in `no_proxy` the hosts that are reached without a proxy."""
     return {
         "http": variables["npufleet_http_proxy"],
         "https": variables["npufleet_https_proxy"],
@@ -87,7 +87,7 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """Return (options, secrets) with which download.py fetches large files, on the controller or on a host."""
+    """Return the (options, secrets) of download.py, which fetches large files on the controller or on a host."""
     used = proxies(variables)
     if from_controller:
         from urllib.request import getproxies
@@ -107,7 +107,7 @@ def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[
 
 
 def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
-    """Return (suppliers that the host would download from, each with the step of a plan that needs it; passwords by supplier)."""
+    """Return ([suppliers that the host would download from, each with the plan step that needs it], {supplier: password})."""
     entries: List[Dict[str, Any]] = []
     if variables["rbln_driver_package_url"] and not variables["rbln_driver_package_file"]:
         entries.append(
@@ -203,7 +203,7 @@ def _delivery_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]
 def refusals(
     variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any]
 ) -> List[str]:
-    """Return why files of the controller prevent this plan. `manifests` are those of the models by name."""
+    """Return the errors of files on the controller that prevent this plan. `manifests` has the manifests by model."""
     steps = {(item["concern"], item["action"]) for item in plan}
     reasons: List[str] = []
     if ("driver", "install") in steps:
@@ -219,9 +219,9 @@ def refusals(
 
 
 def clock(actual: float, began: float, ended: float, most: int) -> List[str]:
-    """Return why a host's clock is refused, else []. The controller queried it between `began` and `ended` of its own clock.
+    """Return [the reason] if a host's clock is wrong by more than `most` seconds, else [].
 
-    The query may have taken any time, so that only a clock outside of this range is known to be wrong.
+    The controller's clock was at `began` before the query and at `ended` after it. A host's time between both counts as right.
     """
     difference = max(actual - ended, 0.0) + min(actual - began, 0.0)
     if abs(difference) <= most:
@@ -260,7 +260,7 @@ def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator
 
 
 def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the models whose served version would change while a cache outside the server has its old answers."""
+    """Yield an error for each model whose served version would change although an external cache keeps its old answers."""
     kind = cache(variables)
     if kind in (None, "local"):
         return
@@ -287,7 +287,7 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
     except http_probe.AddressError as error:
         yield f"rbln_driver_package_url: {error}. Correct it."
         return
-    # A file may have any name, except that of another driver.
+    # The file may have any name that does not contain the version of another driver.
     others = {other["driver"]["version"] for other in variables["npufleet_release_rows"].values()}
     versions, ending = set(re.findall(r"\d+(?:\.\d+)+", name)), os.path.splitext(name)[1]
     todo = "Set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256, for this release."
@@ -323,7 +323,7 @@ def _file(what: str, path: str, digest: str, path_variable: str, digest_variable
 
 
 def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], store: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of the large files that the controller sends: their sources, and the free space of the host."""
+    """Yield the errors of the large files that the controller sends: missing sources, and too little free space on the host."""
     fetch = variables["model_repository_fetch"]
     bundle = variables["model_repository_bundle"]
     sizes: Dict[str, Any] = {}
@@ -358,6 +358,6 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
 
 
 def _todo(origin: Mapping[str, Any]) -> str:
-    """Return the names of the settings of a source, for the next step in a message."""
+    """Return the names of the variables that configure a source, for the next step in a message."""
     store = download.store_of(origin.get("url", ""))
     return f"`url` or model_repository_{store}_*" if store else "`url` or npufleet_artefact_user"

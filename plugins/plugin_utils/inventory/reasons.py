@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reasons of exceptions: each error in the computation of a plan becomes a row of the table of refusals. Controller only."""
+"""Conversion of exceptions to reasons, which become rows of the table of refusals. Controller only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 # The most characters of a reason
 LONGEST = 600
-# The text of these errors is a reason by itself. The text of other errors needs their type.
+# Errors of this collection's classes and of the DESCRIPTIVE types are reported by their text, other errors with their type.
 OWN = "ansible_collections.npufleet."
 DESCRIPTIVE = (OSError, TypeError, ValueError)
 
@@ -44,10 +44,10 @@ def _line(text: object) -> str:
 
 @contextmanager
 def collected(reasons: List[str], about: str = "") -> Iterator[None]:
-    """Append the reasons of an exception in the `with` block to `reasons`, each once.
+    """Catch an exception of the `with` block, and append its reasons to `reasons` without duplicates.
 
-    `about` names the subject of errors that do not name it. AnsibleConnectionFailure is raised again, as Ansible itself reports
-    unreachable hosts.
+    `about` is put before the texts of errors that do not name their subject. AnsibleConnectionFailure is raised again, as Ansible
+    itself reports unreachable hosts.
     """
     try:
         yield

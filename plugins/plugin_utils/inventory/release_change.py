@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences about the changes that another release row brings to a host, shown before anything changes. Controller only.
+"""Descriptions of the changes that another release row causes on a host, shown before anything changes. Controller only.
 
-Texts from the host are only quoted. Preflight judges whether the change is possible.
+Texts from the host are only quoted. Preflight decides whether the change is possible.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 Row = Mapping[str, Any]
-# Concerns with sentences of their own, and those that a release row does not change
+# Concerns that `_other_concerns` omits. Other functions describe image and models. A release row does not change monitoring.
 COVERED = ("image", "models", "monitoring")
-# Changes of behaviour: (part of the row, first version with it, the new behaviour, the old behaviour).
+# Changes of behaviour: (part of the row, first version with the new behaviour, the new behaviour, the old behaviour).
 # Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.
 BEHAVIOUR = (
     ("driver", "3.0.0", "the driver's daemon reports power in uW and temperature in millidegrees", "in W and in degrees"),
@@ -35,14 +35,14 @@ CLIENT_MEMORY, ALLOWED = "2.68.0", "--allow-client-shm"
 
 
 class Release(NamedTuple):
-    """A release row and its name. The row is {} if files/releases.yml does not have it."""
+    """A release row and its name. The row is {} if no row has this name."""
 
     name: str
     row: Row
 
 
 def before(label: Optional[str], inventory: str, after: str, rows: Mapping[str, Row]) -> Optional[Release]:
-    """Return the release of a host: that of its server's image, or else that of the inventory, or None if both are unknown."""
+    """Return the host's current release from its image's `label`, else from the inventory unless that names `after`, else None."""
     name = label or (inventory if inventory != after else "")
     return Release(name, rows.get(name) or {}) if name else None
 
@@ -84,7 +84,7 @@ def _steps(old: Row, new: Row) -> List[str]:
 
 
 def _support(old: Row, new: Release) -> Iterator[str]:
-    """Yield the cards and systems that the new row lacks, and the systems with another rule for kernels."""
+    """Yield the cards and systems that the new row no longer supports, and the systems whose kernel rule differs."""
     for what in ("cards", "systems"):
         dropped = sorted(set(old[what]) - set(new.row[what]))
         if dropped:
@@ -95,7 +95,7 @@ def _support(old: Row, new: Release) -> Iterator[str]:
 
 
 def _behaviour(old: Row, new: Row) -> Iterator[str]:
-    """Yield the changes of behaviour between the versions of two rows, up or down."""
+    """Yield the changes of behaviour between the versions of two rows, for an upgrade or a downgrade."""
     for part, version, since, until in BEHAVIOUR:
         then, now = reached(old[part]["version"], version), reached(new[part]["version"], version)
         if now and not then:
@@ -120,7 +120,7 @@ def _bulletins(old: Row, new: Release) -> Iterator[str]:
 
 
 def reached(version: str, least: str) -> bool:
-    """Return True if a version is at least another one by its numbers: `0.11.1.post1` has reached 0.11.0."""
+    """Return True if a version is `least` or newer by its leading numbers: `0.11.1.post1` has reached 0.11.0."""
     return numbers(version) >= numbers(least)
 
 
@@ -131,7 +131,7 @@ def numbers(version: str) -> Tuple[int, ...]:
 
 
 def host_changes(variables: Mapping[str, Any], state: Mapping[str, Any], old: Optional[Release], new: Release) -> Iterator[str]:
-    """Yield the changes of a host, from its variables and its plan for the new row (`state` of host_state)."""
+    """Yield the changes of a host. `state` is a result of host_state, and contains the plan for the new row."""
     if state.get("maintenance"):
         yield "in maintenance: nothing is changed until maintenance ends"
         return
@@ -155,7 +155,7 @@ def host_changes(variables: Mapping[str, Any], state: Mapping[str, Any], old: Op
 
 
 def _models(variables: Mapping[str, Any], old: Optional[Release], new: Release) -> Iterator[str]:
-    """Yield the models that get another compiled file, and those without one for the new row."""
+    """Yield the models that get another compiled file, and the models without a compiled file for the new row."""
     card = variables["npufleet_card"].replace("RBLN-", "")
     key = f"{card}/{new.row['sdk']['shape']}"
     previous = f"{card}/{old.row['sdk']['shape']}" if old and old.row else key

@@ -8,12 +8,12 @@ from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.release_change import numbers
 
-# Cards that serve only models of backend vllm, by the vendor's table of products
+# Cards that serve only models of backend vllm, according to the vendor's table of products
 VLLM_ONLY = ("RBLN-CR13",)
 
 
 def warnings(variables: Mapping[str, Any]) -> List[str]:
-    """Return a warning with the known vulnerabilities of the row and the smallest step that fixes each, and other remarks."""
+    """Return the warnings about a row: its known vulnerabilities with the smallest release that fixes each, and `untested`."""
     known = variables["npufleet_row"].get("vulnerabilities") or {}
     if not known.get("bulletins"):
         return untested(variables)
@@ -28,7 +28,7 @@ def warnings(variables: Mapping[str, Any]) -> List[str]:
 
 
 def _steps(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[str]:
-    """Return the smallest release for these cards, or else the first Triton, that fixes each of these bulletins."""
+    """Return texts that name, for each bulletin, the smallest release for these cards or else the first Triton that fixes it."""
     here = numbers(variables["npufleet_row"]["triton"]["version"])
     later = sorted(
         (numbers(row["triton"]["version"]), bool(row.get("untested")), name)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guard against runs that would report success for hosts that they never queried, or bypass their own gates. Controller only.
 
-ansible-core silently drops a host if it cannot start the process of a task for it. The callback
-playbooks/callback_plugins/npufleet_steps.py records here each step that begins and each that ends. The main process reads the
-record before every play (the lookups `fleet_group` and `guarded` in `hosts`). The actions that begin and end the change of a host
-read the copy that their process has inherited.
+If ansible-core cannot start the process of a task for a host, it silently drops the host. Therefore the callback
+playbooks/callback_plugins/npufleet_steps.py records in STEPS when each step begins and ends. The main process reads STEPS before
+every play, because the lookups `fleet_group` and `guarded` are in `hosts`. The actions that begin and end the change of a host
+read the copy of STEPS that their process has inherited.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ansible import context
 from ansible.errors import AnsibleError
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-# Open files of each process of a task, and all other open files of a run
+# The most open files of a run for each fork, and in addition to those of the forks
 FILES_PER_FORK, FILES_BESIDE = 4, 64
-# Groups that playbooks fill
+# Groups that playbooks fill, so that an inventory must not have them
 GROUPS = ("npufleet_build", "npufleet_change_maintenance", "npufleet_change_planned", "npufleet_change_yes")
 # Files of the collection whose tasks set variables
 TASKS = ("playbooks/*.yml", "playbooks/*/*.yml", "roles/*/tasks/*.yml")
@@ -31,7 +31,7 @@ ROLE_VARIABLES = "roles/*/vars/main.yml"
 SECTIONS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
 # Ansible's variables that describe a failure. Extra variables would override them.
 OF_ANSIBLE = ("ansible_failed_result", "ansible_failed_task")
-# Variables that playbooks set and that users may set, too
+# Variables that playbooks set, but that users may also set
 FREE = (
     "adopt_place",
     "adopt_seen",
@@ -42,12 +42,12 @@ FREE = (
     "rbln_release",
 )
 PROTECTED, CONFIRM = "npufleet_protected", "npufleet_confirm"
-# Ansible's variables of every play
+# Variables that Ansible itself sets in every play
 MAGIC = ("environment", "groups", "hostvars", "inventory_dir", "inventory_file", "omit", "play_hosts", "playbook_dir", "vars")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A loader of YAML that reads `!unsafe` as plain text."""
+    """A YAML loader that reads `!unsafe` as plain text."""
 
 
 _Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
@@ -70,13 +70,13 @@ def own_variables() -> FrozenSet[str]:
 
 @functools.cache
 def kept_variables() -> FrozenSet[str]:
-    """Return all variables that tasks set by `register` or `set_fact`. A later playbook of the same run still has them."""
+    """Return all variables that tasks set by `register` or `set_fact`. They persist in later playbooks of the same run."""
     paths = [path for pattern in TASKS for path in glob.glob(os.path.join(COLLECTION, pattern))]
     return frozenset(name for path in paths for name in _kept_by(_read(path)))
 
 
 def _kept_by(node: Any) -> Iterator[str]:
-    """Yield the variables that tasks set on a host."""
+    """Yield the variables that these tasks set by `register` or `set_fact`."""
     for entry in node if isinstance(node, list) else []:
         yield from [entry["register"]] if "register" in entry else []
         yield from entry.get("ansible.builtin.set_fact") or {}
@@ -90,7 +90,7 @@ def _read(path: str) -> Any:
 
 
 def _set_by(node: Any) -> Iterator[str]:
-    """Yield the variables of plays and tasks, and those of loops."""
+    """Yield the variables that these plays and tasks set by `vars` or by a loop."""
     for entry in node if isinstance(node, list) else []:
         yield from entry.get("vars") or {}
         loop = entry.get("loop_control") or {}
@@ -100,7 +100,7 @@ def _set_by(node: Any) -> Iterator[str]:
 
 
 class Steps:
-    """The steps of hosts that have begun and have no result."""
+    """A record of the steps that have begun on hosts and have no result yet."""
 
     def __init__(self) -> None:
         self._open: Dict[Tuple[str, str], str] = {}
@@ -133,9 +133,9 @@ class Steps:
 
 
 class _Run:
-    """The state of the checks in the main process."""
+    """The state of this guard in the main process."""
 
-    begun = False
+    begun = False  # True after the checks before the first play
 
 
 STEPS = Steps()
@@ -144,13 +144,13 @@ TODO = "See `ulimit -n`, `ulimit -u` and the free memory of the controller, and 
 
 
 def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise AnsibleError, which ends the run, if it has lost a step, cannot open its files, or got variables of its playbooks.
+    """End the run by AnsibleError if it has lost a step, may open too few files, or has extra variables that playbooks set.
 
-    The main process calls this before each play. `variables` are without those of hosts, `defaults` are those of the roles, which
-    `variables` contain in a play that imports a role.
+    The main process calls this before each play. `variables` do not contain those of hosts. `defaults` are the roles' defaults,
+    which `variables` contain in a play that imports a role.
     """
     if "inventory_hostname" in variables:
-        # This is a task, whose host may have such variables by now.
+        # The call comes from a task. Its host may have variables that playbooks have set by now.
         return
     _refuse(_unprotected(variables))
     if not _Run.begun:
@@ -166,15 +166,15 @@ def _refuse(reasons: List[str]) -> None:
 
 
 def _unprotected(variables: Mapping[str, Any]) -> List[str]:
-    """Return the reason against an extra variable that would switch the inventory's protection off."""
-    # In a play that imports a role the variable may have the role's default, as CONFIRM has.
+    """Return [the error] of an extra variable that would switch the inventory's protection off, or []."""
+    # In a play that imports a role, both variables have the role's defaults. CONFIRM shows this.
     if str(variables.get(PROTECTED, "x")).strip() or CONFIRM in variables:
         return []
     return [f"The extra variable {PROTECTED} is empty, expected the value of the inventory. Remove it, and set {CONFIRM}"]
 
 
 def _partial() -> List[str]:
-    """Return the reason against options that skip steps which later steps depend on. The run would report success."""
+    """Return [the error] of options that skip steps on which later steps depend, or []. Such a run would report success."""
     start, skipped = context.CLIARGS.get("start_at_task"), context.CLIARGS.get("skip_tags") or ()
     options = [f'--start-at-task "{start}"'] if start else []
     options += ["--skip-tags always"] if "always" in skipped else []
@@ -183,7 +183,7 @@ def _partial() -> List[str]:
 
 
 def _foreign(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> List[str]:
-    """Return the reasons against variables and groups that playbooks set and that exist before the first play."""
+    """Return the errors of variables and groups that playbooks set, but that exist before the first play."""
     reasons = []
     present = [
         name
@@ -192,7 +192,7 @@ def _foreign(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> List[
         and name not in MAGIC
         and not (name in defaults and defaults[name] == variables[name])
     ]
-    # Reading the playbooks takes as long as a small task, so it is done only if there is something to compare.
+    # Reading the playbooks takes as long as a small task. Therefore they are read only if there are names to compare.
     names = sorted(own_variables().intersection(present)) if present else []
     if names:
         reasons.append(f"Extra variables are {', '.join(names)}, expected no names that playbooks set themselves. Remove them")
@@ -203,7 +203,7 @@ def _foreign(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> List[
 
 
 def _files(variables: Mapping[str, Any]) -> List[str]:
-    """Raise the soft limit of open files to the needs of a task's processes. Return the reason if the hard limit is lower."""
+    """Raise the soft limit of open files to the number that the forks need. Return [the reason] if the hard limit is lower."""
     hosts = len(variables.get("ansible_play_hosts_all") or [])
     forks = int(variables.get("ansible_forks") or 5)
     workers = min(forks, hosts) if hosts else forks

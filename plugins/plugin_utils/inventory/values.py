@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of variables to the types that argument_specs.yml declares, nested values included. Controller only.
 
-Ansible's own check of a role converts nothing and accepts values that would be misread: it splits a text at its commas where a list
-is expected, writes a list out where a text is expected, and counts `true` as a number.
+Ansible's own check of role arguments converts nothing. It also accepts wrong values: a text where a list is expected (it splits
+the text at commas), a list where a text is expected, and `true` where a number is expected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPECTED = {
     "list": ("a list", "Write it as [one, two], on a command line inside JSON"),
     "dict": ("a map", "Write it as {key: value}, on a command line inside JSON"),
 }
-# The most bits of a number and characters of a text that a message shows in full
+# The most bits of a number, and the most characters of a text, that a message shows in full
 SHOWN_BITS, SHOWN = 128, 60
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
@@ -48,7 +48,7 @@ TRITON = {"type": "str", "pattern": re.compile(r"\d\d\.\d\d"), "form": "a releas
 
 
 def _map(required: str, **more: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the spec of a map with these required texts and with the other given options."""
+    """Return the spec of a map. `required` has the names of its required texts, `more` the specs of its other keys."""
     return {"type": "dict", "options": {**{name: {**TEXT, "required": True} for name in required.split()}, **more}}
 
 
@@ -64,8 +64,8 @@ ROW = _map(
     untested=TEXT,
     vulnerabilities=_map("", as_of=DATE, bulletins={"type": "dict", "values": TRITON, "required": True}),
 )
-# Specs that argument_specs.yml cannot express: those of the values of maps whose keys the site chooses. `shown_as` is the variable
-# to correct.
+# Specs for the values of maps whose keys the site chooses, which argument_specs.yml cannot express. Messages name the variable
+# `shown_as`, which the user has to correct.
 MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
     ("triton_models", "artefacts"): {
         "values": _map("", url=TEXT, file=TEXT, sha256=TEXT, path=TEXT, size={"type": "int"}, record={"type": "raw"})
@@ -80,7 +80,7 @@ MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
 
 
 def complete(specs: Dict[str, Mapping[str, Any]]) -> Dict[str, Mapping[str, Any]]:
-    """Return the specs by variable, completed by MAPS and by the bounds of their values."""
+    """Return the specs by variable, extended by MAPS and by bounds. `specs` itself is changed."""
     for names, extension in MAPS.items():
         options: Any = specs
         for name in names[:-1]:
@@ -90,7 +90,7 @@ def complete(specs: Dict[str, Mapping[str, Any]]) -> Dict[str, Mapping[str, Any]
 
 
 def converted(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
-    """Return the value of a variable in its type. Raises Refusal with all of its errors."""
+    """Return the value of a variable, converted to its type. Raises Refusal with all errors of the value."""
     reasons: List[str] = []
     result = _convert(spec.get("shown_as", name), value, spec, reasons)
     if reasons:
@@ -99,7 +99,7 @@ def converted(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
 
 
 def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) -> Any:
-    """Return a value in its type, and append its errors to `reasons`. `where` names the value in messages."""
+    """Return a value, converted to its type, and append its errors to `reasons`. `where` names the value in messages."""
     kind = spec.get("type", "str")
     login = _login_reason(where, value, kind, spec)
     if login:
@@ -107,7 +107,7 @@ def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]
         return value
     if kind == "raw":
         return value
-    # The choices of a list are those of its elements.
+    # The choices of a list apply to its elements.
     choices = spec.get("choices") if kind != "list" else None
     if isinstance(value, bool) and choices:
         # YAML parses a bare `no` as false.
@@ -137,7 +137,7 @@ def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]
 
 
 def _login_reason(where: str, value: Any, kind: str, spec: Mapping[str, Any]) -> str:
-    """Return why a value is refused that contains a login, else "". The parts of lists and maps are checked one by one later."""
+    """Return the error of a value that contains a login, or "". Parts of lists and maps are checked when they are converted."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and not ("@" in value or "%" in value)):
         return ""
     bound = spec.get("bound")
@@ -150,7 +150,7 @@ def _login_reason(where: str, value: Any, kind: str, spec: Mapping[str, Any]) ->
 def _convert_options(
     where: str, value: Mapping[Any, Any], options: Mapping[str, Mapping[str, Any]], reasons: List[str]
 ) -> Dict[str, Any]:
-    """Return a map with known keys, each value in its type. A key whose value is null counts as absent."""
+    """Return a map with known keys, each value converted to its type. A key whose value is null counts as absent."""
     for key in (part for part in value if part not in options):
         near = difflib.get_close_matches(str(key), options, n=1)
         hint = f"Did you mean {near[0]}?" if near else "Remove it."
@@ -171,7 +171,7 @@ def _label(element: Any, number: int) -> Any:
 
 
 def _shown(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
-    """Return a value of a wrong type as a message may show it. A text in the place of a list or a map may hold a secret."""
+    """Return a value of the wrong type for a message. A text is hidden if a list or a map is expected, as it may be a secret."""
     if value is None:
         return "empty"
     if isinstance(value, (list, tuple, Mapping)):
@@ -184,7 +184,7 @@ def _shown(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
 
 
 def _out_of_bounds(value: Any, spec: Mapping[str, Any]) -> str:
-    """Return a value that does not fit its bound as a message may show it."""
+    """Return a value outside its bound for a message."""
     if isinstance(value, (list, tuple, Mapping)):
         return f"a {'map' if isinstance(value, Mapping) else 'list'} of {len(value)} entries"
     if spec.get("no_log") or spec["bound"].secret:
@@ -193,7 +193,7 @@ def _out_of_bounds(value: Any, spec: Mapping[str, Any]) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a number as a message shows it. Python refuses to convert a long integer to text."""
+    """Return a number for a message. Python refuses to convert very long integers to text."""
     long = isinstance(value, int) and value.bit_length() > SHOWN_BITS
     return f"a number of {int(value).bit_length()} bits" if long else short(value, 60)
 

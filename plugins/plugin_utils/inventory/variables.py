@@ -26,14 +26,14 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-REQUIRED = {
+REQUIRED = {  # {variable: its meaning for messages}
     "rbln_release": "the row of files/releases.yml that this fleet runs",
     "npufleet_npus": "the number of NPUs (/dev/rbln*) on the host",
     "npufleet_card": "the type of its cards, such as RBLN-CA22",
     "triton_models": "the list of models to serve",
 }
 ROWS = "npufleet_release_rows"
-# Ansible's variables without templates of this project
+# Variables of Ansible that contain no templates of this project
 NO_TEMPLATES = {"hostvars", "groups"}
 
 
@@ -93,7 +93,7 @@ def collect_desired(
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
     """Return (desired state by concern, manifests by model, reasons). A concern without a desired state is absent.
 
-    `now` is for a proof. Without `seal` secrets are plain text. Raises Refusal if variables that all concerns need are wrong.
+    `now` is true for a proof. If `seal` is false, secrets are plain text. Raises Refusal if variables of all concerns are wrong.
     """
     validate(variables, concerns)
     states: Dict[str, Any] = {}
@@ -110,7 +110,7 @@ def collect_desired(
     context = Context(
         manifests=by_model,
         cloud_models=cloud,
-        # It reads all files of the backends, and two concerns need it.
+        # Two concerns need this state, and its computation reads all files of the backends.
         image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
         now=now,
@@ -153,16 +153,16 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the default of npufleet_release_rows. Unlike its template this reads the file once for all hosts."""
+    """Return the default of npufleet_release_rows. The template of the variable would read the file for each host again."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
 class Templated(Mapping[str, Any]):
-    """The variables of a host over the defaults of all roles, each templated and converted to its type when it is first read.
+    """The variables of a host and the defaults of all roles. Each is templated and converted to its type when it is first read.
 
-    `template` looks names up in `raw`. A value replaces its template there, so that it is computed once. Reading a value of a wrong
-    type raises Refusal. `type_errors` are those of the variables in `names` that need no templating. `computed` has functions that
-    replace templates. `moment` is a path that all processes of a run with the same task and batch of hosts share (common.py).
+    `raw` has a template for each variable, until the value replaces it. `template` evaluates a template, and looks names up in
+    `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of variables in `names` that need no
+    template. `computed` has functions instead of templates. All processes of a task and a batch share `moment` (common.py).
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Templated(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
             if name in self._computed:
-                # Such a value has hundreds of parts, which are converted once for all hosts.
+                # The value has hundreds of parts, so that it is converted once for all hosts.
                 value = in_common(self, name, lambda variables: _typed(name, self._computed[name](variables)))
             else:
                 value = _typed(name, self.untyped(name))
@@ -198,7 +198,7 @@ class Templated(Mapping[str, Any]):
         return self._raw[name]
 
     def untyped(self, name: str) -> Any:
-        """Return a value without a check of its type."""
+        """Return a templated value without conversion to its type."""
         return self._template(self._raw[name])
 
     def __contains__(self, name: object) -> bool:
@@ -212,12 +212,12 @@ class Templated(Mapping[str, Any]):
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Return the value in the type that the specs of the roles require. Raises Refusal if it has another type."""
+    """Return the value, converted to the type in the specs of the roles. Raises Refusal if that is impossible."""
     return values.converted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
 
 
 def _is_value(raw: Any) -> bool:
-    """Return True if a value has no templates and nothing encrypted."""
+    """Return True if a value contains no templates and no encrypted parts."""
     if isinstance(raw, Mapping):
         return all(_is_value(part) for part in raw.values())
     if isinstance(raw, (list, tuple)):
