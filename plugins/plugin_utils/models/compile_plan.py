@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The models to compile, from their specs and the records of existing compiled files. Controller only.
+"""The plan of a compilation, from the specs of models and the records of existing compiled files. Controller only.
 
-A spec is {"name", "source": {"onnx": file} or {"torch": "module:function", "path": directory}, "inputs": [{"name", "shape":
-without the batch, "dtype"}]} and may have "outputs", "batches", "devices", "npu" and "output": directory.
+A spec is {"name", "source", "inputs"}. `source` is {"onnx": file} or {"torch": "module:function", "path": directory}, `inputs` is
+[{"name", "shape" without the batch, "dtype"}]. Optional are "outputs", "batches", "devices", "npu" and "output", a directory.
 files/compile/rbln_compile.py compiles a model and writes its record.
 """
 
@@ -25,11 +25,11 @@ FILE = "model.rbln"
 
 
 def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: str) -> List[Dict[str, Any]]:
-    """Return the plan for each spec, with this card and the release row's SDK ({"version", "shape"}).
+    """Return an entry for each spec. `card` is the default card, `sdk` that of the release row. Raises Refusal with all errors.
 
-    An entry is {"name", "key": such as "CA22/0.9", "why": the reason to compile or "", "push": the file or directory that the
-    program reads, "file": path of the compiled file on the controller, "artefacts": those for `triton_models`, {} before the
-    compilation, "spec": the input of the program}. Raises Refusal with the errors of all specs.
+    An entry has "name", "key" such as "CA22/0.9", "why" (the reason to compile the model, or ""), "push" (the file or directory
+    that the compile program reads), "file" (path of the compiled file on the controller), "artefacts" (the value for
+    `triton_models`, {} if the model has to be compiled) and "spec" (the input of the compile program).
     """
     reasons: List[str] = []
     for number, model in enumerate(models):
@@ -93,12 +93,12 @@ def _reason_to_compile(path: str, spec: Mapping[str, Any]) -> Tuple[str, Optiona
 
 
 def full_path(path: str) -> str:
-    """Return an absolute path of the controller. Tasks would resolve a relative path in other directories than the shell."""
+    """Return the absolute form of a path. Tasks would resolve a relative path in another directory than the user's shell."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 def tree_digest(path: str) -> str:
-    """Return the SHA-256 of a file, or of the files of a directory with their paths."""
+    """Return the SHA-256 of a file, or of the contents and paths of all files in a directory."""
     if os.path.isfile(path):
         return file_digest(path)
     digest = hashlib.sha256()
@@ -136,7 +136,7 @@ def _errors(model: Any, where: str) -> Iterator[str]:
 
 
 def _tensor_errors(tensors: Any, where: str, names: Set[str]) -> Iterator[str]:
-    """Yield the errors of the tensors of one side, and add their names to `names`."""
+    """Yield the errors of the inputs or of the outputs, and add their names to `names`."""
     if not isinstance(tensors, list) or not tensors:
         yield f"{where} is {_shown(tensors)}, expected a list such as [{{name: x, shape: [64], dtype: float32}}]. Correct it"
         return

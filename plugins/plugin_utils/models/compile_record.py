@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of a compiled file's record from the build host, which may contain any text. Controller only."""
+"""Validation of the record of a compiled file. The build host sends it, so that it may contain any text. Controller only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPE = {
     "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
     "source": {"kind": str, "sha256": str, "spec": str},
 }
-# The most characters of a parser's message in a message
+# The most characters of a JSON parser's message that this module repeats
 SHOWN = 200
 
 

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a compiled file, which the compile step writes beside it, and the config that follows from it.
+"""The record that the compile step writes beside a compiled file, and the config fields that follow from the record.
 
-Record: {"format": 1, "sha256": of the compiled file, "npu": such as "RBLN-CA12", "compiler_version", "devices": NPUs that one
-instance spans, "device_memory": [bytes on each of them], "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs":
-[...]}, ...]} with buckets in the file's order, shapes with the batch dimension and dtypes by numpy's names. A name may be
-null if the SDK does not keep it. This code runs on the controller, which has no SDK.
+Keys of a record: "format": 1, "sha256" of the compiled file, "npu" such as "RBLN-CA12", "compiler_version", "devices" (the number
+of NPUs that one instance spans), "device_memory" (bytes on each of these NPUs), and "buckets", a list in the file's order of
+{"inputs": [{"name", "shape", "dtype"}], "outputs": [...]}. Shapes include the batch dimension, dtypes are numpy's names. A name
+is null if the SDK does not keep it. This code runs on the controller, which has no SDK.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, O
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 FORMAT = 1
-# The most bytes of a record, NPUs of one instance, bytes of device memory; buckets, tensors of a side, dimensions and their size
+# Limits of a record: its bytes, NPUs of one instance, bytes of device memory, buckets, inputs or outputs, dimensions, their size
 MOST_BYTES, MOST_DEVICES, MOST_MEMORY = 1 << 24, 256, 1 << 50
 MOST_BUCKETS, MOST_TENSORS, MOST_DIMENSIONS, MOST_SIZE = 1000, 1000, 32, (1 << 31) - 1
 # The most characters of a value in a message
 SHOWN = 120
 SUFFIX = ".json"
-# {numpy's name: data type of config.pbtxt}
+# {name of a dtype in numpy: its name in config.pbtxt}
 DTYPES = {
     "bool": "TYPE_BOOL",
     "uint8": "TYPE_UINT8",
@@ -42,9 +42,9 @@ DTYPES = {
 
 
 def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str, Any]], List[str]]:
-    """Return (the record of an artefact or None, its errors). A missing record is no error.
+    """Return (the record of an artefact or None, the errors of the record). A missing record is no error.
 
-    `record` of the artefact is the record itself or its path on the controller. Without it the record is read from beside `file`.
+    The artefact's `record` is the record itself or its path on the controller. Without it, the record beside `file` is read.
     """
     where, raw, error = _read(artefact)
     if error:
@@ -64,7 +64,7 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
 
 
 def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
-    """Return (the record beside a compiled file or None, its error or "")."""
+    """Return (the record beside a compiled file or None, the error of the record or "")."""
     _where, raw, error = _read({"file": file})
     if error:
         return None, f"unreadable ({error})"
@@ -73,7 +73,7 @@ def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
 
 
 def digested(artefact: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return an artefact with its digest, which the record has if the inventory does not."""
+    """Return an artefact with its digest. If the inventory does not set it, it is that of the record."""
     raw = None if artefact.get("sha256") else _read(artefact)[1]
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
 
@@ -87,7 +87,7 @@ def refuse_in_the_way(model: str, path: str, files: Collection[str]) -> None:
 
 
 def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
-    """Return (the place of an artefact's record, the record or None, the error of reading it or "")."""
+    """Return (the path or name of an artefact's record for messages, the record or None, the read error or "")."""
     raw = artefact.get("record")
     if raw is None and os.path.isfile(str(artefact.get("file", "")) + SUFFIX):
         raw = artefact["file"] + SUFFIX
@@ -104,7 +104,7 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
 
 
 def _flaw(raw: Any) -> Optional[str]:
-    """Return the error of a record as the end of "has ...", or None."""
+    """Return the error of a record as a phrase that follows "has", or None."""
     if not isinstance(raw, dict):
         return f"type {type(raw).__name__}"
     if raw.get("format") != FORMAT:
@@ -131,7 +131,7 @@ def _flaw(raw: Any) -> Optional[str]:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return True for {"name", "shape", "dtype"} with values that a config can have; a name may be null."""
+    """Return True for {"name", "shape", "dtype"} with values that a config can have. The name may also be null."""
     if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
         return False
     name, shape = value.get("name"), value.get("shape", [])
@@ -152,7 +152,7 @@ def _shown(value: Any) -> str:
 
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
-    """Return the batch size of each bucket in the file's order, or None if the buckets differ in more than a leading batch."""
+    """Return the batch size of each bucket in the file's order, or None if the buckets differ in more than the first dimension."""
     sizes, rest = [], []
     for bucket in record["buckets"]:
         shapes = [entry["shape"] for side in ("inputs", "outputs") for entry in bucket[side]]
@@ -165,7 +165,7 @@ def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
 
 
 class Contradiction(NamedTuple):
-    """A field of the config that differs from the compiled file."""
+    """A field of the config that contradicts the record of the compiled file."""
 
     field: str
     actual: str
@@ -173,13 +173,13 @@ class Contradiction(NamedTuple):
 
 
 def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
-    """Add missing inputs, outputs and batches to a model's config. Return the contradictions between config and record."""
+    """Add missing inputs, outputs and batch sizes to a model's config. Return the contradictions between config and record."""
     sizes = batches(record)
     if not config.input and not config.output and not config.max_batch_size and sizes:
         config.max_batch_size = max(sizes)
     contradictions = []
     batched = config.max_batch_size > 0
-    # True if the compiled shapes have a batch dimension, which the config omits
+    # True if the compiled shapes have a batch dimension that the dims of the config omit
     cut = batched and sizes is not None
     if batched and sizes is None:
         expected = "0, as the compiled file has no batch dimension"
@@ -210,7 +210,7 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
 
 
 def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], cut: bool) -> Iterator[Contradiction]:
-    """Yield the contradictions between tensors of the config and of the compiled file, matched by name or else by order."""
+    """Yield the contradictions between the tensors of the config and of the record. Tensors match by name, or else by order."""
     named = all(entry.get("name") for entry in compiled)
     names = [tensor.name for tensor in tensors]
     if len(tensors) != len(compiled) or (named and {entry["name"] for entry in compiled} != set(names)):
@@ -221,7 +221,7 @@ def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], cut: bo
     for index, tensor in enumerate(tensors):
         entry = by_name[tensor.name]
         kind = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-        # A missing `reshape` is not an empty one.
+        # An empty `reshape` is a scalar, and differs from a missing one.
         dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
         expected = entry["shape"][1:] if cut else entry["shape"]
         same = len(dims) == len(expected) and all(size in (-1, known) for size, known in zip(dims, expected))

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a model for a host: its files, rendered for that host, and two digests. Controller only.
+"""The manifest of a model for a host: the model's files, rendered for that host, and two digests. Controller only.
 
-`source` is equal on all hosts, `release` is that of the rendered files. Both are parameters in the served config.pbtxt, so that the
-server itself can report what it has loaded.
+The digest `source` covers the files on the controller and is equal for all hosts. The digest `release` covers the rendered files.
+Both are parameters in the served config.pbtxt, so that the server itself can report which release it has loaded.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
-# Files of this size or more, and compiled files of any size, are stored once on each host and linked.
+# Files of at least this size, and compiled files of any size, are blobs: a host stores them once, and releases link to them.
 BLOB_BYTES = 1 << 20
 SOURCE = "npufleet_source"
 RELEASE = "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"
-# The most requests in the queue of a batcher that a profile sets. Triton refuses further ones, which would fill the memory.
+# The most requests that wait in a batcher that a profile sets up. Triton refuses more, because they would fill the memory.
 MAX_QUEUE = 256
-# How a rbln model is served where answers leave only when `execute` returns: the next batch is joined by another instance
-# while one is on the NPU, and throughput waits a little for a full batch.
+# {profile: instances of a rbln model on each NPU, microseconds that its batcher waits for a full batch}. While one instance
+# computes on the NPU, the other one joins the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 HERE = Place("placed on this host", "Add it to `triton_models` for the same hosts")
-# Repositories that Triton reads itself
+# Prefixes of the object stores from which Triton itself reads models
 CLOUD = ("s3://", "gs://", "as://")
 
 
 class Source(NamedTuple):
-    """A model on the controller with the compiled file for a host, before it is rendered."""
+    """A model on the controller, with the compiled file for a host, before its config is rendered."""
 
     model: Model
     digest: str
@@ -61,10 +61,10 @@ class Manifest(TypedDict):
     release: str
     # Served version numbers
     versions: List[str]
-    # {path: {"sha256", "blob"}}, and {path: bytes} of the files that are no blobs
+    # {path: {"sha256", "blob": True for a blob}} of all files, and {path: bytes} of the files that are not blobs
     files: Dict[str, Dict[str, Any]]
     contents: Dict[str, bytes]
-    # {sha256: {"file": path} or {"url": address}} of the blobs
+    # {sha256 of a blob: {"file": path on the controller} or {"url": address}}
     origins: Dict[str, Dict[str, str]]
     # Bytes of device memory on each NPU of the host
     memory: List[int]
@@ -74,7 +74,7 @@ class Manifest(TypedDict):
     cached: bool
     # Digest of the config without the two digests
     shape: str
-    # `beside` or `unload_first`
+    # The order of a reload: `beside` loads the new release beside the old one, `unload_first` does not
     switch: str
 
 
@@ -137,7 +137,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
 
 
 def unplaced(model: Model) -> Dict[str, Any]:
-    """Return the facts of a model that is on no host."""
+    """Return the facts of a model that is linted without a host, in the form of a manifest."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
@@ -157,7 +157,7 @@ def _files(
     origins: Dict[str, Dict[str, str]] = {}
     for path in paths:
         full = os.path.join(directory, path)
-        # The config is rendered for each host, so that it is no blob.
+        # The config is rendered for each host. Therefore it is never a blob.
         if path != CONFIG and os.path.getsize(full) >= BLOB_BYTES:
             digest = digests.digest(full, cache)
             files[path] = {"sha256": digest, "blob": True}
@@ -170,7 +170,7 @@ def _files(
 
 
 def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Manifest, List[str]]:
-    """Return (the manifest of a model, its errors besides the linter's findings). The source is not changed."""
+    """Return (the manifest of a model, its errors without the linter's findings). `model_source` is not changed."""
     name = model_source.model.name
     config = type(model_source.model.config)()
     config.CopyFrom(model_source.model.config)
@@ -226,9 +226,9 @@ def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
 
 
 def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
-    """Return the compiled file for this host's card and SDK, or None without artefacts. Raises Refusal.
+    """Return the artefact for this host's card and SDK, or None if the model has no artefacts. Raises Refusal.
 
-    If a bundle is used (`bundled`), an artefact needs no other source.
+    If `bundled` is true, a bundle can deliver the file, so that the artefact needs neither `url` nor `file`.
     """
     if not artefacts:
         return None
@@ -255,14 +255,14 @@ def _digest(content: bytes) -> str:
 
 
 def config_of(served: Mapping[str, Any]) -> bytes:
-    """Return the config.pbtxt of a config from Triton's HTTP service."""
+    """Return the text of config.pbtxt for a config that Triton returned over HTTP."""
     from google.protobuf import json_format
 
     return print_config(json_format.ParseDict(dict(served), schema.load()[0](), ignore_unknown_fields=True))
 
 
 def parse_config(text: str, path: str) -> Any:
-    """Return a config.pbtxt as Triton's ModelConfig. Raises Refusal if Triton could not parse it."""
+    """Return the text of a config.pbtxt as Triton's ModelConfig. Raises Refusal if Triton would not parse it."""
     config, findings = schema.parse(text, os.path.basename(os.path.dirname(path)), path)
     if findings:
         raise Refusal(reasons(findings))
@@ -270,7 +270,7 @@ def parse_config(text: str, path: str) -> Any:
 
 
 def print_config(config: Any) -> bytes:
-    """Return a ModelConfig as text. Fields are in schema order and maps are sorted, so that equal configs are equal bytes."""
+    """Return a ModelConfig as text. Fields are in schema order and maps are sorted, so that equal configs have equal bytes."""
     from google.protobuf import text_format
 
     return text_format.MessageToString(config).encode()
@@ -279,9 +279,9 @@ def print_config(config: Any) -> bytes:
 def _place(
     config: Any, entry: Mapping[str, Any], record: Optional[Mapping[str, Any]], variables: Mapping[str, Any]
 ) -> Tuple[List[int], List[str]]:
-    """Set the NPUs and instances of a model. Return (bytes of device memory on each NPU of the host, errors).
+    """Set the NPUs and instances in a model's config. Return (bytes of device memory on each NPU of the host, errors).
 
-    Every KIND_MODEL group gets the instances, and a rbln model without a group gets one group.
+    The instance count is set in every KIND_MODEL group. A rbln model without an instance group gets one.
     """
     total = int(variables["npufleet_npus"])
     npus = [int(npu) for npu in entry.get("npus") or range(total)]
@@ -314,7 +314,7 @@ def _place(
 
 
 def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> int:
-    """Return the instances on each NPU. A profile also sets the dynamic batcher of a rbln model whose config does not."""
+    """Return the instances on each NPU. A profile also sets up the dynamic batcher, if the config of a rbln model does not."""
     profile = PROFILES.get(entry.get("profile") or "")
     if profile is None or config.backend != "rbln":
         return int(entry.get("instances") or 1)
@@ -332,7 +332,7 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
 def manifests(
     variables: Mapping[str, Any], placed: Optional[List[Mapping[str, Any]]] = None
 ) -> Tuple[Dict[str, Manifest], List[str]]:
-    """Return (manifests of the models on this host by name, errors). `placed` are their entries, by default those of this host."""
+    """Return (manifests by model, errors). `placed` are entries of `triton_models`, by default those for this host."""
     by_name, findings, more = linted(variables, placed=placed)
     return by_name, [*reasons(findings), *more]
 
@@ -340,9 +340,9 @@ def manifests(
 def linted(
     variables: Mapping[str, Any], only: Collection[str] = (), placed: Optional[List[Mapping[str, Any]]] = None
 ) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
-    """Return (manifests of the models on this host by name, the linter's findings, other errors).
+    """Return (manifests by model, the linter's findings, other errors). `placed` is as in `manifests`.
 
-    With `only` the result is about these models. The others are read, as an ensemble may need them.
+    If `only` is not empty, the result is limited to these models. The others are still read, as an ensemble may need them.
     """
     placed = placed_here(variables) if placed is None else placed
     by_name: Dict[str, Manifest] = {}
@@ -374,7 +374,7 @@ def linted(
 
 
 def to_release(of_host: Manifest) -> Dict[str, Any]:
-    """Return the facts for a release on a host, with the contents of small files in Base64."""
+    """Return the description of a release for a host. It contains small files in Base64."""
     files: Dict[str, Any] = {}
     for path, facts in of_host["files"].items():
         files[path] = dict(facts)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a directory on the controller that are read and sent to hosts.
+"""Lists of the files of a model on the controller, which are read and sent to hosts.
 
-Links that stay in a directory are followed. Links that leave it, broken links and special files are reported and never opened.
+`walk` follows links that stay in the repository. It reports, but never opens, links that leave it, broken links and special files.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import stat
 from typing import Dict, List, NamedTuple, Set, Tuple
 
-# Names that people and programs leave beside the files of a model
+# Directories that are never sent, because they do not belong to the model
 EXCLUDED = ("__pycache__", ".git")
-# The most nested directories and bytes of a path, so that a release fits below the store
+# The most levels of directories, and the most bytes of a path, so that the paths of a release below the store are not too long
 DEEPEST, LONGEST = 32, 1024
-# The most files of a directory, and bytes of a config, which is read into memory
+# The most files of a directory. The most bytes of a config, as it is read into memory
 MOST_FILES, MOST_BYTES = 100000, 1 << 24
-# The most names of a model, with those behind its links
+# The most names in a listing, including those behind links
 LARGEST = 100_000
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -31,7 +31,7 @@ CONFIG = "config.pbtxt"
 
 
 class PathProblem(NamedTuple):
-    """A path that cannot be sent, its actual and its expected content, and the next step."""
+    """A path that cannot be sent, what it is, what is expected, and the next step."""
 
     path: str
     actual: str
@@ -40,14 +40,14 @@ class PathProblem(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """The files below a directory as sorted paths, and the problems of other paths."""
+    """The sorted paths of the files below a directory that can be sent, and the problems of the other paths."""
 
     files: List[str]
     problems: List[PathProblem]
 
 
 def walk(directory: str, home: str) -> Walked:
-    """Return everything below a directory. `home` is the directory that links may not leave."""
+    """Return the files and problems below a directory. `home` is the directory that links may not leave."""
     result = Walked([], [])
     _walk(directory, "", os.path.realpath(home), (), result)
     if len(result.files) > MOST_FILES:
@@ -60,7 +60,7 @@ def walk(directory: str, home: str) -> Walked:
 
 
 def _walk(directory: str, inner: str, home: str, above: Tuple[str, ...], result: Walked) -> None:
-    """Add everything at the path `inner` of the directory. `above` are the real paths of the directories around it."""
+    """Add to `result` what is at and below the path `inner` of the directory. `above` are the real paths of its parents."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
 
@@ -94,7 +94,7 @@ def _walk(directory: str, inner: str, home: str, above: Tuple[str, ...], result:
         for name in names:
             if name in EXCLUDED or name.endswith(".pyc"):
                 continue
-            # A list of digests has one name on each line.
+            # The lists of digests have one name on each line, so that no name may contain a line break.
             if name.isprintable():
                 _walk(directory, os.path.join(inner, name), home, (*above, real), result)
             else:
@@ -109,10 +109,10 @@ def _walk(directory: str, inner: str, home: str, above: Tuple[str, ...], result:
 
 
 class Listing(NamedTuple):
-    """The content of a directory for a program that follows every link, such as Triton.
+    """The content of a directory as a program sees it that follows every link, such as Triton.
 
-    `files` and `directories` are paths. `others` are {path: its kind} of special files and broken links. `outside` are the paths
-    that lead out of the home of the directory; what is behind them must not be read.
+    `files` and `directories` are paths. `others` is {path: kind} of special files and broken links. `outside` are the paths that
+    links lead out of `home`. Their content must not be read.
     """
 
     files: List[str]
@@ -122,20 +122,20 @@ class Listing(NamedTuple):
 
 
 def listing(directory: str, home: str) -> Listing:
-    """Return the content of a directory, at most LARGEST names."""
+    """Return the content of a directory, up to about LARGEST names. `home` is the directory around it, as in `walk`."""
     result = Listing([], [], {}, set())
     _list(directory, "", os.path.realpath(home), (), result)
     return Listing(sorted(result.files), sorted(result.directories), result.others, result.outside)
 
 
 def is_within(path: str, home: str) -> bool:
-    """Return True if a path is below another one after all links are followed."""
+    """Return True if a path is `home` or below it after all links were followed."""
     home = os.path.realpath(home)
     return os.path.commonpath([os.path.realpath(path), home]) == home
 
 
 def _list(directory: str, inner: str, home: str, above: Tuple[str, ...], result: Listing) -> None:
-    """Add the content of the directory at the path `inner`. `above` are the real paths of the directories around it."""
+    """Add to `result` the content of the directory at the path `inner`. `above` are the real paths of its parents."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
     if not is_within(path, home):
