@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of NVIDIA's images by release, and Triton's rules for the backend of a model without one in its config.
+"""Backends of NVIDIA's images by release, and Triton's rules for choosing a backend if the config does not name one.
 
 From triton-inference-server/core (constants.h and AutoCompleteBackendFields of model_config_utils.cc) and from `all_backends` in
 build.py of triton-inference-server/server, both of branches r24.01 to r26.07.
@@ -18,9 +18,9 @@ NEWEST = (999, 0)
 
 
 class Backend(NamedTuple):
-    """A backend: its default model file, and the files that can implement it, the default first.
+    """A backend: its default model file, and the files that can implement the backend, with the default first.
 
-    `completes` is True if it adds tensors of the model file to the config.
+    `completes` is True if the backend adds inputs and outputs of the model file to the config.
     """
 
     file: str = ""
@@ -54,7 +54,7 @@ ALL: Dict[str, Backend] = dict(
 
 
 class Identity(NamedTuple):
-    """A model's backend, platform and file name as Triton completes them; each may be ""."""
+    """The backend, platform and file name of a model after Triton has completed them. Each may be ""."""
 
     backend: str
     platform: str
@@ -62,18 +62,18 @@ class Identity(NamedTuple):
 
 
 def triton_version(triton: str) -> Tuple[int, ...]:
-    """Return a version of Triton in a form that can be compared, NEWEST for ""."""
+    """Return a version of Triton as numbers that can be compared, or NEWEST for ""."""
     return tuple(int(part) for part in triton.split(".")[:3]) if triton else NEWEST
 
 
 def known(triton: str) -> Tuple[str, ...]:
-    """Return the names of the backends in images of this Triton, or of any Triton for ""."""
+    """Return the names of the backends in images of this Triton version, or of all versions for ""."""
     removed = ("tensorflow",) if triton and triton_version(triton) >= NO_TENSORFLOW else ()
     return tuple(name for name in ALL if name not in removed)
 
 
 def platforms(triton: str) -> Dict[str, str]:
-    """Return {platform: backend} of the platforms that this Triton knows."""
+    """Return {platform: backend} for the platforms that this Triton version knows."""
     by_platform = {
         "onnxruntime_onnx": "onnxruntime",
         "pytorch_libtorch": "pytorch",
@@ -90,7 +90,7 @@ def platforms(triton: str) -> Dict[str, str]:
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
     """Return backend, platform and file name as Triton completes them in a config.
 
-    `name` is the model's. `names` are those in its first directory by name, which need not be a version.
+    `name` is the model's name. `names` are the files in the model's first directory by name, which need not be a version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
@@ -115,7 +115,7 @@ def identify(config: Any, name: str, names: Collection[str], is_directory: Calla
                 backend = owner
                 platform = "torch_aoti" if entry == "model.pt2" and blank else platform
     if not backend and blank:
-        # Triton takes the ending of the model's name for the name of another backend.
+        # Triton uses the ending of the model's name as the name of a backend.
         backend = name.partition(".")[2]
         return Identity(backend, "", f"model.{backend}" if backend else "")
     completed = {"tensorrt": "tensorrt_plan", "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}

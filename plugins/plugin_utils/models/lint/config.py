@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about one config: errors that Triton's own validation rejects, and settings that no NPU host can serve."""
+"""Rules about one config: errors for which Triton refuses a model, and settings that no NPU host can serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 FORMAT_NHWC, FORMAT_NCHW = 1, 2
 DELAY = 1
 CORRID = 3
-# Backends that are Python programs, and the first Triton that passes bfloat16 to them
+# Backends that are Python programs, and the first Triton version that passes bfloat16 to such backends
 TAKES_DLPACK = ("python", "rbln")
 BFLOAT16_FROM = (2, 49)
 CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
@@ -30,7 +30,7 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
     """Yield the findings about a model's config."""
     if row:
         yield from _release(model, row)
-    # This rule is the first one, so that the others see the config that will be served.
+    # `complete` changes the config. It comes first, so that the other rules check the config that will be served.
     if model.record:
         for entry in compiled.complete(model.config, model.record):
             todo = "Compile the model for the values of the config, or correct the config"
@@ -47,7 +47,7 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
 
 
 def _release(model: Model, row: Row) -> Iterator[Finding]:
-    """Yield an error for each field and value that the release's Triton does not know."""
+    """Yield an error for each field and each value that the Triton version of the release does not know."""
     for place, name, since in schema.unknown(model.text, row.triton):
         actual, expected = f"{name}, new in Triton {since}", f"a field of Triton {row.triton}, which release {row.name} has"
         yield model.error("release", place.path, actual, expected, "Remove it, or choose a newer release", REFUSES_TEXT)
@@ -173,7 +173,7 @@ def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
 
 
 def _shape(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
-    """Yield the errors of the sizes in dims and reshape, and of a different number of elements in both."""
+    """Yield the errors of the sizes in dims and reshape, and of dims and reshape with different numbers of elements."""
     shapes = [("dims", list(tensor.dims))]
     if tensor.HasField("reshape"):
         shapes.append(("reshape.shape", list(tensor.reshape.shape)))
@@ -193,7 +193,7 @@ def _shape(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
 
 
 def _products(sizes: List[int]) -> List[int]:
-    """Return the numbers of elements between sizes of -1."""
+    """Return the product of each group of sizes, where the sizes of -1 separate the groups."""
     counts = [1]
     for size in sizes:
         if size == -1:
@@ -234,7 +234,7 @@ def _batching(model: Model) -> Iterator[Finding]:
 
 
 def _preferred(model: Model, batcher: str, sizes: Any) -> Iterator[Finding]:
-    """Yield the findings about preferred batch sizes: above the largest, or not compiled."""
+    """Yield the findings about preferred batch sizes that are above max_batch_size or were not compiled."""
     field = f"{batcher}.preferred_batch_size"
     largest = model.config.max_batch_size
     wrong = [size for size in sizes if not 1 <= size <= largest]
@@ -248,7 +248,7 @@ def _preferred(model: Model, batcher: str, sizes: Any) -> Iterator[Finding]:
 
 
 def _compiled_batches(model: Model) -> List[int]:
-    """Return the batch sizes of the compiled file from the config's parameter, or [] if they are not known."""
+    """Return the batch sizes of the compiled file from the config's parameter `batches`, or [] if they are not known."""
     if "batches" not in model.config.parameters:
         return []
     return [int(number) for number in re.findall(r"\d+", model.config.parameters["batches"].string_value)]
@@ -301,7 +301,7 @@ def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Find
 
 
 def _cache(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the response cache, whose key is the model's name, its version and the inputs."""
+    """Yield the findings about the response cache. Its key consists of the model's name, its version and the inputs."""
     config, rule, field = model.config, "response cache", "response_cache.enable"
     if not config.response_cache.enable:
         return

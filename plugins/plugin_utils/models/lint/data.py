@@ -28,7 +28,7 @@ CORRECT = "Correct it"
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Yield the findings about data. config.py refuses the warm-ups of an ensemble."""
+    """Yield the findings about data. config.py reports the warm-ups of an ensemble."""
     if not model.ensemble:
         yield from _warm_ups(model)
     yield from _states(model)
@@ -65,7 +65,7 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
 
 
 def _like(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: str) -> Iterator[Finding]:
-    """Yield the errors of data with another data type or shape than its tensor."""
+    """Yield the errors of data whose data type or shape differs from that of its tensor."""
     if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
         actual, expected = schema.word(data, "data_type"), f"{schema.word(tensor, 'data_type')}, as the {owner}"
         yield model.error(rule, f"{field}.data_type", actual, expected, CORRECT)
@@ -75,7 +75,7 @@ def _like(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: st
 
 
 def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> Iterator[Finding]:
-    """Yield the errors of unknown sizes, of no data, and of a file in `directory` that is missing or too short."""
+    """Yield the errors of unknown sizes, of missing data, and of a file in `directory` that is missing or too short."""
     warm_up = directory == "warmup"
     rule, key = ("warm-up", "input_data_file") if warm_up else ("files", "data_file")
     choice = entry.WhichOneof("input_data_type" if warm_up else "state_data")
@@ -97,7 +97,7 @@ def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> It
 
 
 def _length(model: Model, path: str) -> Optional[int]:
-    """Return the bytes of a file, or None if it is not in the directory of the model."""
+    """Return the size of a file in bytes, or None if the file is not in the directory of the model."""
     try:
         return os.path.getsize(os.path.join(model.directory, path))
     except OSError:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about ensembles: their steps exist, each tensor is written once and read, and both of its ends agree."""
+"""Rules about ensembles: the steps exist, each tensor is written once and is read, and its writer and readers agree on it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RULE = "ensemble"
 
 
 class Place(NamedTuple):
-    """The place where the steps of an ensemble must be, and the next step for one that is not."""
+    """The place where the models of an ensemble's steps must be, and the next step for a model that is not there."""
 
     name: str
     todo: str
 
 
 class End(NamedTuple):
-    """One end of an ensemble's tensor."""
+    """One end of an ensemble's tensor: an input or output of the ensemble or of a step."""
 
     owner: str
     dtype: str
@@ -45,11 +45,11 @@ class End(NamedTuple):
 
 
 def check(models: Mapping[str, Model], unread: Collection[str], place: Place, refused: AbstractSet[str]) -> Iterator[Finding]:
-    """Yield the findings about the ensembles among the models. `refused` are the models that Triton does not load."""
+    """Yield the findings about the ensembles among the models. `refused` are models that Triton refuses for other reasons."""
     own: Dict[str, List[Finding]] = {name: list(_own(model, models, unread, place)) for name, model in models.items()}
     broken = set(refused) | {name for name, findings in own.items() if _has_errors(findings)}
     while True:
-        # Triton refuses an ensemble with a step that it refuses.
+        # Triton refuses an ensemble if it refuses the model of a step.
         more = {name for name, model in models.items() if broken & _step_names(model)} - broken
         if not more:
             break
@@ -110,7 +110,7 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], p
 
 
 def _flow(model: Model) -> Iterator[Finding]:
-    """Yield the errors of tensors that nothing or several steps write, that nothing reads, and of circular steps."""
+    """Yield the errors of tensors without a writer, with several writers or without a reader, and of circular steps."""
     steps = model.config.ensemble_scheduling.step
     inputs = [tensor.name for tensor in model.config.input]
     writers: Dict[str, str] = dict.fromkeys(inputs, "the ensemble's input")
@@ -119,7 +119,7 @@ def _flow(model: Model) -> Iterator[Finding]:
         for output, tensor in sorted(step.output_map.items()):
             field = f"ensemble_scheduling.step[{index}].output_map[{output}]"
             if tensor in writers:
-                # Triton accepts a step that writes over an input.
+                # Triton accepts a step that overwrites an input of the ensemble.
                 make = model.warning if tensor in inputs else model.error
                 yield make(RULE, field, f"{tensor}, as is {writers[tensor]}", "a tensor that only this step writes", "Rename it")
             writers.setdefault(tensor, f"the output of step {step.model_name}")
@@ -142,7 +142,7 @@ def _flow(model: Model) -> Iterator[Finding]:
             if tensor not in read and tensor not in outputs:
                 actual, expected = f"{tensor}, which nothing reads", "a tensor that a step reads, or an output"
                 yield model.error(RULE, f"{field}.output_map[{name}]", actual, expected, "Remove it")
-    # Another rule reports tensors that nothing writes.
+    # Tensors without a writer are reported above. Here they count as available.
     unwritten = {tensor for tensor in read if tensor not in writers}
     waiting = _in_order(steps, {*inputs, *unwritten})[1]
     if waiting:
@@ -151,7 +151,7 @@ def _flow(model: Model) -> Iterator[Finding]:
 
 
 def _in_order(steps: Sequence[Any], available: Collection[str]) -> Tuple[List[Tuple[int, Any]], List[Tuple[int, Any]]]:
-    """Return (the steps that can run, in an order in which they can, with their numbers; the steps that cannot)."""
+    """Return ([(number, step) that can run, in a possible order], [(number, step) that cannot run])."""
     ready, waiting = set(available), list(enumerate(steps))
     ordered: List[Tuple[int, Any]] = []
     while True:
@@ -164,7 +164,7 @@ def _in_order(steps: Sequence[Any], available: Collection[str]) -> Tuple[List[Tu
 
 
 def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
-    """Yield the errors of maps with unknown names, and of tensors whose ends differ."""
+    """Yield the errors of maps with unknown names, of inputs that no map has, and of tensors whose ends differ."""
     batched = model.config.max_batch_size > 0
     tensors: Dict[str, End] = {}
     for side in ("input", "output"):
@@ -178,7 +178,7 @@ def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
             known = {tensor.name: tensor for tensor in getattr(other.config, side)}
             mapped = getattr(step, f"{side}_map")
             field = f"ensemble_scheduling.step[{index}].{side}_map"
-            # A backend may complete a config without tensors; a Python backend does so with its model.py.
+            # The config may have no tensors because the backend, or a model.py, completes it when Triton loads the model.
             if not known and (completes(other) or other.backend == "rbln" or other.backend not in backends.ALL):
                 continue
             for name, entry in known.items():
@@ -203,13 +203,13 @@ def _end(owner: str, tensor: Any, batched: bool, reshaped: bool) -> End:
 
 
 def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
-    """Yield the errors of tensors that different decoupled steps produce and that are needed together.
+    """Yield the errors of steps and outputs that combine tensors of different decoupled steps.
 
-    A step's inputs must come from the same decoupled step or all from none, and so must the ensemble's outputs. From
-    ValidateEnsembleConfig of Triton's ensemble_utils.cc.
+    All inputs of a step must come from one decoupled step, or all from none. The same is true for all outputs of the ensemble.
+    Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
     """
     steps = model.config.ensemble_scheduling.step
-    # The number of the last decoupled step before each tensor, None for a tensor without one
+    # {tensor: the number of the last decoupled step before it, or None if there is no such step}
     origin: Dict[str, Optional[int]] = {tensor.name: None for tensor in model.config.input}
     because = "as a decoupled step may respond any number of times"
     for index, step in _in_order(steps, list(origin))[0]:
@@ -234,7 +234,7 @@ def _origins(steps: Sequence[Any], sources: Collection[Optional[int]]) -> str:
 
 
 def _decoupled(name: str, models: Mapping[str, Model], above: Tuple[str, ...]) -> bool:
-    """Return True if a model may respond several times. An ensemble does so if one of its steps does, whatever its config says."""
+    """Return True if a model may respond several times. For an ensemble, only its steps decide, and not its own config."""
     model = models.get(name)
     if model is None or name in above:
         return False

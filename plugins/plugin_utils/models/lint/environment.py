@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the parameters of Python models: their environment, and the switches of the Python backend.
+"""Rules about the parameters of Python models: the execution environment, and the switches of the Python backend.
 
 From triton-inference-server/python_backend (python_be.cc, pb_env.cc, stub_launcher.cc) and core (backend_model.cc).
 """
@@ -26,12 +26,12 @@ ENVIRONMENT, OWN = "EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY"
 SWITCH, BATCHING = "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"
 ACTIVATE = "bin/activate"
 ARCHIVE = f"a tar archive, plain or gzip, with {ACTIVATE} in it"
-# The most bytes of an unpacked archive that are searched
+# The most bytes of an archive's unpacked content that are searched
 LARGEST = 256 << 20
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Yield the findings about these parameters."""
+    """Yield the findings about the parameters of a model that Python runs."""
     parameters = model.config.parameters
     if model.ensemble:
         return
@@ -51,7 +51,7 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _batching(model: Model) -> Iterator[Finding]:
-    """Yield the error of a library that decides about batches."""
+    """Yield the error of the parameter for a library that forms batches."""
     field, path = f"parameters[{BATCHING}]", model.config.parameters[BATCHING].string_value
     if model.config.HasField("sequence_batching"):
         yield model.error("parameters", field, path or "empty", "not set with sequence_batching", "Remove one of them")
@@ -60,7 +60,7 @@ def _batching(model: Model) -> Iterator[Finding]:
 
 
 def _environment(model: Model, path: str) -> Iterator[Finding]:
-    """Yield the finding about an environment. The linter does not know what an absolute path leads to in a container."""
+    """Yield the finding about an execution environment. An absolute path is in the container, where the linter cannot look."""
     field = f"parameters[{ENVIRONMENT}]"
     if path.startswith("/"):
         return
@@ -70,7 +70,7 @@ def _environment(model: Model, path: str) -> Iterator[Finding]:
         return
     inner = path[len(OWN) :]
     place = model.directory + inner
-    # What is outside the model is never read, so that only its existence counts.
+    # A path outside the model's directory is never read. Only its existence is checked.
     outside = os.path.exists(place) and not is_within(place, model.directory)
     flaw = None if outside else _flaw(place)
     if flaw:
@@ -82,7 +82,7 @@ def _environment(model: Model, path: str) -> Iterator[Finding]:
 
 
 def _leaves(path: str) -> bool:
-    """Return True if a path below the model leaves it, even if it returns."""
+    """Return True if a path leaves the model's directory at any point, even if it leads back into the directory."""
     depth = 0
     for part in path.split("/"):
         depth += -1 if part == ".." else part not in ("", ".")
@@ -92,7 +92,7 @@ def _leaves(path: str) -> bool:
 
 
 def _outside(model: Model, field: str, inner: str) -> Finding:
-    """Return the finding about an environment beside the model. A model in the store has no such neighbours."""
+    """Return the finding about an environment beside the model's directory. The store would not copy it."""
     actual, expected = f"{inner.lstrip('/')}, which is outside the model", "a path in the model"
     make = model.error if model.complete else model.warning
     triton = "does not find it on a host" if model.complete else ""
@@ -116,7 +116,7 @@ def _flaw(path: str) -> Optional[Tuple[str, str, str]]:
 
 
 def _archive_flaw(path: str) -> Optional[Tuple[str, str, str]]:
-    """Return the flaw of an archive without ACTIVATE in its first LARGEST bytes, or None."""
+    """Return the flaw of a file that is no archive or an archive without ACTIVATE, or None. Search only LARGEST bytes."""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 
 ERROR = "error"
 WARNING = "warning"
-# Effects on Triton, as the end of a sentence that begins with its name
+# Effects on Triton. Each completes a sentence that begins with "Triton".
 REFUSES = "refuses the model"
 REFUSES_TEXT = "refuses the whole file"
 IGNORES = "ignores it"
@@ -23,15 +23,15 @@ HANGS = "hangs and never opens its ports"
 HANGS_OLD = f"refuses the model, and before 25.08 {HANGS}"
 ENDS = "ends, with every model that it serves"
 LOADS_NOTHING = "loads no model at all when it starts, except in explicit mode"
-# Effects on the fleet's store, which copies models to the hosts
+# Effects on the fleet's store, which copies models to the hosts. Each completes a sentence that begins with "the fleet's store".
 STORE_REFUSES = "refuses the model"
 STORE_OMITS = "does not copy it"
 
 
 class Finding(NamedTuple):
-    """An error or a warning about one place of a model.
+    """An error or a warning about a file of a model, or about a field of its config.
 
-    `triton` and `store` are the effects on Triton and on the fleet's store, "" for none.
+    `triton` is the effect on Triton and `store` the effect on the fleet's store. Each is "" if there is no effect.
     """
 
     model: str
@@ -52,11 +52,11 @@ class Finding(NamedTuple):
         return self._about(f"{place}: {self.field}" if self.field else place)
 
     def message(self) -> str:
-        """Return the finding as one printable line for formats that show file and line themselves."""
+        """Return the finding as one printable line without file and line number, for formats that show both themselves."""
         return self._about(self.field or os.path.basename(self.file))
 
     def _about(self, subject: str) -> str:
-        # The actual value of a syntax error is a message of the parser.
+        # The `actual` of a syntax error is a message of the parser, which is a sentence of its own.
         verb = ":" if self.rule == "syntax" else " is"
         todo = self.todo if self.todo.endswith("?") else f"{self.todo}."
         line = f"{subject}{verb} {self.actual}, expected {self.expected}. {todo}"
@@ -66,22 +66,22 @@ class Finding(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The release that the models are for. Without one, all fields of the newest schema are known."""
+    """The release row that the models are linted for. Without a row, all fields of the newest schema are accepted."""
 
     name: str
     triton: str
-    # The reason why its combination is untested, "" for one that its vendor names
+    # The reason why the row's combination of versions is untested, or "" if its vendor names this combination
     untested: str = ""
-    # The Python of the image, such as 3.10; "" for any
+    # The Python version of the image, such as 3.10, or "" if it is unknown
     python: str = ""
 
     def remark(self) -> str:
-        """Return a remark on an untested release, "" for another one."""
+        """Return a remark if the release is untested, else ""."""
         return f"release {self.name} is untested: {self.untested}" if self.untested else ""
 
 
 def row_of(name: str, facts: Mapping[str, Any]) -> Row:
-    """Return a release row for the linter."""
+    """Return the linter's form of a release row."""
     triton = facts["triton"]
     return Row(name, str(triton["version"]), str(facts.get("untested", "")), str(triton.get("python", "")))
 
@@ -99,7 +99,7 @@ def reasons(findings: Sequence[Finding]) -> List[str]:
 
 
 def store_errors(model: str, problems: Sequence[PathProblem]) -> List[Finding]:
-    """Return an error for each path of a model that the store does not copy. Triton may load the model with it."""
+    """Return an error for each path of a model that the store does not copy. Triton itself may accept such a path."""
     return [
         Finding(model, problem.path, None, "", problem.actual, problem.expected, problem.todo, ERROR, "files", "", STORE_REFUSES)
         for problem in problems

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about a model's directory: versions as Triton counts them, the files that its backend reads, and files in the config."""
+"""Rules about a model's directory: its versions as Triton counts them, the files of its backend, and files in its config."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK
 
-# {ending of files that only one backend reads: the backend}
+# {file name ending: the only backend that reads files with this ending}
 ENDINGS = {".rbln": "rbln", ".onnx": "onnxruntime", ".plan": "tensorrt", ".pt": "pytorch", ".dali": "dali"}
-# Backends that read one file of each version
+# Backends that need a file in each version directory
 READS = ("rbln", "python", "onnxruntime", "openvino", "pytorch", "tensorrt", "tensorflow", "dali", "vllm")
 COMPILE = "Compile the model for this card and SDK, and list the file under `artefacts`"
 
@@ -41,7 +41,7 @@ def check(model: Model) -> Iterator[Finding]:
     yield from _policy(model)
     served = set(model.served())
     for version, directory in sorted(model.versions().items()):
-        # `_directories` reports a directory with another name.
+        # If the directory has another name, such as 9.bak for version 9, `_directories` reports it.
         if directory in model.directories:
             yield from _version(model, directory, version in served)
     yield from _links(model)
@@ -50,7 +50,7 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _directories(model: Model) -> Iterator[Finding]:
-    """Yield the findings about names that are another version than they seem, and names that only resemble a version."""
+    """Yield the findings about directory names that Triton reads as an unexpected version, or does not read as a version."""
     rule, served = "version directory", model.served()
     for name in model.directories:
         number = directory_version(name)
@@ -72,7 +72,7 @@ def _directories(model: Model) -> Iterator[Finding]:
 
 
 def _reads_files(model: Model) -> bool:
-    """Return True if the model's backend reads files of a version, as far as is known."""
+    """Return True if the model's backend is known to read files of a version directory."""
     return not model.ensemble and model.backend not in ("identity", "repeat", "square") and model.settled
 
 
@@ -82,7 +82,7 @@ def _effect_of_missing(model: Model) -> str:
 
 
 def _links(model: Model) -> Iterator[Finding]:
-    """Yield the errors of broken links right in the model's directory. Triton ignores those in its subdirectories."""
+    """Yield the errors of broken links directly in the model's directory. Triton ignores broken links in subdirectories."""
     for path, kind in sorted(model.others.items()):
         if "/" not in path and kind == BROKEN_LINK:
             finding = model.file_error("files", path, kind, "a file or a directory", "Remove it, or correct its target")
@@ -90,7 +90,7 @@ def _links(model: Model) -> Iterator[Finding]:
 
 
 def _policy(model: Model) -> Iterator[Finding]:
-    """Yield the findings about a version policy that selects nothing, or versions that do not exist."""
+    """Yield the findings about a version policy that selects no version, or that names versions that do not exist."""
     versions, served = sorted(model.versions()), model.served()
     policy = model.config.version_policy
     kind = policy.WhichOneof("policy_choice")
@@ -115,13 +115,13 @@ def _policy(model: Model) -> Iterator[Finding]:
 
 
 def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
-    """Yield the findings about the files of one version. A missing file of a version that is not served is a warning."""
+    """Yield the findings about the files of one version. If the version is not served, a missing file is only a warning."""
     files, file = model.below(directory), _backend_file(model)
     if (not files and not model.settled) or directory in model.outside:
         return
     finding, triton = (model.file_error, _effect_of_missing(model)) if served else (model.file_warning, IGNORES)
     if not files and not _exists(model, directory) and not _needs_file(model):
-        # Triton loads the model, but git and the store lose the directory.
+        # Triton loads the model, but git and the store do not keep an empty directory.
         expected = "a directory with a file, as git and the store do not keep an empty one"
         entry = model.file_warning("files", directory, "an empty version directory", expected, "Add its file, or a README", "")
         yield entry._replace(store=STORE_OMITS)
@@ -146,7 +146,7 @@ def _few(files: Sequence[str]) -> str:
 
 
 def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
-    """Yield the findings about a file of a version that the backend does not read, or that Git LFS did not fetch."""
+    """Yield the finding about a file of a version that the backend does not read, or whose content Git LFS has not fetched."""
     full = f"{directory}/{path}"
     yield from _pointer(model, full)
     owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(os.path.basename(path))[1])
@@ -168,7 +168,7 @@ def _pointer(model: Model, path: str) -> Iterator[Finding]:
 
 
 def _backend_file(model: Model) -> str:
-    """Return the file that the backend reads in each version, "" if only the backend knows it."""
+    """Return the file that the backend reads in each version, or "" if the linter does not know this file."""
     if model.ensemble:
         return ""
     if model.identity.file and model.backend != "vllm":
@@ -183,18 +183,18 @@ def _needs_file(model: Model) -> bool:
 
 
 def _exists(model: Model, directory: str) -> bool:
-    """Return True if the backend's file is in a version, as a file, a directory or something else that exists."""
+    """Return True if a version has the backend's file, as a file, a directory or another kind of entry."""
     if not _backend_file(model):
         return False
     path = os.path.normpath(f"{directory}/{_backend_file(model)}")
-    # Python imports no directory.
+    # Python does not import a directory.
     if model.backend == "python":
         return path in model.files
     return path in model.files or path in model.tree or model.others.get(path, BROKEN_LINK) != BROKEN_LINK
 
 
 def _has_file(model: Model, directory: str) -> bool:
-    """Return True if a version has the file of its backend or an alternative to it, or needs none."""
+    """Return True if a version has the backend's file, has an alternative to this file, or needs no file."""
     if not _needs_file(model) or _exists(model, directory):
         return True
     files = set(model.below(directory))
@@ -204,7 +204,7 @@ def _has_file(model: Model, directory: str) -> bool:
 
 
 def _labels(model: Model) -> Iterator[Finding]:
-    """Yield the findings about label files: missing ones, and those without a line for each class."""
+    """Yield the findings about label files that are missing, or whose number of lines is not the number of classes."""
     for index, tensor in enumerate(model.config.output):
         if not tensor.label_filename:
             continue

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A model as the rules see it, and the findings that they create for it."""
+"""The model that the rules check, with methods that create findings about it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Listing, is_within
 
 CONFIG = "config.pbtxt"
-# Directories of a model that are no versions
+# Directories of a model that never contain a version
 NO_VERSIONS = ("configs", "warmup", "initial_state")
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 class Model:
-    """A config with the files of its model.
+    """A config and the files of its model.
 
-    `files` and `directories` are paths below `directory`; a directory may be empty. `listing` is the content of the disk, for a
-    model that is linted without an inventory. `complete` is False if other files may be added later, such as compiled files that
-    are not in the repository. `file` is the path of the config: config.pbtxt, or a variant below configs/.
+    `files` and `directories` are paths below `directory`. `directories` also has empty directories. `listing` is the content of
+    the disk, and is set if the model is linted without an inventory. `complete` is False if the inventory may add files, such as
+    compiled files. `file` is the path of the config: config.pbtxt, or a variant below configs/.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Model:
         return Finding(self.name, path, self._line(field), field, actual, expected, todo, ERROR, rule, triton)
 
     def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = TAKES) -> Finding:
-        """Return a warning about the config, for something that Triton serves but that is hardly intended."""
+        """Return a warning about the config. Triton serves the model, but its author hardly intends the setting."""
         return self.error(rule, field, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def missing(self, rule: str, field: str, expected: str, todo: str = "Add it") -> Finding:
@@ -89,7 +89,7 @@ class Model:
         return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def _line(self, field: str) -> Optional[int]:
-        """Return the line of a field, or else of the next message around it that is in the file, or None."""
+        """Return the line of a field. If the file does not have the field, return the line of the message around it, or None."""
         if self._lines is None:
             self._lines = {}
             for place in schema.places(self.text):
@@ -107,9 +107,9 @@ class Model:
 
     @property
     def identity(self) -> backends.Identity:
-        """Backend, platform and file name as Triton completes them."""
+        """Backend, platform and file name after Triton has completed them."""
         if self._identity is None:
-            # Triton looks into the directory that is the first one by name.
+            # Triton looks only into the directory whose name sorts first.
             first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
             names = {
                 path.split("/")[1] for path in (*self.files, *self.tree, *self.others) if first and path.startswith(first + "/")
@@ -121,12 +121,12 @@ class Model:
 
     @property
     def backend(self) -> str:
-        """The backend as Triton completes it, "" for none."""
+        """The backend after Triton has completed it, or "" if Triton finds no backend."""
         return self.identity.backend
 
     @property
     def python_runtime(self) -> bool:
-        """True if the backend is a Python program: that of the model, or one of the image."""
+        """True if the backend is a Python program, which is in the model or in the image."""
         if self.config.runtime:
             return bool(self.config.runtime == backends.PROGRAM)
         known = backends.ALL.get(self.backend)
@@ -138,12 +138,12 @@ class Model:
         return self.complete or self.backend != "rbln"
 
     def versions(self) -> Dict[int, str]:
-        """Return {version: the directory that Triton reads for it}. `9.bak` counts as version 9 in 9/, which need not exist."""
+        """Return {version: directory that Triton reads}. `9.bak` makes Triton read the directory 9, even if there is none."""
         numbers = (directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS)
         return {number: str(number) for number in numbers if number is not None and SMALLEST <= number <= LARGEST}
 
     def served(self) -> List[int]:
-        """Return the versions that the version policy selects; without a policy it is the latest one."""
+        """Return the versions that the version policy selects. Without a policy, only the latest version is served."""
         numbers = sorted(self.versions())
         policy = self.config.version_policy
         if policy.HasField("all"):
@@ -154,16 +154,16 @@ class Model:
         return numbers[len(numbers) - min(count, len(numbers)) :]
 
     def readable(self, path: str) -> bool:
-        """Return True if a path is in the repository with all links followed, so that it may be read."""
+        """Return True if a path may be read, because it is in the repository after all links were followed."""
         return is_within(os.path.join(self.directory, path), os.path.dirname(self.directory))
 
     def below(self, directory: str) -> List[str]:
-        """Return the files below a directory of the model, relative to it."""
+        """Return the files below a directory of the model, as paths relative to this directory."""
         return sorted(path[len(directory) + 1 :] for path in self.files if path.startswith(directory + "/"))
 
 
 def directory_version(directory: str) -> Optional[int]:
-    """Return the version of a directory by Triton's std::stoll, so that `9.bak` is 9; None for a name that Triton ignores."""
+    """Return the version of a directory name, or None if Triton ignores it. Like std::stoll in Triton, read `9.bak` as 9."""
     if len(directory) > 1 and directory.startswith("0"):
         return None
     match = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", directory)
