@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays that a check file names: inputs, and the values that an output is compared with. Controller only."""
+"""The arrays of a check file: inputs, and the golden values with which outputs are compared. Controller only."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.fields impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in, is_inside
 
 DTYPES = tuple(inference.NUMPY)
-# Sources of arrays, in the inputs of a check and in its expected values
+# The keys that name the source of an array, for the inputs of a check and for its expected values
 SOURCES = ("npy", "raw", "text", "numbers", "file", "image", "generated")
 GOLDEN_SOURCES = ("npy", "numbers", "file")
-# Sources that need a dtype and a shape, and those that may have a dtype
+# Sources that need a dtype and a shape. Sources beside which a dtype is allowed
 SHAPED = ("raw", "generated")
 TYPED = (*SHAPED, "numbers", "file", "image", "npy")
 GENERATED = {"seed": False, "low": False, "high": False}
-# The most elements of an array, elements of dtype BYTES, dimensions, and bytes of a file
+# The most elements of an array, elements of an array of dtype BYTES, dimensions of an array, and bytes of a file
 ELEMENTS, OBJECTS, DIMENSIONS, FILE_BYTES = 1 << 26, 1 << 20, 32, 1 << 30
 
 
 class Arrays(Fields):
-    """The arrays of one check file. The first of `golden_dirs` that has a file wins."""
+    """The arrays of one check file. A file of golden data is read from the first of `golden_dirs` that contains it."""
 
     def __init__(self, model: str, path: str, golden_dirs: Sequence[str]) -> None:
         super().__init__(path)
         self.golden_dirs = golden_dirs
-        # The directory of golden data
+        # The directory of the golden data below `golden_dirs`
         self.golden = model
-        # {path of an .npy file: its array}, and {field: the parameters of its generated array}
+        # {path of an .npy file: array}, and {field: parameters of the generated array of this field}
         self.arrays: Dict[str, Any] = {}
         self.generated: Dict[str, Dict[str, Any]] = {}
 
@@ -75,7 +75,7 @@ class Arrays(Fields):
             self.error(field, shape, f"at most {DIMENSIONS} sizes, and at most {most} values")
 
     def _read(self, source: str, value: Any, dtype: Optional[str], shape: List[int], field: str) -> Any:
-        """Return the array of one source. Raises ArrayError."""
+        """Return the array of one source, or None if an error was recorded. Raises ArrayError for other errors."""
         where = f"{field}.{source}"
         if source == "npy":
             path = self._path(self.as_text(value, where), where)
@@ -115,7 +115,7 @@ class Arrays(Fields):
         return tensors.generated(**self.generated[field])
 
     def _file(self, name: str, field: str, image: bool) -> bytes:
-        """Return the bytes of a file, which for an image is JPEG or PNG, or b"" if the file does not exist."""
+        """Return the bytes of a file, or b"" if it does not exist. If `image` is true, the file must be JPEG or PNG."""
         path = self._path(name, field)
         content = _content(path) if path else b""
         if path and image and not content.startswith(inference.PICTURES):
@@ -136,7 +136,7 @@ class Arrays(Fields):
         return path
 
     def golden_array(self, expectation: Dict[str, Any], key: str, field: str) -> Any:
-        """Return the array that an output is compared with, or None. Remove its source from the expectation."""
+        """Return the array with which an output is compared, or None for an error. Remove its source from the expectation."""
         if key == "text":
             text, expectation["text"] = expectation["text"], True
             if "values" in expectation:
@@ -154,7 +154,7 @@ class Arrays(Fields):
         return array
 
     def _judgeable(self, golden: Any, values: Mapping[str, Any], field: str) -> None:
-        """Refuse golden values that every output would pass, or none."""
+        """Record an error for golden values that no output could match, or that an output of zeros would match."""
         import numpy as np
 
         if not golden.size:

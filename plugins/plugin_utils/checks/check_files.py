@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Check files: the requests to each model and the expected responses, validated as a whole. Controller only.
+"""The validation of check files, which contain the requests to each model and the expected responses. Controller only.
 
-A file with an error is refused with all of its errors before any request is sent.
+A file with errors is refused with all of them, before any request is sent.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ EXPECT = dict.fromkeys(("dtype", "shape", "finite", "argmax", "values", "text", 
 VALUES = dict.fromkeys((*GOLDEN_SOURCES, "atol", "rtol"), False)
 ERROR = {"status": False, "contains": False}
 CANCEL = {"after": True, "times": False}
-# The length of a load, and its limits
+# Keys for the length of a load test, and keys for its limits
 LENGTHS = ("seconds", "requests")
 LIMITS = (*inference.PERCENTILES, "infer_per_s")
 LATENCY = {"clients": False, **dict.fromkeys((*LENGTHS, *LIMITS), False)}
-# The longest load, as it keeps other clients from the server
+# The longest load test. A load test slows down the other clients of the server.
 LONGEST = {"seconds": 600, "requests": 1000000}
-# The most checks of a file, and bytes of the name of a check, which is a label of metrics and a part of file names
+# The most checks of a file. The most bytes of a check's name, which becomes a label of metrics and a part of file names
 CHECKS, NAME_BYTES = 1000, 200
-DAY = 86400
-# Fields that a response can contradict. Each check needs one of them.
+DAY = 86400  # seconds
+# Fields that state what a response has to be. Each check needs at least one of them.
 PROOFS = ("expect", "error", "responses", "cancel", "latency")
-# Expectations about the values of an output
+# Expectations that an empty output cannot meet, because it has no values
 OF_VALUES = ("finite", "argmax", "values", "text", "class_count", "label")
-# Expectations about the values themselves, which classes replace in a response
+# Expectations about numbers. A response with classes has no numbers, so that a check must not combine both.
 NOT_WITH_CLASSES = ("finite", "argmax", "values", "text")
-# Statuses that a gRPC client itself reports for a broken connection or a proxy
+# Statuses that the gRPC client also reports if the connection breaks or a proxy fails
 CLIENT_STATUSES = ("INTERNAL", "UNAVAILABLE", "UNIMPLEMENTED")
-# Fields of a check, and the fields that it must not have beside each
+# {field of a check: fields that must not be set beside it}
 ALONE = {
     "cancel": ("error", "responses", "ms"),
     "instances": ("error", "responses", "cancel"),
@@ -63,7 +63,7 @@ class CheckFile(Arrays):
         self.model = model
 
     def read(self, host_index: int) -> Dict[str, Any]:
-        """Return {"model", "checks"} with the rows that this host sends. The result is valid only without errors."""
+        """Return {"model", "checks"} with the rows that this host sends. The result is valid only if `errors` is empty."""
         try:
             content = yaml_of(self.path)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -110,7 +110,7 @@ class CheckFile(Arrays):
             where = f"{field}.inputs.{name}"
             entry = self.as_map(raw, INPUT, where)
             arrays[where] = self.array(entry, where, SOURCES)
-            # numpy has no BF16, so that the dtype travels beside the array.
+            # numpy has no BF16. Therefore the dtype is sent beside the array.
             dtypes[name] = "BF16" if entry.get("dtype") == "BF16" else ""
         result["expect"], labels = {}, {}
         for name, raw in self.as_map(check["expect"], None, f"{field}.expect").items() if "expect" in check else ():
@@ -146,7 +146,7 @@ class CheckFile(Arrays):
         arrays: Mapping[str, Any],
         host_index: int,
     ) -> Optional[List[int]]:
-        """Return the rows that this host sends, None for whole arrays. Check the lengths of arrays and labels."""
+        """Check the lengths of arrays and labels. Return the numbers of the rows that this host sends, or None for all rows."""
         if not rows:
             return None
         rows["total"] = self._total(rows, labels, [len(array) for array in arrays.values() if array is not None])
@@ -161,7 +161,7 @@ class CheckFile(Arrays):
         return sorted({row for request in inference.requests(self.model, check, host_index) for row in request.rows or []})
 
     def _conditions(self, check: Mapping[str, Any], field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
-        """Return `responses`, `instances`, `ms`, `timeout`, `cancel`, `error` and `latency` of a check, as far as it has them."""
+        """Return those of `responses`, `instances`, `ms`, `timeout`, `cancel`, `error` and `latency` that a check has."""
         result = {key: check[key] for key in ("responses", "instances", "ms", "timeout") if key in check}
         for key, most in (("ms", 1000 * DAY), ("timeout", DAY)):
             if key in result and not (is_number(result[key]) and result[key] > 0):
@@ -200,7 +200,7 @@ class CheckFile(Arrays):
         if "contains" in error:
             self.as_text(error["contains"], f"{field}.contains")
         elif error.get("status") != "DEADLINE_EXCEEDED" and "stream" in protocols:
-            # Older servers send no status over a stream, so that any error would pass.
+            # Older servers send no status over a stream. Without `contains`, the check would accept any error.
             self.error(f"{field}.contains", "missing", "a value, as not every server sends a status over stream")
         elif error.get("status") in CLIENT_STATUSES and {"grpc", "raw"} & {str(protocol) for protocol in protocols}:
             expected = f"a value, as a broken connection over gRPC may be {error['status']}, too"
@@ -208,7 +208,7 @@ class CheckFile(Arrays):
         return error
 
     def _latency(self, raw: Any, field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
-        """Return the load of a check: its length, its clients and its limits."""
+        """Return the load test of a check: its length, its clients and its limits."""
         load = {"clients": 1, **self.as_map(raw, LATENCY, field)}
         self.check_whole(load, "clients", 1, field)
         self.check_whole(load, "requests", 1, field)
@@ -227,7 +227,7 @@ class CheckFile(Arrays):
         if not any(key in load for key in LIMITS):
             self.error(field, "without a limit", f"at least one of {', '.join(LIMITS)}")
         for name, share in inference.PERCENTILES.items():
-            # With fewer requests every percentile is the slowest request.
+            # With fewer requests, this percentile would be the time of the slowest request.
             least = 100 // (100 - share)
             if name in load and is_whole(load.get("requests")) and load["requests"] < least:
                 self.error(f"{field}.requests", load["requests"], f"at least {least} for {name}")
@@ -236,7 +236,7 @@ class CheckFile(Arrays):
         return load
 
     def _rows(self, raw: Any, field: str) -> Dict[str, Any]:
-        """Return the rows of a check, {} if they have errors."""
+        """Return the value of a check's `rows`, or {} if it has errors."""
         before = len(self.errors)
         rows = dict(self.as_map(raw, ROWS, field))
         for key, least in (("first", 0), ("count", 1)):
@@ -246,7 +246,7 @@ class CheckFile(Arrays):
         return rows if len(self.errors) == before else {}
 
     def _total(self, rows: Mapping[str, Any], labels: Mapping[str, int], lengths: Sequence[int]) -> int:
-        """Return the number of rows from which hosts take blocks: that of the labels, or else of the shortest array."""
+        """Return the number of rows that all hosts share: the number of labels, or else that of the shortest array's rows."""
         count = int(rows["count"])
         if not rows.get("spread"):
             for field, length in labels.items():
@@ -294,9 +294,9 @@ class CheckFile(Arrays):
 
 
 def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Sequence[str], host_index: int) -> Dict[str, Any]:
-    """Return {"host_index", "checks", "unproven"} for these models. `unproven` has failed results for models without a file.
+    """Return {"host_index", "checks", "unproven"} for these models. Raises Refusal with the errors of all files.
 
-    Raises Refusal with the errors of all files.
+    `unproven` has a failed result for each model without a check file.
     """
     checks, unproven, errors = [], [], []
     for model in models:

@@ -7,19 +7,19 @@ from __future__ import annotations
 import json
 from typing import Any, List, Mapping, Optional, Sequence
 
-# The most characters of a value in a message, and the largest number that counts something
+# The most characters of a value in a message, and the largest value of a field that is a count
 SHOWN, MOST = 1000, 1000000
 
 
 class Fields:
-    """The fields of one check file, with the errors found so far, each with its file and field."""
+    """The fields of one check file. `errors` has the errors of the fields that were checked so far."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.errors: List[str] = []
 
     def error(self, field: str, actual: Any, expected: str) -> None:
-        """Record the error of a field once."""
+        """Record the error of a field, unless it is recorded already."""
         shown = actual if isinstance(actual, str) else json.dumps(actual, default=str)
         shown = shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "..."
         line = f"{self.path}: {field} is {shown}, expected {expected}"
@@ -27,7 +27,7 @@ class Fields:
             self.errors.append(line)
 
     def as_map(self, value: Any, keys: Optional[Mapping[str, bool]], field: str) -> Mapping[str, Any]:
-        """Return a map with these keys, {key: True if required}, or with any keys and at least one entry if `keys` is None."""
+        """Return a map, or {} for an error. `keys` is {key: True if required}. None allows any keys, but not an empty map."""
         if not isinstance(value, dict) or not (value or keys):
             self.error(field or "the file", value, "a map that is not empty")
             return {}
@@ -43,26 +43,26 @@ class Fields:
         return value
 
     def as_list(self, value: Any, field: str) -> Sequence[Any]:
-        """Return a list that is not empty."""
+        """Return a list that is not empty, or [] for an error."""
         if not isinstance(value, list) or not value:
             self.error(field, value, "a list that is not empty")
             return []
         return value
 
     def as_text(self, value: Any, field: str) -> str:
-        """Return a text that is not blank."""
+        """Return a text that is not blank, or "" for an error."""
         if not isinstance(value, str) or not value.strip():
             self.error(field, value, "a text (quote values that YAML reads as numbers)")
             return ""
         return value
 
     def check_boolean(self, entry: Mapping[str, Any], key: str, field: str) -> None:
-        """Check a value of a map that may be absent."""
+        """Check an optional value of a map, which must be true or false."""
         if not isinstance(entry.get(key, False), bool):
             self.error(f"{field}.{key}", entry[key], "true or false")
 
     def check_whole(self, entry: Mapping[str, Any], key: str, least: int, field: str) -> None:
-        """Check a whole number of a map that may be absent."""
+        """Check an optional value of a map, which must be a whole number from `least` to MOST."""
         if key in entry and (not is_whole(entry[key]) or entry[key] < least):
             self.error(f"{field}.{key}", entry[key], f"a whole number of at least {least}")
         elif key in entry and entry[key] > MOST:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of the checks of a host: files on the controller, the server, and one digest of everything. Controller only.
+"""Inputs of the checks of a host: files on the controller, the server, and one digest of all inputs. Controller only.
 
-The digest is computed without parsing arrays, so that every run can compare it with that of the host's probe.
+The digest is computed without parsing arrays. This is fast, so that every run can compare it with the digest of the host's probe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 
 CHECKS = os.path.join(COLLECTION, "files", "checks")
 GOLDEN = os.path.join(COLLECTION, "files", "golden")
-# Files whose code computes the document, beside the program that is sent with it
+# Files of this directory that compute the document of the checks. A change of their code changes the digest.
 CODE = ("arrays.py", "check_files.py", "fields.py", "tensors.py")
 # The most bytes of a file name
 NAME_BYTES = 255
@@ -30,7 +30,7 @@ TLS = ("http_tls", "grpc_tls")
 
 
 def found_in(parents: Sequence[str], *names: str) -> Optional[str]:
-    """Return the path of a file in the first directory that has it, or None."""
+    """Return the path of a file in the first of `parents` that contains it, or None."""
     paths = (os.path.join(parent, *names) for parent in parents)
     return next((path for path in paths if os.path.isfile(path)), None)
 
@@ -46,7 +46,7 @@ def is_line(text: str) -> bool:
 
 
 def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
-    """Return (directories of check files, directories of golden data), those of the site before the collection's."""
+    """Return (directories of check files, directories of golden data). The site's directories come before the collection's."""
     checks, golden = (
         [os.path.expanduser(path) for path in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
     )
@@ -54,7 +54,7 @@ def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
 
 
 def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the server of a task's arguments with the contents of its TLS files and without unset values. Raises Refusal."""
+    """Return a server with the contents of its TLS files instead of their paths, and without unset values. Raises Refusal."""
     result = {name: value for name, value in server.items() if value is not None}
     reasons: List[str] = []
     for kind in TLS:
@@ -95,13 +95,13 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def host_index(variables: Mapping[str, Any]) -> int:
-    """Return the host's index in the fleet, by which checks with `spread` choose their rows."""
+    """Return the host's index in the fleet. Checks with `spread` choose the rows of a host by its index."""
     fleet, host = list((variables.get("groups") or {}).get(variables["npufleet_group"], [])), variables["inventory_hostname"]
     return fleet.index(host) if host in fleet else 0
 
 
 def digest(variables: Mapping[str, Any], files: str) -> str:
-    """Return the SHA-256 of all inputs of the document of a host's probe. `files` is that of files_digest. Raises Refusal."""
+    """Return the SHA-256 of all inputs of a host's probe. `files` is the result of files_digest. Raises Refusal."""
     host = variables["inventory_hostname"]
     parts = {
         "files": files,
@@ -115,7 +115,7 @@ def digest(variables: Mapping[str, Any], files: str) -> str:
 
 
 def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
-    """Return the SHA-256 of the client, the names of these models, and their check files with their golden data."""
+    """Return the SHA-256 of the client, the names of these models, their check files and the golden data."""
     checks_dirs, golden_dirs = directories(variables)
     sha256 = hashlib.sha256(archive.of(check_client.ENTRY))
     for name in CODE:
@@ -137,7 +137,7 @@ def _file_digest(path: str) -> bytes:
 
 
 def _golden(path: str, model: str) -> str:
-    """Return the directory of a check file's golden data. check_files.py refuses an invalid file."""
+    """Return the directory of a check file's golden data. Ignore errors of the file, as check_files.py reports them."""
     try:
         golden = yaml_of(path).get("golden", model)
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):
@@ -146,7 +146,7 @@ def _golden(path: str, model: str) -> str:
 
 
 def _golden_digests(golden: str, golden_dirs: Sequence[str]) -> Iterator[bytes]:
-    """Yield name and digest of each golden file in the first directory that has it."""
+    """Yield the name and digest of each file of golden data, from the first directory that contains the file."""
     seen = set()
     for directory in golden_dirs:
         base = os.path.join(directory, golden)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of a host for its client: those of the inventory, or those of a task's arguments. Controller only."""
+"""The checks that a host's client runs, from the inventory or from the arguments of a task. Controller only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
-# numpy is loaded once for all processes of a run. The code that needs it reports its absence.
+# numpy is loaded here, so that the processes of a run inherit it. The code that needs numpy reports if it is missing.
 with suppress(ImportError):
     importlib.import_module("numpy")
-# {option of the module inference_check: variable of its default}
+# {option of the module inference_check: variable that contains the option's default}
 DEFAULTS = {
     "image": "inference_check_image",
     "timeout": "inference_check_timeout",
@@ -32,23 +32,23 @@ DEFAULTS = {
 
 
 class Checks(NamedTuple):
-    """The document of the checks, the program that runs them, the key of restricted APIs, and the server with its TLS."""
+    """The document of the checks, the client program in Base64, the key for restricted APIs, and the server with its TLS files."""
 
     document: Dict[str, Any]
     program: str
     key: Optional[Dict[str, str]]
     server: Dict[str, Any]
-    # Models without a check file, if none is required
+    # Models without a check file, if check files are optional
     unasked: List[str]
 
     def of_change(self, variables: Mapping[str, Any], image: str, key: Optional[Dict[str, str]]) -> Dict[str, Any]:
-        """Return the checks as a change of a host takes them."""
+        """Return the checks in the form that a host change expects."""
         limits = {name: variables[f"inference_check_{name}"] for name in ("timeout", "latency")}
         return {"image": image, "document": {"server": self.server, **limits, "key": key, **self.document}, "program": self.program}
 
 
 def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a task's arguments over the values of the inventory."""
+    """Return a task's arguments, completed by the values of the inventory."""
     arguments: Dict[str, Any] = {option: variables[name] for option, name in DEFAULTS.items()}
     own = {name: value for name, value in (given.get("server") or {}).items() if value is not None}
     server = {name: value for name, value in server_of(variables).items() if value is not None}
@@ -56,7 +56,7 @@ def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dic
 
 
 def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:
-    """Return the checks of the models on a host, or of those that the arguments name. Raises Refusal."""
+    """Return the checks of the models that the arguments name, or else of all models on the host. Raises Refusal."""
     models = arguments.get("models")
     try:
         if models is None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of one request of npufleet-infer, from NAME=KIND:VALUE to arrays with the model's dtype and shape."""
+"""Conversion of npufleet-infer's options NAME=KIND:VALUE to arrays with the model's dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tens
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import MISTAKEN, End
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
-# Options for the only input without a name
+# Options that set an input without its name, if the model has only one input without a value
 SHORT = ("image", "text", "npy")
 
 
@@ -23,7 +23,7 @@ def inputs_of(
 ) -> Dict[str, Tuple[str, Any]]:
     """Return {name: (dtype, array)} for a model with these inputs. Raises End with all errors.
 
-    `options` are the values of --input, `short` are (kind, value) of the options for the only input without a name.
+    `options` are the values of --input. `short` has (kind, value) of the options that name no input.
     """
     by_name = {str(entry["name"]): entry for entry in inputs}
     described = "; ".join(f"{name} {entry['datatype']} {entry['shape']}" for name, entry in by_name.items())
@@ -60,7 +60,7 @@ def inputs_of(
 
 
 def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int]) -> Any:
-    """Return the array of one input in a shape of the model. Raises ArrayError."""
+    """Return the array of one input. Its shape fits `shape`, where -1 is any size. Raises ArrayError."""
     import numpy as np
 
     kinds = {kind for kind, _value in sources}
@@ -110,21 +110,21 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
 
 
 def elements(array: Any, shape: Sequence[int]) -> Any:
-    """Return texts [n] in the shape of an input: one in each row if a row has one element, else all in one row."""
+    """Return n texts in the shape of an input: one text in each row if a row has one element, else all texts in one row."""
     if len(shape) == 2 and shape[1] == 1:
         return array[:, None]
     return array.reshape([1] * (len(shape) - 1) + [-1])
 
 
 def solved(shape: Sequence[int], count: int) -> List[int]:
-    """Return a shape for this number of values. Its first -1 becomes the number that is left, any other becomes 1."""
+    """Return a shape for `count` values without -1. The first -1 becomes the size that remains, each other -1 becomes 1."""
     known = math.prod(size for size in shape if size > 0)
     first = next((number for number, size in enumerate(shape) if size < 0), None)
     return [max(count // known, 1) if number == first else max(int(size), 1) for number, size in enumerate(shape)]
 
 
 def numbers(text: str) -> Any:
-    """Return the numbers of a text in the form of JSON. Raises ArrayError."""
+    """Return the numbers of a text such as 1,2.5 or a JSON list. Raises ArrayError."""
     try:
         return json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
     except (ValueError, RecursionError):

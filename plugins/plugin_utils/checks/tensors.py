@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays from the sources of a check file or a command line: files, texts, numbers, generated values. Controller only.
 
-Every function raises ArrayError if a source has no array. Texts and the bytes of files become arrays of dtype object with one
-`bytes` for each element, which is the form of Triton's BYTES.
+Every function raises ArrayError if it cannot make an array of its source. Texts and the bytes of files become arrays of dtype
+object, with one `bytes` for each element. This is the form of Triton's BYTES.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference import N
 
 # The first bytes of an .npy file
 NPY = b"\x93NUMPY"
-# The preprocessing of ImageNet's models: shorter side of 256, 224 in the middle, channels around 0
+# The preprocessing of ImageNet's models: resize the shorter side to 256, crop 224 from the center, normalise each channel
 RESIZED, CROPPED = 256, 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class ArrayError(Exception):
-    """The error of a source of an array."""
+    """An error of the source of an array, with the actual and the expected value."""
 
     def __init__(self, actual: Any, expected: str) -> None:
         super().__init__(f"is {actual}, expected {expected}")
@@ -33,7 +33,7 @@ class ArrayError(Exception):
 
 
 def of_npy(path: str) -> Any:
-    """Return the array of an .npy file. Numbers are read from the file when they are used."""
+    """Return the array of an .npy file. Numbers are mapped into memory, and read from the file only when they are used."""
     import numpy as np
 
     expected = "an array of rows, as numpy.save writes it"
@@ -63,7 +63,7 @@ def of_npy(path: str) -> Any:
 
 
 def of_text(value: Any) -> Any:
-    """Return the UTF-8 bytes of one text in shape [1], or of nested lists of texts."""
+    """Return the UTF-8 bytes of a text or of nested lists of texts. For one text, the shape is [1]."""
     flat, shape = _nested(value if isinstance(value, list) else [value], lambda part: isinstance(part, str), "texts")
     try:
         return of_bytes([element.encode() for element in flat], shape)
@@ -72,7 +72,7 @@ def of_text(value: Any) -> Any:
 
 
 def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
-    """Return nested lists of numbers in a dtype of Triton that can represent each of them, or in numpy's own choice."""
+    """Return nested lists of numbers as an array of Triton's `dtype`, which must represent each number, or of numpy's choice."""
     import numpy as np
 
     if dtype == "BYTES":
@@ -98,7 +98,7 @@ def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
 
 
 def of_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
-    """Return the values of a file: little endian, row by row. BF16 and BYTES have no such form."""
+    """Return the array in the raw bytes of a file: little endian, row by row. BF16 and BYTES are not possible."""
     import numpy as np
 
     if dtype in ("BF16", "BYTES"):
@@ -111,7 +111,7 @@ def of_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> Any:
-    """Return the bytes of files, each as one element of BYTES or as a row of UINT8. `value` is a name or nested lists of names."""
+    """Return the bytes of files, each as an element of BYTES or a row of UINT8. `value` is a name or nested lists of names."""
     import numpy as np
 
     single = not isinstance(value, list)
@@ -129,9 +129,9 @@ def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> 
 
 
 def of_pictures(value: Any, read: Callable[[str], bytes], shape: Sequence[int]) -> Any:
-    """Return the pixels of pictures as FP32 in the preprocessing of ImageNet's models; a size of -1 becomes 224.
+    """Return the pixels of pictures as FP32, preprocessed as for ImageNet's models. A size of -1 becomes 224.
 
-    `value` is a name for [3, H, W], or a list of n names for [n, 3, H, W].
+    `value` is one name, for an array [3, H, W], or a list of n names, for an array [n, 3, H, W].
     """
     import numpy as np
 
@@ -155,7 +155,7 @@ def _pixels(name: str, data: bytes, height: int, width: int) -> Any:
         with pillow.open(io.BytesIO(data)) as file:
             image = file.convert("RGB")
     except Exception as error:
-        # Pillow raises many kinds of errors for files that it cannot read.
+        # Pillow raises many types of exceptions for files that it cannot read.
         raise ArrayError(f"{name} ({type(error).__name__})", "a picture that Pillow reads, such as JPEG or PNG") from None
     short = round(max(height, width) * RESIZED / CROPPED)
     sides = [int(short * side / min(image.size)) for side in image.size]
@@ -166,7 +166,7 @@ def _pixels(name: str, data: bytes, height: int, width: int) -> Any:
 
 
 def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
-    """Return the values of `inference.generated`. Raises ArrayError for limits outside the dtype."""
+    """Return the array of `inference.generated`. Raises ArrayError if `low` and `high` are not within the dtype."""
     import numpy as np
 
     kind = np.dtype(NUMPY[dtype])
@@ -179,7 +179,7 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
 
 
 def source_of(entry: Mapping[str, Any], sources: Sequence[str]) -> str:
-    """Return the key of an array's source, of which there must be one."""
+    """Return the key of an array's source. Raises ArrayError unless exactly one of `sources` is set."""
     present = [key for key in sources if key in entry]
     if len(present) != 1:
         raise ArrayError(f"set with {' and '.join(present)}" if present else "empty", f"exactly one of {', '.join(sources)}")
@@ -187,7 +187,7 @@ def source_of(entry: Mapping[str, Any], sources: Sequence[str]) -> str:
 
 
 def _nested(value: Any, fits: Callable[[Any], bool], what: str) -> Tuple[List[Any], List[int]]:
-    """Return (elements, shape) of nested lists, which have equal lengths at each depth."""
+    """Return (elements, shape) of nested lists. Raises ArrayError if lists at the same depth have different lengths."""
     if not isinstance(value, list):
         if not fits(value):
             raise ArrayError(repr(value), what)

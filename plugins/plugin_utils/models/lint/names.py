@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about names: of the model, its backend, runtime and repository agents, and the tags of its metrics."""
+"""Rules about the names of a model, of its backend, its runtime and its repository agents, and about the tags of its metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _model(model: Model) -> Iterator[Finding]:
-    """Yield the error of a name that no request can contain, or that the shell around a Python model cannot read."""
+    """Yield the error of a name that no request can contain, or that the shell that starts a Python model would misread."""
     rule, todo = "model name", "Rename its directory"
     python = model.backend in ("python", "rbln")
     if not can_be_asked(model.name):
@@ -42,7 +42,7 @@ def _model(model: Model) -> Iterator[Finding]:
 
 
 def _own_libraries(model: Model) -> Set[str]:
-    """Return the libraries of the model in the places where Triton looks for them."""
+    """Return the names of the libraries in those directories of the model where Triton looks for a backend."""
     places = ["", *(f"{model.versions()[version]}/" for version in model.served())]
     return {
         os.path.basename(path) for path in model.files if path.endswith(".so") and path[: -len(os.path.basename(path))] in places
@@ -50,7 +50,7 @@ def _own_libraries(model: Model) -> Set[str]:
 
 
 def _backend(model: Model) -> Iterator[Finding]:
-    """Yield the findings about a backend that neither an image nor the model has."""
+    """Yield the findings about a backend that neither NVIDIA's images nor the model contain."""
     name, known = model.backend, backends.known(model.triton)
     library = f"libtriton_{name}.so"
     if model.ensemble or not name:
@@ -98,7 +98,7 @@ def platform_todo(name: str, triton: str) -> str:
 
 
 def _runtime(model: Model) -> Iterator[Finding]:
-    """Yield the error of a runtime that is neither the backend's library nor its model.py."""
+    """Yield the error of a `runtime` that is none of the files that can implement the backend."""
     runtime, name = model.config.runtime, model.backend
     if not runtime or model.ensemble or runtime in _own_libraries(model):
         return
@@ -109,7 +109,7 @@ def _runtime(model: Model) -> Iterator[Finding]:
 
 
 def _agents(model: Model) -> Iterator[Finding]:
-    """Yield the errors of repository agents, which Triton calls before it reads anything else of a model."""
+    """Yield the errors of repository agents. Triton calls the agents of a model before it reads anything else of the model."""
     agents = model.config.model_repository_agents
     if model.config.HasField("model_repository_agents") and not agents.agents:
         yield model.error("agents", "model_repository_agents", "empty", "one agent or more", "Remove the field", ENDS)
@@ -122,7 +122,7 @@ def _agents(model: Model) -> Iterator[Finding]:
 
 
 def _tags(model: Model) -> Iterator[Finding]:
-    """Yield the errors of tags. Triton makes a label of each tag, and Prometheus' library throws at an invalid label."""
+    """Yield the errors of metric tags. Each tag becomes a Prometheus label, and an invalid label raises an exception in Triton."""
     for key in sorted(model.config.metric_tags):
         if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_]*)?", key):
             expected = "ASCII letters, digits and _, without a _ at its beginning, as it becomes a label of Prometheus"

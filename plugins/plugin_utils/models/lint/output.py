@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linter's findings as text, JSON, annotations of GitHub, or SARIF 2.1.0.
 
-Annotations: https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions, whose own toolkit escapes as here.
+Annotations: https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions (escaped as in GitHub's toolkit).
 SARIF: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 """
 
@@ -20,7 +20,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def text(findings: Sequence[Finding]) -> str:
-    """Return one line for each finding, with a mark for warnings."""
+    """Return one line for each finding. A warning ends with "(warning)"."""
     return "".join(f"{finding.sentence()}{'' if finding.severity == ERROR else ' (warning)'}\n" for finding in findings)
 
 
@@ -30,7 +30,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def github(findings: Sequence[Finding]) -> str:
-    """Return a workflow command of GitHub for each finding, which shows it beside its line in a pull request."""
+    """Return a workflow command for each finding. GitHub shows the finding beside its line in a pull request."""
     lines = []
     for finding in findings:
         place = {"file": relative(finding.file), "line": finding.line, "title": f"{TOOL}: {finding.rule}"}
@@ -52,7 +52,7 @@ def sarif(findings: Sequence[Finding]) -> str:
     rules = list(dict.fromkeys(other.rule for other in findings))
     results = []
     for finding in findings:
-        # GitHub shows no result without a line, so that a finding about a whole file is on its first line.
+        # GitHub does not show a result without a line. Therefore a finding about a whole file gets line 1.
         location = {"artifactLocation": _artifact(finding.file), "region": {"startLine": finding.line or 1}}
         name = f"{finding.model}/{finding.field}" if finding.field else finding.model
         results.append(
@@ -82,12 +82,12 @@ def _artifact(path: str) -> Dict[str, Any]:
 
 
 def _quoted(path: str) -> str:
-    # The name may have any encoding.
+    # The path may have any encoding.
     return urllib.parse.quote(os.fsencode(path))
 
 
 def relative(path: str) -> str:
-    """Return a path relative to the current directory, or an absolute one for a path outside it."""
+    """Return a path relative to the current directory, or the absolute path if it is outside this directory."""
     shown = os.path.relpath(path)
     return os.path.abspath(path) if shown.split(os.sep, maxsplit=1)[0] == os.pardir else shown
 

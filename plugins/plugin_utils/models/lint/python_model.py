@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about a model.py, which is parsed and never run: it exists, and has what Triton's Python backend calls."""
+"""Rules about a model.py: it can be parsed, and has the class and methods that Triton's Python backend calls. It is never run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 
 RULE = "python model"
 CLASS = "TritonPythonModel"
-# The first line of a pointer that Git LFS has not replaced by its file, and the most bytes of a pointer
+# Git LFS leaves a pointer in place of a file that it has not fetched: the first bytes of a pointer, and its most bytes
 POINTER, POINTER_LARGEST = b"version https://git-lfs", 1024
 FAILS = "starts the model's process, which ends, and refuses the model"
 LARGEST = 1 << 20
@@ -27,7 +27,7 @@ Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 def check(model: Model, path: str) -> Iterator[Finding]:
-    """Yield the findings about a model.py of a served version, at this path below the model."""
+    """Yield the findings about the model.py of a served version. `path` is relative to the model's directory."""
     name = model.identity.file or backends.PROGRAM
     stem = name[:-3] if name.endswith(".py") else ""
     if not stem or "." in stem:
@@ -60,7 +60,7 @@ def check(model: Model, path: str) -> Iterator[Finding]:
 
 
 def content(model: Model, path: str) -> Optional[bytes]:
-    """Return the content of a file of the model, or None if it is elsewhere or too large for a program."""
+    """Return the content of a file of the model, or None if it is outside the repository, unreadable or too large."""
     # Only regular files are opened, as opening a named pipe would wait for a writer.
     if not model.readable(path) or not os.path.isfile(os.path.join(model.directory, path)):
         return None
@@ -78,7 +78,7 @@ def is_pointer(raw: bytes) -> bool:
 
 
 def image_python(model: Model) -> Optional[python_source.Version]:
-    """Return the Python version of the release's image, or None without a release."""
+    """Return the Python version of the release's image, or None if it is unknown."""
     if not model.row or not model.row.python:
         return None
     major, minor = model.row.python.split(".")[:2]
@@ -99,7 +99,7 @@ def completes(model: Model) -> bool:
 
 
 def writes_config(model: Model) -> bool:
-    """Return True if the model's backend creates a config if there is none."""
+    """Return True if the model's backend can create the config of a model that has no config.pbtxt."""
     known = backends.ALL.get(model.backend)
     return model.backend == "python" or model.python_runtime or bool(known and known.completes)
 
@@ -109,14 +109,14 @@ def _parser_error(model: Model, path: str, error: BaseException) -> Finding:
     line = getattr(error, "lineno", None)
     image = image_python(model)
     python = ".".join(map(str, image or sys.version_info[:2]))
-    # Python reports a program that is nested too deeply without a message.
+    # Python's exception for a program that is nested too deeply has no message.
     actual = f"not valid for Python {python} ({getattr(error, 'msg', None) or str(error) or 'nested too deeply'})"
     expected = f"a program for Python {python} of the image" if image else "a Python program"
     return model.file_error(RULE, path, actual, expected, "Correct the line", FAILS)._replace(line=line)
 
 
 def _raises(body: List[ast.stmt]) -> Optional[ast.stmt]:
-    """Return the statement that always runs and raises: `raise`, a false `assert`, or sys.exit(); else None."""
+    """Return the first statement that always runs and always raises (`raise`, a false `assert`, an exit), or None."""
     for node in body:
         if isinstance(node, ast.Raise) or (isinstance(node, ast.Assert) and _is_false(node.test)) or _exits(node):
             return node
@@ -135,7 +135,7 @@ def _exits(node: ast.stmt) -> bool:
 
 
 def _undefined(tree: ast.Module) -> Iterator[ast.Name]:
-    """Yield the names that the import of a module always reads and that nothing in the module binds."""
+    """Yield the names that Python always evaluates when it imports the module, but that the module never defines."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     known = {*_bound(tree.body), *dir(builtins), "__file__", "__path__", "__builtins__", "__annotations__"}
     known |= {node.id for node in names if not isinstance(node.ctx, ast.Load)}
@@ -155,7 +155,7 @@ def _undefined(tree: ast.Module) -> Iterator[ast.Name]:
 
 
 def _certain(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of an expression that are always evaluated with it."""
+    """Yield the parts of an expression that are always evaluated when the expression is."""
     if not isinstance(node, UNCERTAIN):
         yield node
         for child in ast.iter_child_nodes(node):
@@ -163,7 +163,7 @@ def _certain(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _class(model: Model, path: str, tree: ast.Module) -> Iterator[Finding]:
-    """Yield the findings about the class that Triton looks up by its name, and about its methods."""
+    """Yield the findings about the class TritonPythonModel, which Triton looks up by this name, and about its methods."""
     names = _bound(tree.body)
     last = next((node for node in reversed(tree.body) if CLASS in _touched(node)), None)
     if isinstance(last, ast.Delete) or (isinstance(last, ast.Assign) and isinstance(last.value, ast.Constant)):
@@ -178,7 +178,7 @@ def _class(model: Model, path: str, tree: ast.Module) -> Iterator[Finding]:
         if node.name != CLASS or node.keywords or node.decorator_list:
             continue
         yield from _methods(model, path, node)
-        # A base class may have the method.
+        # If the class has a base class, that may have the method.
         if not node.bases and "execute" not in _bound(node.body):
             expected, triton = "a method execute(self, requests)", "loads the model and answers every request with an error"
             warning = model.file_warning(RULE, path, f"a {CLASS} without execute", expected, "Write it", triton)
@@ -186,7 +186,7 @@ def _class(model: Model, path: str, tree: ast.Module) -> Iterator[Finding]:
 
 
 class _Call(NamedTuple):
-    """Triton's call of a method: on the class or on an object, the number of arguments, and a definition that fits."""
+    """Triton's call of a method: True for a call on the class, the number of arguments, and a definition that fits the call."""
 
     on_class: bool
     arguments: int
@@ -207,7 +207,7 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
     names = [name for statement in node.body for name in _bound([statement])]
     for name, call in CALLS.items():
         method = methods.get(name)
-        # A name that is bound several times cannot be judged.
+        # If a name is bound several times, the linter cannot tell which binding counts.
         if method is None or names.count(name) > 1:
             continue
         kinds = [decorator.id if isinstance(decorator, ast.Name) else "" for decorator in method.decorator_list]
@@ -230,7 +230,7 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
 
 
 def _assigned(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
-    """Yield the errors of method names that are bound to values that Triton cannot call."""
+    """Yield the errors of method names to which the class assigns a value that Triton cannot call."""
     for statement in node.body:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name):
             continue
@@ -258,7 +258,7 @@ def _returned(method: Function) -> List[Optional[ast.expr]]:
 
 
 def _returns_a_value(method: Function) -> bool:
-    """Return True if a function may return something that is no constant, and is neither a coroutine nor a generator."""
+    """Return True if a function may return something other than a constant. Coroutines and generators do not."""
     if isinstance(method, ast.AsyncFunctionDef) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(method)):
         return False
     return any(value is not None and not isinstance(value, ast.Constant) for value in _returned(method))
@@ -283,10 +283,10 @@ def _touched(node: ast.stmt) -> List[str]:
 
 
 def _bound(body: List[ast.stmt]) -> List[str]:
-    """Return the names that statements bind, also those in `if`, `try`, `with` and loops, and * for an import of all names."""
+    """Return the names that statements bind, including nested ones such as `if` and `try`. `from m import *` binds "*"."""
     names: List[str] = []
     for node in body:
-        # The names in a class or a function are not those of the module.
+        # Names that are bound inside a class or a function are not names of the module.
         for inner in [node] if isinstance(node, (*FUNCTIONS, ast.ClassDef)) else ast.walk(node):
             if isinstance(inner, (*FUNCTIONS, ast.ClassDef)):
                 names.append(inner.name)

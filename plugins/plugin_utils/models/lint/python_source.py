@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A parser for programs of another Python version: that of the release's image.
+"""A parser for programs that run with the Python version of the release's image, which may differ from this Python.
 
-`ast` knows the syntax up to this Python's own. The syntax of 3.12 is rewritten if this Python is older, and refused if the image's
-is: `type` statements and type parameters (PEP 695), and f-strings with their own quotes, backslashes or comments (PEP 701).
+`ast` knows the syntax up to this Python's version. The syntax of 3.12 (PEP 695: type parameters; PEP 701: f-strings that contain
+their own quotes, backslashes or comments) is rewritten if this Python is older, and is an error if the image's Python is older.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 class Program(NamedTuple):
-    """A parsed program. If it was rewritten for this Python, it lacks its type parameters and the fields of its f-strings."""
+    """A parsed program. A program that was rewritten for this Python lacks type parameters and the fields of f-strings."""
 
     tree: ast.Module
     rewritten: bool
 
 
 def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
-    """Return the program as parsed by the image's Python, or without one by this Python or 3.12. Raises ERRORS."""
+    """Return the program, parsed as the image's Python would. Without `image`, accept the syntax of this Python or of 3.12."""
     rewritten = False
     here = sys.version_info[:2]
     with warnings.catch_warnings():
-        # Python's warnings about escapes in strings are no findings.
+        # Python's warnings about escapes in strings are not findings of the linter.
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(raw, feature_version=image if image and image < here else here)
-            # The compiler refuses more, such as `return` outside a function.
+            # The compiler finds further errors, such as `return` outside a function.
             compile(tree, "model.py", "exec", dont_inherit=True)
         except SyntaxError:
-            # A newer Python may accept it.
+            # If the image has a newer Python than this one, that may accept the program.
             if here >= NEW_SYNTAX or (image or NEW_SYNTAX) < NEW_SYNTAX:
                 raise
             older, rewritten = _older(_text(raw)), True
@@ -69,18 +69,18 @@ def _text(raw: bytes) -> str:
 
 
 def _older(text: str) -> str:
-    """Return a program without the syntax of 3.12, with the same lines."""
+    """Return a program without the syntax of 3.12 and with the same line numbers."""
     plain = "".join(part for part, _line, _new in _parts(text))
     plain = TYPE.sub(r"\1\2 = ", plain)
     for match in reversed(list(GENERIC.finditer(plain))):
         end = _closing(plain, match.end())
         plain = plain[: match.end()] + plain[end:] if end else plain
-    # A `type` statement with parameters has another = after them.
+    # A `type` statement with parameters now has a second =, which followed the parameters.
     return re.sub(r" = [ \t]*=", " =", plain)
 
 
 def _closing(text: str, at: int) -> int:
-    """Return the position after the bracket that closes the one at `at` on the same line, or 0."""
+    """Return the position after the bracket that closes the bracket at `at`, or 0 if it is not on the same line."""
     depth = 0
     for index in range(at, len(text)):
         depth += {"[": 1, "]": -1}.get(text[index], 0)
@@ -92,12 +92,12 @@ def _closing(text: str, at: int) -> int:
 
 
 def _new_strings(text: str) -> Iterator[int]:
-    """Yield the lines of the f-strings that need 3.12."""
+    """Yield the line numbers of the f-strings that need 3.12."""
     return (line for _part, line, new in _parts(text) if new)
 
 
 def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
-    """Yield the parts of a program as (text, line, True for an f-string of 3.12). Each f-string becomes an empty string."""
+    """Yield the parts of a program as (text, line, True for an f-string that needs 3.12). Replace f-strings by empty strings."""
     at, start, line = 0, 0, 1
     while at < len(text):
         if text[at] == "#":
@@ -121,7 +121,7 @@ def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
 
 
 def _string_end(text: str, start: Match[str]) -> Tuple[int, bool]:
-    """Return (the end of a string, True if it needs 3.12). `start` is its prefix with the quote."""
+    """Return (the end of a string, True if the string needs 3.12). `start` matches the string's prefix and opening quote."""
     at, quote, prefix = start.end(), start.group(2), start.group(1).lower()
     fields, raw = "f" in prefix, "r" in prefix
     depth, new = 0, False

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Repositories on the controller's disk: their models, other content, and the findings about both."""
+"""The linter for whole repositories on the controller's disk: their models, and other content."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Linted(NamedTuple):
 
 
 def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Row] = None) -> Linted:
-    """Return the findings of all models, or of the models `only`. Raises Refusal for wrong arguments.
+    """Return the models and findings. If `only` is not empty, limit the findings to these models. Raises Refusal.
 
-    The files beside the models count only if all models are linted.
+    Broken links beside the models are reported only if all models are linted. A wrong argument raises Refusal.
     """
     missing = [path for path in repositories if not os.path.isdir(path)]
     if missing:
@@ -87,21 +87,21 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
 def _finding(
     name: str, path: str, actual: str, expected: str, todo: str, rule: str, triton: str = REFUSES, store: str = ""
 ) -> Finding:
-    """Return an error of a file or a directory."""
+    """Return an error about a file or a directory."""
     return Finding(name, path, None, "", actual, expected, todo, ERROR, rule, triton, store)
 
 
 def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model], List[Finding]]:
-    """Return (a model or None, its findings and those of its variants)."""
+    """Return (a model or None, the findings about the model and about the variants of its config)."""
     main: Optional[Model] = None
-    # `content` is what Triton sees; the problems of `walk` are those of the store.
+    # `content` is what Triton sees. The problems of `walk` are paths that the store refuses.
     content = listing(directory, os.path.dirname(directory))
-    # layout.py reports broken links right in the model, as Triton refuses them, too.
+    # Triton also refuses broken links directly in the model's directory. layout.py reports them.
     reported = {os.path.join(directory, path) for path, kind in content.others.items() if kind == BROKEN_LINK and "/" not in path}
     problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in reported]
     findings = store_errors(name, problems)
     if CONFIG in content.outside or "" in content.outside:
-        # What is outside the repository is never read.
+        # A file outside the repository is never read.
         return None, findings
     record, record_findings = _record(name, directory, content.files)
     findings += record_findings
@@ -120,13 +120,13 @@ def _is_variant(path: str) -> bool:
 
 
 def _of_variant(findings: Sequence[Finding], file: str) -> List[Finding]:
-    """Return the findings about the file of a variant. Those about other files of the model are reported for the main config."""
+    """Return the findings about the variant's own file. Findings about the model's other files come from the main config."""
     condition = f", if it starts with --model-config-name={os.path.basename(file)[: -len('.pbtxt')]}"
     return [finding._replace(triton=finding.triton + condition) for finding in findings if finding.file.endswith(file)]
 
 
 def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[Mapping[str, Any]], List[Finding]]:
-    """Return (the record of a compiled file in the repository or None, its findings)."""
+    """Return (the record of the first compiled file in the repository that has one, or None; findings about the record)."""
     for path in files:
         if path.endswith(".rbln") and path + compiled.SUFFIX in files:
             record, flaw = compiled.record_beside(os.path.join(directory, path))
@@ -140,13 +140,13 @@ def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[M
 
 
 def _broken_link(name: str, path: str) -> Finding:
-    """Return the error of a broken link in the root of a repository, which Triton rejects as a whole when it starts."""
+    """Return the error of a broken link in the root of a repository. With such a link, Triton loads no model when it starts."""
     todo = "Remove it, or correct its target"
     return _finding(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", LOADS_NOTHING)
 
 
 def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
-    """Return the findings of a directory that is no model, and of a model whose config Triton completes."""
+    """Return the findings about a directory without a config: no model, or a model whose config Triton completes."""
     content = listing(directory, os.path.dirname(directory))
     kind, _since = schema.load()
     model = Model(name, directory, kind(), "", content.files, content.directories, None, True, CONFIG, content, row)
@@ -164,7 +164,7 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
         actual += f", which Triton serves with backend {model.backend}"
         return [_finding(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", STORE_REFUSES)]
     triton = "reads it as a model and does not start, except in explicit mode"
-    # Errors with a worse effect are reported, too.
+    # Errors that end Triton are also reported, as their effect is worse.
     return [
         _finding(name, directory, actual, "a model", todo, "stray", triton),
         *(error for error in errors if error.triton == ENDS),
@@ -179,18 +179,18 @@ def _duplicates(name: str, directory: str, directories: Sequence[str]) -> Iterat
 
 
 def _is_model(directory: str) -> bool:
-    """Return True if a directory is a model and no repository."""
+    """Return True if a directory is a model and not a repository."""
     names = os.listdir(directory)
     return CONFIG in names and not _models_in(directory) and any(directory_version(name) is not None for name in names)
 
 
 def _models_in(directory: str) -> List[str]:
-    """Return the names of the models right in a directory."""
+    """Return the names of the models directly below a directory."""
     return [name for name in sorted(os.listdir(directory)) if os.path.lexists(os.path.join(directory, name, CONFIG))]
 
 
 def _misnamed_configs(directory: str) -> List[str]:
-    """Return the files that were probably meant to be the config, such as Config.pbtxt and config.pbtxt.txt."""
+    """Return the files that are probably a config with a wrong name, such as Config.pbtxt and config.pbtxt.txt."""
     similar = (CONFIG, CONFIG + ".txt", "config.pbtx", "config.pbtext", "config.prototxt", "model_config.pbtxt")
     return [name for name in sorted(os.listdir(directory)) if name.lower() in similar]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton's schema of config.pbtxt: the parsed config, the Triton that introduced each field, and the line of each field.
 
-The schema is the newest one, so that a config for a newer Triton can be read and the finding is about the release.
+The schema is that of the newest Triton. A field that the release's Triton does not know is thus a finding, not a syntax error.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ ROOT = "inference.ModelConfig"
 
 @cache
 def load() -> Tuple[Any, Mapping[str, str]]:
-    """Return (the class ModelConfig, {message.field: the first Triton that knows it} for fields that the oldest one lacks)."""
+    """Return (the class ModelConfig, {message.field: first Triton that knows the field}) without fields of the oldest Triton."""
     try:
         from google.protobuf import descriptor_pool, message_factory
     except ImportError:
         raise Refusal(["the controller has no protobuf. Run `pip install -r requirements.txt`"]) from None
     with open(FILE, encoding="utf-8") as source:
         document = json.load(source)
-    # The pool is a new one, as tritonclient may have registered another version of the same file.
+    # The default pool may already have another version of the same file, which tritonclient has registered.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(base64.b64decode("".join(document["descriptor"])))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(ROOT)), document["since"]
 
 
 def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
-    """Return (a config.pbtxt as ModelConfig, or None if it could not be read to its end; findings).
+    """Return (a config.pbtxt as ModelConfig or None, findings). It is None if the text could not be parsed to its end.
 
-    `path` is the path of the file. The first finding has the message of Triton's parser.
+    `path` is the path of the file, and `name` the model's name. The first finding has the message of Triton's parser.
     """
     kind, _since = load()
     parsed = texts.parse(text, kind())
@@ -60,13 +60,13 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
             todo = with_suggestion(problem.word, problem.known, "Correct the name, or remove it")
         actual = printable(f"{problem.note} ({problem.message})" if problem.note else problem.message)
         findings.append(Finding(name, path, problem.line, problem.path, actual, expected, todo, ERROR, "syntax", REFUSES_TEXT))
-    # The other rules do not know the meaning of an unknown value either.
+    # The other rules could not interpret an unknown value of an enum or a boolean.
     unknown_value = any(problem.known and not problem.is_field for problem in parsed.problems)
     return parsed.message if parsed.complete and not unknown_value else None, findings
 
 
 def unknown(text: str, triton: str) -> List[Tuple[texts.Place, str, str]]:
-    """Return (place, name, the first Triton that knows it) of the fields and values that this Triton does not know."""
+    """Return (place, name, the first Triton that knows the name) for the fields and values that this Triton does not know."""
     newer = {name: since for name, since in load()[1].items() if triton_version(since) > triton_version(triton)}
     # The text is parsed only if one of the names is in it.
     if not any(name.rpartition(".")[2] in text for name in newer):
@@ -74,7 +74,7 @@ def unknown(text: str, triton: str) -> List[Tuple[texts.Place, str, str]]:
     results: List[Tuple[texts.Place, str, str]] = []
     for place in places(text):
         name = place.name if place.name in newer else place.value
-        # The fields in an unknown field need no finding of their own.
+        # Fields inside an unknown field need no finding of their own.
         inner = tuple(f"{other.path}{mark}" for other, _name, _since in results for mark in ".[")
         if name in newer and not place.path.startswith(inner):
             results.append((place, name, ".".join(newer[name].split(".")[:2])))
@@ -82,7 +82,7 @@ def unknown(text: str, triton: str) -> List[Tuple[texts.Place, str, str]]:
 
 
 def places(text: str) -> List[texts.Place]:
-    """Return the fields of a text in their order, up to where it can be read."""
+    """Return the fields of a text in their order, up to the first place that cannot be parsed."""
     kind, _since = load()
     return texts.parse(text, kind()).places
 
@@ -95,7 +95,7 @@ def word(message: Any, field: str) -> str:
 
 
 def read(path: str, name: str, raw: Optional[bytes] = None) -> Tuple[Any, str, List[Finding]]:
-    """Return (config, text, findings) of a file. `name` is the model's, and `raw` the content of a file that is read already."""
+    """Return (config or None, text, findings) of a file. `name` is the model's name, `raw` the content if it was read already."""
 
     def failure(actual: str, todo: str, triton: str) -> Tuple[Any, str, List[Finding]]:
         finding = Finding(name, path, None, "", actual, "a file with text", todo, ERROR, "syntax", triton)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 from typing import Iterable
 
-# {name in numpy, PyTorch, Triton's protocol or on NPUs: name in a config}
+# {name that people know from numpy, PyTorch, Triton's protocol or the NPUs: the name in a config}
 SYNONYMS = {
     "TYPE_BYTES": "TYPE_STRING",
     "TYPE_STR": "TYPE_STRING",
@@ -30,7 +30,7 @@ SYNONYMS = {
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known word, or "". A prefix such as TYPE_ may be missing from the word, and capitals may be wrong."""
+    """Return the nearest known word, or "". The word may lack a prefix such as TYPE_, and its case may be wrong."""
     words = list(known)
     prefix = words[-1].partition("_")[0] + "_" if len(words) > 1 else ""
     prefix = prefix if all(entry.startswith(prefix) for entry in words) else ""
@@ -45,6 +45,6 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def with_suggestion(word: str, known: Iterable[str], todo: str) -> str:
-    """Return the next step for an unknown word, after a suggestion if there is one."""
+    """Return the next step for an unknown word, preceded by a suggestion if there is one."""
     suggestion = near(word, known)
     return f"Did you mean {suggestion}? {todo}" if suggestion else todo

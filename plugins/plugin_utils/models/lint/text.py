@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A parser of protobuf's text format with the rules and the messages of C++, which Triton uses.
+"""A parser of protobuf's text format, with the rules and the messages of the C++ parser that Triton uses.
 
-Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's own parser accepts other texts and reports other lines.
-Therefore this parser follows google/protobuf/text_format.cc and io/tokenizer.cc of protobuf 21, the version in Triton's images. It
-continues after an error if it can read the rest, so that one run reports all errors.
+Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's parser accepts other texts and reports other lines.
+Therefore this parser follows google/protobuf/text_format.cc and io/tokenizer.cc of protobuf 21, the version in Triton's images.
+After an error it continues if it can read the rest, so that one run reports all errors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ UNKNOWN = "a field that no Triton knows"
 
 
 class Place(NamedTuple):
-    """A field in a text: its path such as input[0].dims, its line, and its name in the schema, None for an unknown field.
+    """A field in a text: its path such as input[0].dims, its line, and its name in the schema, or None for an unknown field.
 
-    `value` is the text of a scalar, or the schema's name of an enum's value.
+    `value` is the text of a scalar. For an enum, it is the name of the value in the schema.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """The result of the parser. The message is complete only if the parser has read the whole text."""
+    """The result of the parser. `complete` is True if the parser has read the whole text."""
 
     message: Any
     places: List[Place]
@@ -58,7 +58,7 @@ class _Stop(Exception):
 
 
 def parse(text: str, message: Any) -> Parsed:
-    """Parse a text into `message`, which is empty."""
+    """Parse a text into the empty `message`."""
     parser = _Parser(text)
     counts: Dict[str, int] = {}
     try:
@@ -82,7 +82,7 @@ class _Parser(Tokenizer):
         return _Stop()
 
     def repaired(self, text: str, message: str, note: str, todo: str) -> bool:
-        """Report a wrong token of this text and skip it; return False for another token."""
+        """Report and skip the current token if it is the wrong token `text`. Return False if it is another token."""
         if self.token.text != text:
             return False
         self.problems.append(SyntaxProblem(self.token.line, message, note=note, todo=todo))
@@ -90,7 +90,7 @@ class _Parser(Tokenizer):
         return True
 
     def take(self, *texts: str) -> str:
-        """Skip the current token if it is one of these, and return it, else ""."""
+        """Skip the current token and return it if it is one of `texts`, else return ""."""
         text = self.token.text
         if text not in texts or self.token.kind == END:
             return ""
@@ -98,7 +98,7 @@ class _Parser(Tokenizer):
         return text
 
     def need(self, text: str) -> None:
-        """Skip this token. Raises _Stop for another one."""
+        """Skip the current token, which has to be `text`. Raises _Stop for another token."""
         if not self.take(text):
             raise self.stop(f'Expected "{text}", found "{self.token.text}".')
 
@@ -163,9 +163,9 @@ class _Parser(Tokenizer):
         self.take(";", ",")
 
     def once(self, message: Any, field: Any, line: int, again: bool) -> None:
-        """Report a field that is set already, or that belongs to a oneof of which another field is set."""
+        """Report a field that is already set, or that belongs to a oneof in which another field is set."""
         choice = field.containing_oneof
-        # Key and value of a map's entry count as set even if they are empty.
+        # The key and the value of a map's entry count as set even if they are empty.
         if _present(message, field) or (again and field.containing_type.GetOptions().map_entry):
             self.problems.append(SyntaxProblem(line, f'Non-repeated field "{field.name}" is specified multiple times.'))
         elif choice is not None and message.WhichOneof(choice.name):
@@ -173,7 +173,7 @@ class _Parser(Tokenizer):
             self.problems.append(SyntaxProblem(line, f'Field "{field.name}" is specified along with {other}'))
 
     def nested(self, message: Any, field: Any, path: str, name: str, line: int) -> None:
-        """Read one message of a field; `name` is the path of the field itself."""
+        """Read one message of a field. `path` contains the index of the message, `name` is the path without it."""
         end = CLOSING.get(self.token.text, "")
         if not end:
             raise self.stop(f'Expected "{{", found "{self.token.text}".')
@@ -199,7 +199,7 @@ class _Parser(Tokenizer):
                 values[inner.key] = inner.value
 
     def scalar(self, message: Any, field: Any, path: str) -> str:
-        """Read one value into the message, and return its text."""
+        """Read one value into the message. Return the text of the value."""
         kind, start = field.cpp_type, self.token
         written = start.text
         value: Any
@@ -228,7 +228,7 @@ class _Parser(Tokenizer):
         return written
 
     def string(self) -> bytes:
-        """Read consecutive strings as one."""
+        """Read consecutive strings and return their concatenation."""
         if self.token.kind != STRING:
             raise self.stop(f"Expected string, got: {self.token.text}")
         raw = b""
@@ -258,7 +258,7 @@ class _Parser(Tokenizer):
         return None
 
     def enum(self, field: Any, path: str) -> Tuple[Optional[int], str]:
-        """Read a value of an enum. A number need not be one of its values."""
+        """Read a value of an enum. As in C++, a number need not be a value of the enum."""
         words, line = field.enum_type.values_by_name, self.token.line
         if self.token.kind == IDENTIFIER:
             word = self.identifier()
@@ -333,7 +333,7 @@ class _Parser(Tokenizer):
 
 
 def is_repeated(field: Any) -> bool:
-    """Return True if a field may be repeated. protobuf 7 has no `label` any more, older versions have no `is_repeated`."""
+    """Return True if a field may be repeated. protobuf 7 no longer has `label`, and older versions have no `is_repeated`."""
     known = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if known is None else known)
 
@@ -344,7 +344,7 @@ def name_of(descriptor: Any) -> str:
 
 
 def _present(message: Any, field: Any) -> bool:
-    """Return True if C++ counts a field as set. A field without presence is set if its value is not the default."""
+    """Return True if C++ counts a field as set. A field without presence counts as set if its value is not the default."""
     if field.has_presence:
         return bool(message.HasField(field.name))
     value = getattr(message, field.name)
@@ -360,7 +360,7 @@ def _new(field: Any) -> Any:
 
 
 def _no_value(field: Any, text: str) -> str:
-    """Return the parser's message about a token in the place of a value of this field."""
+    """Return the parser's message about a token where a value of this field is expected."""
     if field.message_type is not None:
         return f'Expected "{{", found "{text}".'
     kinds = {

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of protobuf's text format and the messages of google/protobuf/io/tokenizer.cc of protobuf 21."""
+"""A tokenizer for protobuf's text format, with the rules and messages of google/protobuf/io/tokenizer.cc in protobuf 21."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTROLS, FOREIGN = re.compile(r"[\0-\x1f]+"), re.compile(r"[^\0-\x7f]+")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HEXADECIMAL, OCTAL = re.compile(r"0[xX]([0-9a-fA-F]*)"), re.compile(r"0([0-9]+)")
 DECIMAL = re.compile(r"(?:\.[0-9]+|[0-9]+(\.[0-9]*)?)(?:([eE])[+-]?([0-9]*))?([fF]?)")
-# One character or one escape of a string. The group `error` is the letter of an invalid escape.
+# One character or one escape sequence of a string. The group `error` is the character after \ in an invalid sequence.
 PIECE = re.compile(
     r"""[^\\\n\0]|\\(?:[abfnrtv\\?'"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00[01][0-9a-fA-F]{5}|(?P<error>[xuU]|.|\n|))""",
     re.DOTALL,
@@ -37,9 +37,9 @@ class Token(NamedTuple):
 
 
 class SyntaxProblem(NamedTuple):
-    """A message of the parser, with the field, and for an unknown word the word and the known ones.
+    """A message of the parser, with the path of the field. For an unknown word, `word` and the known words are set.
 
-    The line is that of the error. protobuf itself reports the line of the next token for fields and values.
+    `line` is the line of the error. For fields and values, protobuf itself reports the line of the next token.
     """
 
     line: int
@@ -47,7 +47,7 @@ class SyntaxProblem(NamedTuple):
     path: str = ""
     word: str = ""
     known: Tuple[str, ...] = ()
-    # An explanation of the message, and the next step
+    # An explanation of the message, and the next step, or ""
     note: str = ""
     todo: str = ""
 
@@ -58,7 +58,7 @@ class SyntaxProblem(NamedTuple):
 
 
 def decoded(raw: bytes) -> str:
-    """Return the text of a file. Bytes that are not UTF-8 become surrogates, as comments may contain them."""
+    """Return the text of a file. Bytes that are not UTF-8 become surrogates, because comments may contain such bytes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -94,7 +94,7 @@ class Tokenizer:
                 self.report("Invalid control characters encountered in text.", todo="Remove them")
                 self._skip(controls.end())
             elif foreign:
-                # protobuf makes a token of each byte. The parser can read the rest without them.
+                # protobuf makes a token of each of these bytes. Without them, the parser can read the rest.
                 byte = foreign.group().encode("utf-8", "surrogateescape")[0]
                 todo = "Remove it, or write an ASCII character"
                 self.report(f"Interpreting non ascii codepoint {byte}.", _character_name(foreign.group()[0]), todo)
@@ -166,7 +166,7 @@ class Tokenizer:
         start, self.at = self.at, match.end()
         following = WORD.match(self.text, self.at)
         if following:
-            # protobuf begins another token here. The parser can read the rest if the word belongs to the number.
+            # protobuf starts another token here. If the word counts as a part of the number, the parser can read the rest.
             self.at = following.end()
             number = self.text[start : self.at]
             value = integer_of(number)
@@ -179,7 +179,7 @@ class Tokenizer:
 
 
 def integer_of(text: str) -> Optional[int]:
-    """Return the value of an integer token, or None for an invalid one, which the tokenizer has reported."""
+    """Return the value of an integer token, or None for an invalid token, which the tokenizer has already reported."""
     try:
         return int(text, 8 if re.fullmatch("0[0-7]+", text) else 0)
     except ValueError:
@@ -206,7 +206,7 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
 
 
 def _character_name(letter: str) -> str:
-    """Return the name of a character, as most of the characters that are reported are invisible."""
+    """Return the name of a character. Most of the characters that are reported are invisible."""
     if "\ud800" <= letter <= "\udfff":
         return "bytes that are no UTF-8"
     name = unicodedata.name(letter, f"character {ord(letter)}").lower()
