@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads of large files from web servers, object stores and bundles, by the controller or by hosts.
 
-An interrupted download is resumed: by Range over HTTP, by rclone's offset from object stores. The caller verifies the digest. `way`
-describes the access and may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
-"gs": {"endpoint"}}. `secrets` may not: {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
+An interrupted download is resumed: from web servers by a Range request, from object stores by an offset of rclone. The caller
+verifies the digest. `way` are settings of the access that may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint",
+"region"}, "gs": {"endpoint"}}. `secrets` must not be shown: {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
 """
 
 from __future__ import annotations
 
-# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+# Also runs in programs, where a module's run_command does not exist. pylint: disable=ansible-bad-function
 import errno
 import lzma
 import os
@@ -33,7 +33,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source impor
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# The response to a Range: the first byte, the last one, and the size of the file
+# The header Content-Range: first byte, last byte, and size of the file
 RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/(?:([0-9]{1,15})|\*)")
 
 
@@ -46,7 +46,7 @@ def shown(origin: Mapping[str, Any]) -> str:
 
 
 def bundled(path: str) -> Dict[str, int]:
-    """Return {digest: bytes} of a bundle: a directory, or a tar of one, with blobs/sha256/<digest>."""
+    """Return {digest: size} of the blobs in a bundle. A bundle is a directory with blobs/sha256/<digest>, or a tar of it."""
     if not path:
         return {}
     with _refusing(path):
@@ -59,7 +59,7 @@ def bundled(path: str) -> Dict[str, int]:
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Raise SourceError for any error of a bundle that cannot be read."""
+    """Turn every error while a bundle is read into a SourceError."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
@@ -76,7 +76,7 @@ def _in_home(name: str) -> bool:
 
 @contextmanager
 def _member(path: str, digest: str) -> Iterator[Any]:
-    """Open one file of a bundle, or yield None."""
+    """Yield an open file of a bundle, None if the bundle does not have it."""
     if os.path.isdir(path):
         inside = os.path.join(path, "blobs", "sha256", digest)
         with open(inside, "rb") if os.path.isfile(inside) else nullcontext() as source:
@@ -118,7 +118,7 @@ def _from_bundle(path: str, digest: str, sink: Any, alive: Callable[[], None]) -
 
 
 def size(origin: Mapping[str, Any], digest: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
-    """Return the bytes of a file at its source, None if they are unknown. Raises SourceError without such a file or access."""
+    """Return the size of a file at its source, None if it is unknown. Raises SourceError if the file or the access is missing."""
     if origin.get("bundle"):
         return bundled(origin["bundle"]).get(digest)
     if origin.get("file"):
@@ -151,10 +151,10 @@ def fetch(
     secrets: Mapping[str, str],
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download a file to `target`, after the bytes that it has. `alive` is called between blocks and may raise to end the download.
+    """Download a file to `target`, or the rest of it. `alive` is called between blocks and may raise an error to end the download.
 
-    A connection that breaks off is opened again as long as bytes come, at their least rate (source.py). The `size` of an origin
-    is enforced. A partial file stays for the next run, unless the disk is full or it is larger than announced.
+    An interrupted connection is opened again as long as bytes arrive at the minimum rate (source.py). The `size` of an origin is
+    enforced. A partial file stays for the next run, unless the disk is full or the file is larger than announced.
     """
     source = Source(origin.get("size"))
     while True:
@@ -178,7 +178,7 @@ def fetch(
 
 @contextmanager
 def _partial(target: str) -> Iterator[Any]:
-    """Open a partial file at its end, and never through a link that another account has planted."""
+    """Open a partial file at its end. A link that another account has planted is replaced by an empty file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)
@@ -192,7 +192,7 @@ def _partial(target: str) -> Iterator[Any]:
     if planted:
         os.unlink(target)
         handle = os.open(target, flags | os.O_EXCL, 0o600)
-    # Unbuffered: what tell() says is on the disk
+    # Unbuffered, so that tell() returns the bytes that are written
     with os.fdopen(handle, "r+b", buffering=0) as sink:
         sink.seek(0, os.SEEK_END)
         yield sink
@@ -262,7 +262,7 @@ def _from_web(
 
 
 def _announced(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int]]:
-    """Return the first byte of a response, the byte after its last one, and the size of the file. Raises SourceError."""
+    """Return the first byte of a response, the byte after its last byte, and the size of the file. Raises SourceError."""
     if answer.status != 206:
         length = http_probe.whole_number(str(answer.headers.get("Content-Length", "")))
         return 0, length, length

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores, which rclone reads. `way` and `secrets` are those of download.py."""
+"""Downloads from object stores with rclone. download.py describes `way` and `secrets`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import untr
 STORES = {"s3": "s3://", "gs": "gs://"}
 # Exit codes of rclone if the file, directory or bucket does not exist
 MISSING = (3, 4)
-# The most bytes that are read of a description of an object, and of error messages
+# Largest description of an object, and largest error message, in bytes
 SAID = 1 << 20
 
 
 def store_of(url: str) -> Optional[str]:
-    """Return `s3` or `gs` for an address of an object store, None for any other one."""
+    """Return `s3` or `gs` for an address of an object store, None for other addresses."""
     return next((name for name, head in STORES.items() if url.startswith(head)), None)
 
 
 def size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
-    """Return the size of an object in bytes. Raises SourceError where there is none, or no way to it."""
+    """Return the size of an object in bytes. Raises SourceError if the object is missing or cannot be accessed."""
     budget = Budget(SECONDS, SAID)
     said = b""
     with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, way, secrets) as process:
@@ -73,7 +73,7 @@ def fetch(
         source.restart(sink, "what was here is more than there is")
     if sink.tell() == source.most:
         return
-    # Without --no-traverse it would list the whole directory of the object
+    # Without --no-traverse, rclone would list the whole directory of the object
     with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], url, way, secrets) as process:
         budget = FileBudget(source)
         budget.begin()
@@ -125,14 +125,14 @@ def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) ->
 
 @contextmanager
 def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
-    """Run rclone on one object without a file of settings, and keep its error messages for `_ended`."""
+    """Run rclone for one object without a configuration file. `_ended` reads its exit code and error messages."""
     program = shutil.which("rclone")
     if not program:
         raise SourceError("rclone is missing on this machine, which object stores need: `apt-get install rclone`")
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
     settings = {**untranslated(), **environment(url, way, secrets)}
-    # Amazon's own variable, with which rclone's transport cannot work
+    # rclone's transport cannot work with this variable of Amazon's tools, so set its own variable instead
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:
         settings.setdefault("RCLONE_CA_CERT", bundle)
@@ -151,7 +151,7 @@ def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Map
 
 @contextmanager
 def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
-    """Yield the path of a file with the site's authority and those of the system, because rclone takes one file."""
+    """Yield the path of a file with the authorities of the site and of the system, because rclone takes only one file."""
     if not ca:
         yield None
         return
@@ -168,7 +168,7 @@ def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
 
 
 def _ended(process: Any) -> Optional[str]:
-    """Return the last message of a rclone that failed, None if it did not fail."""
+    """Return the last error message of rclone if it failed, otherwise None."""
     try:
         code = process.wait(SECONDS)
     except subprocess.TimeoutExpired:

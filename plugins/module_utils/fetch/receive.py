@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The host's part of a transfer: it prepares the directory, downloads what it fetches itself, and takes over what has arrived.
+"""The host's steps of a transfer: prepare the directory, download the files that it fetches itself, and take over all files.
 
-`order` is the request of the controller: {"do", "user" that connects, "by": the person, "blobs": {digest: origin}, "way", "bundle"
-of this host}. An origin has the fields of download.py, `size` if it is known, and `source`, its name in messages.
+`order` is the request of the controller: {"do": the step, "user": the connecting user, "by": the person, "blobs": {digest: origin},
+"way", "bundle": a path on this host}. An origin has the fields of download.py, `size` if it is known, and `source`, its name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign
 
-# Seconds without a sign of the controller after which a pull ends, and with it its lock
+# Seconds without a sign of life of the controller after which a download ends and releases its lock
 SILENCE = 60.0
-# Bytes of the name of a controller, and the name of an unknown one
+# Largest size of a controller's name in bytes, and the name of an unknown controller
 HOLDER, UNKNOWN = 800, "another controller"
 
 
 def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Run one step of a transfer. Raises StoreError. Returns `busy` if another controller transfers to this host."""
+    """Run one step of a transfer. Returns {"busy": its name} if another controller transfers to this host. Raises StoreError."""
     steps: Dict[str, Callable[..., Dict[str, Any]]] = {"prepare": _prepare, "take": _take, "drop": _drop}
     try:
         return steps[order["do"]](root, incoming, order, secrets)
@@ -33,7 +33,7 @@ def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 
 
 def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Give the connecting user its directory. Returns the blobs that have to arrive. Raises StoreError without room for them."""
+    """Prepare the directory of the connecting user. Returns the blobs that are needed. Raises StoreError without room for them."""
     store.make_directory(root)
     os.makedirs(incoming, exist_ok=True)
     try:
@@ -53,7 +53,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """Give the directory and its files to the connecting user: rsync resumes only its own files."""
+    """Make the connecting user the owner of the directory and its files, because rsync only resumes its own files."""
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
@@ -63,19 +63,19 @@ def _give(incoming: str, user: pwd.struct_passwd) -> None:
 
 
 def _write(incoming: str, name: str, content: str) -> None:
-    """Write a small file that the connecting user can read, and never through a link."""
+    """Write a small file that the connecting user can read, without following a link."""
     path = os.path.join(incoming, name)
     if os.path.lexists(path):
         os.unlink(path)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
-        # Whatever the umask is
+        # The umask may have reduced the mode
         os.fchmod(handle, 0o644)
         sink.write(content)
 
 
 def _holder(incoming: str) -> str:
-    """Return the name of the controller that transfers, as it has written it."""
+    """Return the name that the transferring controller has written."""
     try:
         return foreign.read(os.path.join(incoming, blobs.CONTROLLER), HOLDER).decode("utf-8", "replace") or UNKNOWN
     except (foreign.Untrusted, OSError):
@@ -83,11 +83,11 @@ def _holder(incoming: str) -> str:
 
 
 def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Download what this host fetches itself, then verify all blobs and move them into the store."""
+    """Download the blobs that this host fetches itself, then verify all blobs and move them into the store."""
     pulls = {digest: blob for digest, blob in order["blobs"].items() if blob.get("pull") and blobs.flaw(root, digest)}
     if pulls:
         _pull(root, incoming, pulls, order, secrets)
-    # This needs no lock of the store, because it touches nothing of another run
+    # New blobs do not affect another run, so this needs no lock of the store
     store.make_directories(root)
     blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: blob["source"] for digest, blob in order["blobs"].items()})
     return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
@@ -96,7 +96,7 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 def _pull(
     root: str, incoming: str, pulls: Dict[str, Mapping[str, Any]], order: Mapping[str, Any], secrets: Mapping[str, str]
 ) -> None:
-    # Imported here, because most hosts fetch nothing, and the import of TLS takes long
+    # Imported here, because most hosts download nothing, and the import of TLS is slow
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 
     way = order["way"]
@@ -114,7 +114,7 @@ def _pull(
         if reasons:
             raise store.StoreError("; ".join(reasons))
         for digest, size in sizes.items():
-            # A file that is too long is no part of the blob
+            # A partial file that is larger than the blob is useless
             if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
                 os.unlink(os.path.join(incoming, digest))
         alive = watched(incoming)
@@ -132,9 +132,9 @@ def _pull(
 
 
 def watched(incoming: str) -> Callable[[], None]:
-    """Return a function that raises StoreError if the controller, which renews its mark, has been silent for too long."""
+    """Return a function that raises StoreError if the controller has not renewed the time stamp of its file for SILENCE seconds."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
-    # The time of the mark is by a clock that steps, so only its changes count
+    # The clock of the time stamp may be set, so only changes of the time stamp count
     renewed, seen = 0, time.monotonic()
 
     def alive() -> None:
@@ -150,7 +150,7 @@ def watched(incoming: str) -> Callable[[], None]:
 
 
 def _drop(_root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Remove partial files, which fill a disk that is full already."""
+    """Remove the partial files of these blobs, which would fill the disk."""
     with blobs.locked(incoming, wait=False):
         partial = blobs.arrived(incoming)
         for digest in sorted(set(order["blobs"]) & set(partial)):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of a source of a large file: a least rate, an overall limit that follows from its size, and so many attempts."""
+"""The limits of a download: a minimum rate, a time limit that depends on the size, and a maximum number of attempts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Callable, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import FRAMING, LINE, LINES, Budget
 
 BLOCK = 1 << 20
-# How often a source may break off in a row that is slower than RATE, and how often it may have the file begun again
+# Consecutive interrupted attempts below RATE after which a download fails, and restarts from the first byte that are allowed
 TRIES = 3
-# How often it may break off in all
+# Interrupted attempts after which a download fails in any case
 ATTEMPTS = 100
-# Seconds for an answer to begin, and of each span of its body; bytes in a second that each span and all of it have at least
+# Seconds for a response to begin, and for each interval of its body. Bytes per second that every interval needs at least.
 SECONDS, RATE = 60.0, 1 << 16
-# Bytes that an answer has before its body, its redirects included
+# Largest size in bytes of all that comes before the body, including redirects
 HEAD = 8 << 20
-# Bytes of a file whose source does not say how large it is
+# Largest file in bytes if the source does not announce the size
 LARGEST = 1 << 36
 
 
@@ -27,11 +27,11 @@ class SourceError(Exception):
 
 
 class BrokeOff(Exception):
-    """The source ended before its file did."""
+    """An error because the connection ended before the file was complete."""
 
 
 class Source:
-    """The facts that a source reported of its file, and the number of its interruptions."""
+    """The size and ETag that a source announced for a file, and its interruptions so far."""
 
     def __init__(self, size: Optional[int]) -> None:
         self.size, self.tag = size, ""
@@ -42,14 +42,14 @@ class Source:
 
     @property
     def most(self) -> int:
-        """The bytes that the file may have."""
+        """The largest allowed size of the file in bytes."""
         return LARGEST if self.size is None else self.size
 
     def _limit(self) -> None:
         self.ends = self._began + TRIES * SECONDS + self.most / RATE
 
     def announced(self, size: Optional[int]) -> None:
-        """Keep the size that the source announces. Raises SourceError where it announced another one before."""
+        """Record the size that the source announces. Raises SourceError if it announced another size before."""
         if size is not None and self.size is not None and size != self.size:
             raise SourceError(
                 f"it announces {size} bytes, expected the {self.size} that were announced before: see whether its file changed, "
@@ -59,14 +59,14 @@ class Source:
         self._limit()
 
     def restart(self, sink: Any, why: str) -> None:
-        """Empty what there is of the file. Raises SourceError where that was done too often."""
+        """Empty the partial file to start from its first byte. Raises SourceError after too many restarts."""
         empty(sink)
         self._restarts += 1
         if self._restarts > TRIES:
             raise SourceError(f"it has the file begun again and again ({why}): correct the source")
 
     def broke_off(self, why: object, before: int, now: int) -> None:
-        """Count an attempt that broke off. Raises SourceError where another one would be too many."""
+        """Count an interrupted attempt. Raises SourceError if no further attempt is allowed."""
         moment = time.monotonic()
         slow = now - before <= RATE * (moment - self._attempt)
         self._attempt = moment
@@ -82,7 +82,7 @@ class Source:
 
 
 class FileBudget(Budget):
-    """The budget of one attempt: that of an exchange until the file begins, and then a least rate in each span of time."""
+    """The budget of one attempt: the limits of an exchange until the body begins, then a minimum rate in every interval."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(SECONDS, HEAD)
@@ -91,7 +91,7 @@ class FileBudget(Budget):
         self._came = 0
 
     def begin(self) -> None:
-        """From now on the file comes."""
+        """Apply the minimum rate from now on, because the body begins."""
         self._begun = True
         self._span(LINES * LINE + FRAMING * self._source.most)
 
@@ -112,13 +112,13 @@ class FileBudget(Budget):
 
 
 def empty(sink: Any) -> None:
-    """Remove what a file has."""
+    """Truncate a file to zero bytes."""
     sink.seek(0)
     sink.truncate()
 
 
 def copy(read: Callable[[int], bytes], sink: Any, alive: Callable[[], None], most: int, until: Optional[int] = None) -> None:
-    """Copy what comes, to its end or until the file has so many bytes. Raises SourceError where it would have more than `most`."""
+    """Copy to the end, or until the file has `until` bytes. Raises SourceError if the file would get more than `most` bytes."""
     from http.client import HTTPException
 
     have = sink.tell()

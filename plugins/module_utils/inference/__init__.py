@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a Triton server, and the judgement of its answers.
+"""Send requests to a Triton server and judge its answers.
 
-This room runs in a container of the release image, and imports only numpy and tritonclient beside this project.
+This code runs in a container of the release image. Apart from this project, it only imports numpy and tritonclient.
 """
 
 from __future__ import annotations

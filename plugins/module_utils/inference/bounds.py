@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A deadline and a size limit for each answer that tritonclient reads.
 
-Its HTTP library has neither: a timeout of gevent does not fire while bytes arrive, and a compressed answer may have any size.
+The HTTP library of tritonclient has neither: its timeout restarts when bytes arrive, and a compressed answer may have any size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 
-# Limit of the bytes of an answer or stream, and the bytes that each response counts in addition
+# Largest size of an answer or stream in bytes, and the bytes that are added to the size of each response
 LARGEST, EACH = 1 << 28, 1 << 10
 # Options of gRPC channels: requests of any length, answers up to the limit, no compression
 CHANNEL: List[Tuple[str, int]] = [
@@ -30,7 +30,7 @@ _OF_THREAD = threading.local()
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Limit the HTTP requests of this context in time and size. Raises TimeoutError, or OSError for a large answer."""
+    """Limit the time and the answer size of HTTP requests in this context. Raises TimeoutError, or OSError for a large answer."""
     _bound_responses()
     timeout = getattr(sys.modules.get("gevent"), "Timeout", None)
     limit = timeout.start_new(seconds, TimeoutError(f"no answer within {seconds:g} s")) if timeout else None
@@ -45,7 +45,7 @@ def bounded(seconds: float) -> Iterator[None]:
 
 @functools.cache
 def _bound_responses() -> None:
-    """Replace the response class of geventhttpclient with one that counts bytes; the library has no option for it."""
+    """Replace the response class of geventhttpclient by a class that counts bytes, because the library has no option for that."""
     try:
         client = importlib.import_module("geventhttpclient.client")
     except ImportError:
@@ -66,7 +66,7 @@ def _bound_responses() -> None:
             return super().feed(data)
 
         def get(self, key: str, default: Any = None) -> Any:
-            """Return a header. A compressed answer is refused: it was not requested, and may have any size."""
+            """Return a header. Raises OSError for a compressed answer, which was not requested and may have any size."""
             found = super().get(key, default)
             if key.lower() == "content-encoding" and found not in (None, "identity"):
                 raise OSError(f"the answer has the Content-Encoding {str(found)[:40]!a}, expected one that is not compressed")
@@ -83,7 +83,7 @@ class ResponseQueue:
         self._left = LARGEST
 
     def put(self, result: Any, error: Any) -> None:
-        """Add a response. Beyond the limit an error is added once, and further responses are dropped."""
+        """Add a response. Beyond the limit, add one error and drop all further responses."""
         before = self._left
         self._left -= EACH + (0 if result is None else result.get_response().ByteSize())
         if self._left >= 0:

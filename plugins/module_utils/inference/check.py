@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A check of a document: its requests, their server, and the judgement of the answers."""
+"""A check of a document: build its requests, connect to the server, and judge the answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def netloc(address: str, port: Any) -> str:
 
 
 def service_of(protocol: str, document: Mapping[str, Any]) -> Service:
-    """Return a client of a document's server."""
+    """Return a client for the server of a document."""
     server = document["server"]
     kind = "http" if protocol == "http" else "grpc"
     url = server.get(kind + "_url") or netloc(server["address"], server[kind + "_port"])

@@ -33,17 +33,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
     joined,
 )
 
-# Seconds in which a server has to report that it is live. Its models may take longer.
+# Seconds for a server to report that it is live. A request to a model may take longer.
 SIGN_OF_LIFE = 5.0
 PORTS = "Triton's ports are 8000 for HTTP and 8001 for gRPC by default"
-# Prefix of the gRPC metadata with the key of a restricted API
+# Prefix of the gRPC metadata that contain the key of a restricted API
 RESTRICTED = "triton-grpc-protocol-"
 
 
 class Service:
-    """A client of one protocol of a server. `tls` is {"ca", "cert", "key"} with paths, or {"insecure"}; None is without TLS.
+    """A client of a server for one protocol. `tls` is {"ca", "cert", "key"} with paths, {"insecure"}, or None for no TLS.
 
-    Each request has the `headers`; over gRPC it also has each header as the key of a restricted API.
+    Each request has the `headers`. Over gRPC, each header is also sent under its name as a key of a restricted API.
     """
 
     protocol = ""
@@ -72,11 +72,11 @@ class Service:
         return {**lower, **{RESTRICTED + name: value for name, value in lower.items()}}
 
     def connect(self) -> None:
-        """Create the client; nothing is sent."""
+        """Create the client without sending anything."""
         raise NotImplementedError
 
     def live(self, timeout: float) -> Any:
-        """Query if the server is live."""
+        """Query whether the server is live."""
         raise NotImplementedError
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
@@ -88,7 +88,7 @@ class Service:
         raise NotImplementedError
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        """Return {"inputs": [{"name", "datatype", "shape"}], "outputs"}; shapes include the batch dimension, -1 is variable."""
+        """Return {"inputs": [{"name", "datatype", "shape"}], "outputs"}. Shapes include the batch dimension. -1 is variable."""
         raise NotImplementedError
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
@@ -96,14 +96,14 @@ class Service:
         raise NotImplementedError
 
     def unreachable(self) -> str:
-        """Return why this service does not answer, empty if it does."""
+        """Return why this service does not answer, empty if it answers."""
         try:
             self.live(min(self.timeout, SIGN_OF_LIFE))
         except Exception as error:
-            # A restricted health API has the status of a server that does not exist.
+            # A restricted health API returns the same status as a server that does not exist.
             if of_connection(error) and "restricted" not in str(error):
                 message = self.explain(error)
-                # Triton's HTTP port closes connections of gRPC.
+                # Triton's HTTP port closes gRPC connections.
                 message += f", which may be a port of HTTP; {PORTS}" if message.endswith("Socket closed") else ""
                 return f"no Triton answers {self.protocol} at {self.url}: {message}"
         return ""
@@ -134,7 +134,7 @@ class Service:
         return message
 
     def index_entry(self, model: str, version: str = "") -> str:
-        """Return what the server's index reports of a model or version that it does not serve, empty without an index."""
+        """Return what the server's index reports about a model or version that it does not serve, empty without an index."""
         try:
             entries = self.index()
         except Exception:
@@ -161,7 +161,7 @@ class Service:
 
 
 class Http(Service):
-    """A client of HTTP by tritonclient. The timeout of its clients is fixed, so each timeout has one."""
+    """An HTTP client that uses tritonclient. A client of tritonclient has a fixed timeout, so each timeout has its own client."""
 
     protocol = "http"
     library = "tritonclient.http"
@@ -194,13 +194,13 @@ class Http(Service):
         return self._limited(timeout, lambda client: client.is_server_live(**self.extra))
 
     def _limited(self, timeout: float, call: Callable[[Any], Any]) -> Any:
-        """Return the result of a call of the client within the timeout; its own timeout restarts with each piece of the answer."""
+        """Return the result of a call within the timeout. The client's own timeout restarts with each piece of the answer."""
         client = self.client(timeout)
         try:
             with bounded(timeout):
                 return call(client)
         except TimeoutError:
-            # The connection of this client has an unfinished request.
+            # Drop the client, whose connection has an unfinished request.
             self.clients.pop(timeout, None)
             raise
 
@@ -222,7 +222,7 @@ class Http(Service):
 
 
 class Grpc(Service):
-    """A client of gRPC by tritonclient."""
+    """A gRPC client that uses tritonclient."""
 
     protocol = "grpc"
 
@@ -257,7 +257,7 @@ class Grpc(Service):
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout, **self.extra)
-        # The JSON of protobuf has 64-bit numbers as texts.
+        # The JSON of protobuf contains 64-bit numbers as strings.
         for tensor in [*found.get("inputs", []), *found.get("outputs", [])]:
             tensor["shape"] = [int(size) for size in tensor.get("shape", [])]
         return dict(found)
@@ -268,7 +268,7 @@ class Grpc(Service):
 
 
 class Stream(Grpc):
-    """A client of gRPC streams, in which a request has any number of responses. Each stream needs its own tritonclient."""
+    """A client for gRPC streams, in which a request has any number of responses. tritonclient needs a client for each stream."""
 
     protocol = "stream"
 
@@ -308,7 +308,7 @@ class Stream(Grpc):
 
 
 class Raw(Service):
-    """A client of gRPC by the generated stub, whose requests are those of clients in other languages."""
+    """A gRPC client that uses the generated stub. Its requests are like those of clients in other languages."""
 
     protocol = "raw"
 

@@ -21,7 +21,7 @@ def pem(path: Optional[str]) -> Optional[bytes]:
 
 
 def tls_context(tls: Mapping[str, Any]) -> Any:
-    """Return an SSLContext that verifies the server by `ca`, or by the authorities of the system."""
+    """Return an SSLContext that verifies the server with the authority `ca`, or with the authorities of the system."""
     import ssl
 
     context = ssl.create_default_context(cafile=tls.get("ca"))
@@ -42,13 +42,13 @@ def encoded(dtype: str, array: Any) -> bytes:
         data = serialize_byte_tensor(array)
         return data.item() if data.size else b""
     if dtype == "BF16":
-        # The upper half of a float32; tritonclient from 2.6x on has no function for it.
+        # BF16 is the upper half of a float32. tritonclient has no function for it from 2.6x on.
         return np.ascontiguousarray(array, np.dtype("<f4")).reshape(-1).view(np.dtype("<u2"))[1::2].tobytes()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def decoded(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    """Return the array of such bytes, None if they do not match dtype and shape."""
+    """Return the array of bytes in Triton's binary format, None if they do not match dtype and shape."""
     import numpy as np
     from tritonclient.utils import deserialize_bytes_tensor
 

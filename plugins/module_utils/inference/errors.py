@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of tritonclient: their message, and if the server or the connection caused them."""
+"""Errors of tritonclient: their message, and whether the server or the connection caused them."""
 
 from __future__ import annotations
 
 from typing import Tuple
 
-# The HTTP status of Triton for each gRPC status
+# {gRPC status: HTTP status that Triton returns for the same error}
 STATUS = {
     "INVALID_ARGUMENT": "400", "NOT_FOUND": "404", "INTERNAL": "500", "UNIMPLEMENTED": "501", "UNAVAILABLE": "503",
     "DEADLINE_EXCEEDED": "",
@@ -27,7 +27,7 @@ def timed_out(error: Exception) -> bool:
 
 
 def not_served(error: Exception) -> bool:
-    """Return True if the server does not serve the model or version; older servers return status 400 over HTTP."""
+    """Return True if the server does not serve the model or version. Over HTTP, older servers return status 400 for that."""
     message = reason(error)
     return (status_of(error) in ("404", "NOT_FOUND") and not message.startswith(WITHOUT_JSON)) or "unknown model" in message
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Requests until each instance of a model has answered one."""
+"""Send requests until each instance of a model has answered at least one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.metrics import samples
 from ansible_collections.npufleet.triton.plugins.module_utils.web_client.opener import open_request
 
-# The counter of answered requests per instance of the backend `rbln`
+# Metric of the backend `rbln`: answered requests of each instance
 ANSWERED = "rbln_requests_total"
 # Limit of concurrent requests
 WIDEST = 64
@@ -24,9 +24,9 @@ PAGE = 16 << 20
 
 
 def check_instances(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
-    """Repeat requests with growing concurrency until each instance of the model has answered one, as its backend counts.
+    """Repeat requests with growing concurrency until the metrics show an answer of each instance of the model.
 
-    Triton does not report which instance answers. Each answer is judged; `ms` is that of the slowest.
+    Triton itself does not report which instance answers. Each answer is judged. `ms` is the time of the slowest answer.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -57,7 +57,7 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
             yield f"holds {output.dtype}, expected {what} to judge {', '.join(sorted(keys))} by"
             return
     if not array.size:
-        # Every statement about all values of an empty array is true.
+        # Every check of all values would pass for an empty array.
         yield f"is empty, its shape is {output.shape}, expected values to judge {', '.join(sorted(looked_into))} by"
         return
     if "finite" in expected and not np.isfinite(array).all():
@@ -89,7 +89,7 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
 
 
 def _without_label(array: Any) -> str:
-    """Return why a row has no single largest value, empty if each row has one; numpy would return the first place."""
+    """Return why a row has no unique largest value, empty if all rows have one. numpy would return the first of equal values."""
     import numpy as np
 
     for number, row in enumerate(array.reshape(len(array), -1)):
@@ -107,7 +107,7 @@ def _judge_values(array: Any, golden: Any, expected: Mapping[str, Any]) -> Itera
     import numpy as np
 
     if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (expected.get("atol") or expected.get("rtol")):
-        # A 64-bit float does not hold all digits of whole numbers.
+        # Compare whole numbers as such, because a 64-bit float cannot represent all of them.
         good, over = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
         found, allowed = array, np.zeros(array.shape)
     else:
@@ -159,7 +159,7 @@ def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) ->
 
 
 def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
-    """Return [row][place] (score, index, label) of an output of requested classes, bytes of shape [(rows,) classes]."""
+    """Return, for each row, its classes as (score, index, label), best first. The output is bytes of shape [(rows,) classes]."""
     found: List[List[Tuple[float, int, str]]] = []
     for row in array.reshape(-1, array.shape[-1]) if array.ndim and array.size else []:
         found.append([])
@@ -186,7 +186,7 @@ def _has_rows(array: Any, count: int) -> bool:
 
 
 def labels_of(array: Any) -> List[int]:
-    """Return the place of the largest value in each row."""
+    """Return the index of the largest value in each row."""
     return [int(label) for label in array.reshape(len(array), -1).argmax(axis=1)]
 
 
@@ -199,7 +199,7 @@ def _count(things: Sequence[Any], name: str, names: str = "") -> str:
 
 
 def judge_error(error: Exception, expected: Mapping[str, Any], protocol: str) -> List[str]:
-    """Return all reasons why an error is not the expected one. In a stream some servers send only a text."""
+    """Return all reasons why an error is not the expected error. In streams, some servers send only a text without status."""
     reasons = []
     status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
     late = status == "DEADLINE_EXCEEDED" != expected.get("status")
@@ -223,7 +223,7 @@ def _unanswered(error: Exception, protocol: str) -> bool:
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Result:
-    """Return {"expected", "got", "label"} of the labels or texts, as far as they exist; a single row has a single label."""
+    """Return the expected and actual labels or texts as {"expected", "got", "label"}. `label` exists only for a single row."""
     for name, expected in expect.items():
         kind = next((key for key in ("argmax", "label", "text") if key in expected), None)
         if not kind:

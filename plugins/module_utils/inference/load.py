@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Load tests: concurrent clients, and the limits of their latencies."""
+"""Load tests: run concurrent clients, and judge their latencies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.check im
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import reason
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request, Result
 
-# Percentiles with limits
+# {name of a limit in check files: percentile}
 PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
-# Python runs one thread at a time. Above this number of cores the client measures itself and not the server.
+# CPU cores above which the client itself is the bottleneck, because Python runs one thread at a time
 SATURATED = 0.9
 
 
 class Load:
-    """A load test: clients that send requests one by one, each in its own thread, which tritonclient's HTTP needs."""
+    """A load test. Each of its clients sends one request after the other in its own thread, as tritonclient's HTTP requires."""
 
     def __init__(self, document: Mapping[str, Any], check: Check, requests: Sequence[Request]) -> None:
         self.document, self.check, self.requests, self.limits = document, check, requests, check.latency or {}
@@ -35,7 +35,7 @@ class Load:
         self.began, self.cpu = time.monotonic(), time.process_time()
 
     def run(self) -> None:
-        """Run until the requests or seconds are used up, or a request fails."""
+        """Run until the number of requests or the seconds of the check are reached, or a request fails."""
         threads = [threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(self.limits["clients"])]
         for thread in threads:
             thread.start()
@@ -49,7 +49,7 @@ class Load:
             request = self.requests[number % len(self.requests)]
             question = self.check.question(request)
             service = service_of(request.protocol, self.document)
-            # The first answer is judged and not measured, because it includes the connection.
+            # The first answer is judged but not measured, because its time includes the connection setup.
             answer = service.infer(question, self.check.timeout)
             self._fail([reason(answer.error)] if answer.error is not None else judge_answer(self.check, request, answer))
             self._ready.wait()
@@ -78,7 +78,7 @@ class Load:
         return time.monotonic() - self.began < self.limits["seconds"]
 
     def figures(self) -> Dict[str, Any]:
-        """Return the measurements; a batch counts as its rows."""
+        """Return the measurements. For `infer_per_s`, a batch counts as its number of rows."""
         ordered = sorted(self.ms)
         rows = len(self.requests[0].rows or [0])
         found = {name: round(percentile(ordered, share), 2) for name, share in PERCENTILES.items()}
@@ -94,12 +94,12 @@ class Load:
 
 
 def percentile(ordered: Sequence[float], share: int) -> float:
-    """Return the smallest measured value that this percentage of the values does not exceed."""
+    """Return the smallest value that is not exceeded by `share` percent of the values."""
     return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
 
 
 def check_latency(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
-    """Run a load test, and judge its latencies by the limits of the check. `ms` is the median."""
+    """Run a load test, and compare its latencies with the limits of the check. `ms` of the result is the median."""
     load = Load(document, check, requests)
     load.run()
     reasons = load.reasons

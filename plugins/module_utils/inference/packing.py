@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Transfer of a document to the container: arrays as JSON, generated arrays as arguments, certificates as files."""
+"""Packing of a document for the container: arrays as JSON, generated arrays as their parameters, certificates as files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 # Alphabet and length of generated texts
 LETTERS, LENGTH = b"abcdefghijklmnopqrstuvwxyz", 16
-# A low level compresses pixels to a third in a short time.
+# A low compression level is fast, and reduces pixels to a third of their size.
 COMPRESSION = 1
 
 
 def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
-    """Return rows of an array, or all of it, as JSON. Bytes keep their trailing zeros, which numpy's own format drops."""
+    """Return rows of an array, or the whole array, as JSON. Bytes keep their trailing zeros, which numpy's own format drops."""
     import numpy as np
 
     numbers = None if rows is None else list(rows)
@@ -33,7 +33,7 @@ def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
 
 
 def pack_generated(made_of: Mapping[str, Any], rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
-    """Return the arguments of `generated` as JSON; the container generates the array."""
+    """Return the arguments of `generated` as JSON, with which the container generates the array."""
     return {"rows": None if rows is None else list(rows), "generated": dict(made_of)}
 
 
@@ -62,10 +62,10 @@ def of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
 
 
 def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
-    """Return reproducible values: floats from `low` (0) to `high` (1), whole numbers below `high` (128)."""
+    """Return reproducible random values: floats from `low` (default 0) to `high` (1), whole numbers below `high` (128)."""
     import numpy as np
 
-    # numpy guarantees that the numbers of the old generator do not change.
+    # numpy guarantees that the sequences of this old generator never change.
     random = np.random.RandomState(seed)
     if dtype == "BYTES":
         count = int(np.prod(shape, dtype=np.int64))
@@ -98,7 +98,7 @@ def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def with_files(document: Mapping[str, Any], directory: str) -> Dict[str, Any]:
-    """Return the document with each PEM of its server in a file of the directory, because clients read files."""
+    """Write each PEM text of the document to a file, because clients read files. Return the document with their paths."""
     server = dict(document["server"])
     for kind in ("http_tls", "grpc_tls"):
         parts = dict(server.get(kind) or {})

@@ -11,16 +11,16 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import BYTES, NUMBERS, Request
 
-# Limit of the values of a row that a result returns for a report
+# Largest number of values of a row that a result contains for a report
 DRAWN_VALUES = 784
-# Limit of the sides of a picture; larger inputs are sampled.
+# Largest side of a picture in pixels. Larger inputs are sampled.
 PICTURE_SIDE = 64
 # The first bytes of JPEG and PNG files
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 
 def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]:
-    """Return the input row of a request as whole numbers, None if it cannot be drawn."""
+    """Return the values of the input row of a request as whole numbers, None if they cannot be drawn."""
     import numpy as np
 
     rows = list(inputs.values())
@@ -60,7 +60,7 @@ def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, A
     step = -(-max(row.shape[:2]) // PICTURE_SIDE)
     levels = row[::step, ::step]
     if levels.dtype != np.uint8:
-        # Normalised values, or values up to sixteen, are scaled to 255.
+        # Scale other values, such as normalised ones, to the range from 0 to 255.
         levels = levels.astype(np.float64)
         if not np.isfinite(levels).all():
             return None
@@ -84,5 +84,5 @@ def _decoded(array: Any) -> Any:
         image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
         return np.asarray(image.convert("RGB"))
     except Exception:
-        # A picture may be corrupt on purpose, so this is no fault of the answer.
+        # A check may send a corrupt picture on purpose, so this is not an error.
         return None

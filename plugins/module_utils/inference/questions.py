@@ -1,30 +1,30 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The data of requests to a model and of its answers."""
+"""The data types of requests to a model and of its answers."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict
 
-# Limit of the characters of a text in a reason or report
+# Largest number of characters of a text in a reason or report
 SHOWN_TEXT = 80
-# Kinds of numpy's dtypes that can be compared as numbers, and those of bytes
+# numpy's kinds of dtypes that can be compared as numbers (NUMBERS) or as bytes (BYTES)
 NUMBERS = "fiub"
 BYTES = "OS"
-# numpy's dtypes by those of Triton. BF16 is float32 in memory, and its lower half is not sent.
+# {Triton's dtype: numpy's dtype}. BF16 is float32 in memory, of which only the upper half is sent.
 NUMPY = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
     "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object",
 }  # fmt: skip
-# Limit of the bytes of a request: gRPC's messages and Triton's HTTP lengths are signed 32-bit numbers.
+# Largest size of a request in bytes: gRPC's messages and Triton's HTTP lengths are signed 32-bit numbers.
 LARGEST_REQUEST = 2**31 - 1
 
 
 class Request(NamedTuple):
-    """A request of a check. `rows` are indices of the arrays; `places`, like labels, count from the first row of the check.
+    """A request of a check. `rows` are row numbers in the arrays. `places` are positions in the check's list of labels.
 
-    Both are None if the request has the whole arrays.
+    Both are None if the request sends the whole arrays.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Request(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An output of an answer; `array` is None if the bytes do not match dtype and shape."""
+    """An output of an answer. `array` is None if the bytes do not match dtype and shape."""
 
     dtype: str
     shape: List[int]
@@ -42,7 +42,7 @@ class Output(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The content of a request: (dtype, array) by input, the number of classes by output, and the outputs (empty for all)."""
+    """The content of a request: {input: (dtype, array)}, {output: number of classes}, and the outputs (empty for all outputs)."""
 
     model: str
     inputs: Mapping[str, Tuple[str, Any]]
@@ -54,7 +54,7 @@ class Question(NamedTuple):
 class Result(TypedDict, total=False):
     """The result of a request, or of a group of requests."""
 
-    # <model>/<protocol>/<check>, and a row's number
+    # <model>/<protocol>/<check>, followed by the row number if each row has its own request
     name: str
     model: str
     check: str
@@ -62,11 +62,11 @@ class Result(TypedDict, total=False):
     ok: bool
     # All reasons of a failure
     why: str
-    # Measured by the client; None without an answer
+    # Milliseconds, measured by the client, None without an answer
     ms: Optional[float]
-    # No server answered.
+    # True if no server answered, or the request was not sent
     unanswered: bool
-    # Labels or texts, single or as a list
+    # Expected and actual labels or texts, single or as a list, and the actual label of a single row
     expected: Any
     got: Any
     label: Any
@@ -79,11 +79,11 @@ class Result(TypedDict, total=False):
 
 
 class TooLarge(ValueError):
-    """The error of a request that is too large. Nothing was sent."""
+    """An error because a request is too large. It was not sent."""
 
 
 class Answer(NamedTuple):
-    """The joined outputs of all responses, their number, the milliseconds to the last one, and the error at the end."""
+    """The joined outputs of all responses, the number of responses, the milliseconds until the last one, and the final error."""
 
     outputs: Dict[str, Output]
     responses: int
@@ -92,22 +92,22 @@ class Answer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """An unpacked array; `places` maps row numbers to its rows, None for a whole array."""
+    """An unpacked array. `places` is {row number: index in the array}, None for a whole array."""
 
     places: Optional[Dict[int, int]]
     array: Any
 
     def take(self, rows: Optional[Sequence[int]]) -> Any:
-        """Return the array of these rows, in their order."""
+        """Return an array of these rows, in the given order."""
         if rows is None or self.places is None:
             return self.array
         return self.array[[self.places[row] for row in rows]]
 
 
 def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
-    """Yield the requests of a check. Without `rows` there is one with whole arrays for each protocol.
+    """Yield the requests of a check. Without `rows`, that is one request with the whole arrays for each protocol.
 
-    With `spread` each host and protocol takes the next block of `count` rows out of `total`, so that a fleet covers more rows.
+    With `spread`, each host and protocol takes the next block of `count` rows out of `total`, so that a fleet covers more rows.
     """
     rows = check.get("rows")
     for number, protocol in enumerate(check["protocols"]):
@@ -142,7 +142,7 @@ def triton_dtype(array: Any) -> str:
 
 
 def fits(question: Question) -> None:
-    """Check the size of a request, with the length of each element of BYTES. Raises TooLarge."""
+    """Raise TooLarge if a request is too large. Each element of BYTES also needs four bytes for its length."""
     size = 0
     for dtype, array in question.inputs.values():
         size += (

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of a document's checks, the main program in the container.
+"""Run the checks of a document. This is the main program in the container.
 
 Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port", "metrics_port"}, "timeout": seconds,
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
-          `server` may have "http_url" and "grpc_url" (host:port) instead, "http_tls" and "grpc_tls" ({"ca", "cert", "key"}:
-          paths, or the PEM itself) and "headers"; `latency: false` skips load tests, "unproven" are known results, and
-          "unasked" are models that need no proof.
+          Optional in `server`: "http_url" and "grpc_url" (host:port) instead of address and ports, "http_tls" and "grpc_tls"
+          ({"ca", "cert", "key"}: paths or PEM texts), "headers". Optional at the top: `latency: false` skips load tests,
+          "unproven" are results that are already known, "unasked" are models that need no proof.
 Result:   {"host", "unasked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
           image has no client.
 """
@@ -42,7 +42,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the requests of a document, and return their results.
 
-    After the failure of a service, an unknown model or a timeout, the remaining requests are not sent, and have the same reason.
+    If a service fails, its remaining requests are not sent and get the same reason. If a model is not served or times out, the
+    same is true for its requests over that protocol.
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
@@ -58,7 +59,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
             all_requests = list(requests(model, raw, document["host_index"]))
             groups = [(request.name, [request]) for request in all_requests]
             if raw.get("instances") or raw.get("latency"):
-                # The requests of a protocol are repeated, and have one result.
+                # All requests of a protocol are repeated together, and have one result.
                 by_protocol = {kind: [part for part in all_requests if part.protocol == kind] for kind in raw["protocols"]}
                 groups = [("{}/{}/{}".format(model, kind, raw["name"]), group) for kind, group in by_protocol.items()]
             for name, group in groups:
@@ -84,13 +85,13 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def without_checks(model: str) -> Result:
-    """Return the failed result of a model whose checks are all skipped."""
+    """Return a failed result for a model whose checks are all skipped."""
     why = "no check ran: all checks of its file are load tests, which are skipped here. Add a check without latency"
     return {"name": f"{model}/checks", "model": model, "check": "checks", "protocol": None, "ok": False, "why": why, "ms": None}
 
 
 def send(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
-    """Send a request, and complete its result. Return why to give up on (the service, the model), empty to go on."""
+    """Send a request, and complete its result. Return (why to give up the service, why to give up the model), empty to go on."""
     try:
         question = check.question(request)
         arrays = {name: array for name, (_dtype, array) in question.inputs.items()}
@@ -114,7 +115,7 @@ def send(service: Service, check: Check, request: Request, result: Result) -> Tu
 
 
 def _failed(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
-    """Complete the result of a failed request, and return the reasons of `send`, None if the error is the expected one."""
+    """Complete the result of a failed request, and return the reasons like `send`. Return None if the check expects an error."""
     error = answer.error
     if error is None:
         return None
@@ -141,9 +142,9 @@ def _failed(service: Service, check: Check, answer: Answer, result: Result) -> O
 
 
 def cancelled(service: Service, question: Question, check: Check) -> Answer:
-    """Cancel streams after some responses, as often as the check requires, and return the answer of the last one.
+    """Cancel streams after some responses, as often as the check requires. Return the answer of the last stream.
 
-    A server that continued the cancelled streams would run out of streams.
+    A server that continued cancelled streams would have no free stream left, and the check would fail.
     """
     cancel = check.cancel or {}
     after, times = cancel["after"], cancel.get("times", 2)
@@ -171,7 +172,7 @@ def cancelled(service: Service, question: Question, check: Check) -> Answer:
 
 
 def main(document: Mapping[str, Any]) -> None:
-    """Run a document, and print the result as the last line of standard output, to which nothing else is written."""
+    """Run a document, and print the result as the only line of standard output."""
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         with tempfile.TemporaryDirectory() as directory:
