@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired container of the server as a file of Docker Compose.
+"""The desired container of the server as a Compose file.
 
-The file adds only the health check. A value that status shows as a digest is not in the file but in `.env` beside it, which Compose
-reads by itself.
+The file adds only the health check. A value that status shows as a digest is not in the file, but in `.env` in the same directory.
+Compose reads `.env` by default.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container 
 SERVICE = "triton"
 # The prefix of the names of values in .env
 PREFIX = "NPUFLEET_VALUE_"
-# The ID of an image, which Compose cannot pull
+# The form of an image ID
 IDENT = re.compile("sha256:[0-9a-f]{64}")
-# Compose 1.29 and 2 read these differently inside the quotes of an .env.
+# Compose 1.29 and 2 read these characters differently in the quotes of an .env file.
 AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
-# Seconds between two health checks, and until a check fails
+# Seconds between two health checks, and seconds after which a health check fails
 INTERVAL, TIMEOUT = 30, 10
-# urllib would use a proxy that is meant for the server's own downloads.
+# http.client uses no proxy. urllib would use the proxies that the environment has for the server's own downloads.
 ASK = (
     "import http.client, sys; asked = http.client.HTTPConnection('127.0.0.1', 8000, timeout=5); "
     "asked.request('GET', '/v2/health/ready', headers=HEADER); sys.exit(asked.getresponse().status != 200)"
@@ -44,12 +44,12 @@ def _same(value: Any) -> Any:
 
 
 def _by_name(requests: Any) -> Dict[str, Any]:
-    """Return ["cdi rebellions.ai/npu=0,..."] as a reservation. Compose requires capabilities, which the engine ignores here."""
+    """Return device requests such as ["cdi rebellions.ai/npu=0"] as a reservation. The engine ignores the required capabilities."""
     names = [name for request in requests for name in request.removeprefix("cdi ").split(",")]
     return {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names, "capabilities": ["npu"]}]}}}
 
 
-# {fact of a container: (option of Compose, function that returns the form of Compose)}
+# {fact of a container: (option of Compose, function that converts the value for Compose)}
 OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "image": ("image", _same),
     "command": ("command", list),
@@ -73,7 +73,7 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "ipc": ("ipc", _same),
     "cpus": ("cpus", _same),
     "memory": ("mem_limit", _same),
-    # Compose would create another network than that of the managed container.
+    # Without this option, Compose would create a network of its own.
     "network": ("network_mode", lambda network: "bridge" if network == DEFAULTS["network"] else network),
     "pid": ("pid", _same),
     "pids_limit": ("pids_limit", _same),
@@ -83,23 +83,23 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "user": ("user", _same),
     "working_dir": ("working_dir", _same),
 }
-# Facts that are written although they are defaults of the engine, because Compose has other defaults
+# Facts that are written even if they equal the engine's default, because Compose has another default
 ALWAYS = ("network",)
 
 
 def compose_file(
     desired: Mapping[str, Any], sealed: Mapping[str, Any], actual: Mapping[str, Any], host: str, health: Mapping[str, Any]
 ) -> Dict[str, str]:
-    """Return {"file": the Compose file, "env": the text of .env, empty if no value is kept out of the file}. Raises Refusal.
+    """Return {"file", "env"}: the text of the Compose file, and the text of .env, empty if no value is secret. Raises Refusal.
 
-    `desired` and `sealed` are the desired state of the concern `server` in the clear and with digests, `actual` is its actual
-    state, all as host_state returns them. `health` has the `start_period` in seconds and the `restricted` APIs.
+    `desired` is the desired state of the concern `server`, and `sealed` the same with digests instead of secrets. `actual` is its
+    actual state. `health` has the `start_period` in seconds and the `restricted` APIs.
     """
     container = dict(desired["container"])
     reasons = _reasons(container, actual, host)
     if reasons:
         raise Refusal(reasons)
-    # The ID that this engine has given to the image
+    # The ID of the image depends on the engine, so the file names the ID on this host.
     container.update(image=actual["image"], volumes=sorted({*container["volumes"], *actual["driver_files"]["binds"]}))
     container.update({key: actual["access"][key] for key in ("devices", "groups")})
     values: Dict[str, str] = {}
@@ -110,14 +110,14 @@ def compose_file(
         if fact in ALWAYS or container[fact] != DEFAULTS.get(fact):
             service[option] = form(container[fact])
     service["healthcheck"] = _health(desired, health)
-    # JSON turns texts of variables into plain texts for YAML.
+    # JSON turns Ansible's string types into plain strings, which YAML can dump.
     plain = json.loads(json.dumps({"services": {SERVICE: service}}))
     text = yaml.safe_dump(plain, sort_keys=False, width=1000, allow_unicode=True)
     return {"file": _head(desired, host, bool(values)) + text, "env": _env(values, host)}
 
 
 def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
-    """Return the reasons against a Compose file of this host."""
+    """Return the reasons why the Compose file of this host cannot be written."""
     reasons = []
     unknown = sorted(fact for fact in set(container) - set(OPTIONS) if container[fact] != DEFAULTS.get(fact, ...))
     if unknown:
@@ -138,12 +138,12 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
 
 
 def _kept_out(value: Any, shown: Any, values: Dict[str, str]) -> Any:
-    """Return a value for the file. A part that is shown as a digest becomes a variable, whose value is added to `values`."""
+    """Return a value for the file. Each part that is a digest in `shown` becomes a variable, and `values` gets its value."""
     if isinstance(value, Mapping):
         return {name: _kept_out(entry, shown[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_kept_out(entry, seen, values) for entry, seen in zip(value, shown)]
-    # The text of the shell that reads the key holds no secret.
+    # The shell script that reads the key contains no secret.
     if value == shown or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
         return _plain(value)
     # A digest replaces the end of a text such as --cache-config=redis,password=...
@@ -154,13 +154,13 @@ def _kept_out(value: Any, shown: Any, values: Dict[str, str]) -> Any:
 
 
 def _common(value: str, shown: str) -> str:
-    """Return the common start of a text and its form with a digest."""
+    """Return the part of a text before its digest; empty if the digest replaces the whole text."""
     head = shown.partition("digest:")[0]
     return head if value.startswith(head) else ""
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in which Compose finds no variables."""
+    """Return a value with each `$` escaped, so that Compose substitutes no variables."""
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
@@ -192,7 +192,7 @@ def _head(desired: Mapping[str, Any], host: str, kept_out: bool) -> str:
 
 
 def _env(values: Mapping[str, str], host: str) -> str:
-    """Return the text of .env, in quotes that both versions of Compose read alike. Raises Refusal."""
+    """Return the text of .env, with quotes that Compose 1.29 and 2 read in the same way. Raises Refusal."""
     crooked = [name for name, value in values.items() if AMBIGUOUS.search(value)]
     if crooked:
         raise Refusal(

@@ -11,15 +11,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 
 
 class Part(Protocol):
-    """The controller's file of a concern, which has the name of the concern."""
+    """The controller's Python module for a concern. Its file has the name of the concern."""
 
     def desired(self, variables: Mapping[str, Any], context: Context = ...) -> Dict[str, Any]:
-        """Return the desired state. Raises Refusal with every reason why the variables allow none."""
+        """Return the desired state. Raises Refusal with every reason against the variables."""
 
     def sealed(self, part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-        """Return the desired state with secrets as digests. Only concerns with secrets have this function."""
+        """Return the desired state with each secret replaced by its digest. Only concerns with secrets have this function."""
 
 
 def of_concern(name: str) -> Part:
-    """Return the controller's file of a concern."""
+    """Return the controller's Python module for a concern."""
     return cast(Part, importlib.import_module(f"{__name__}.{name}"))

@@ -12,10 +12,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 
-# Variables by which the SDK shows only some of the NPUs
+# Environment variables that limit the SDK to some of the NPUs
 SELECTS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
-# The values that the engine records for options that were not given, so that dropping an option from the inventory is a difference
+# The values that the engine records for options that are not set. They make the removal of an option from the inventory a difference.
 DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
     "cap_drop": [],
@@ -40,7 +40,7 @@ DEFAULTS: Dict[str, Any] = {
 
 
 def by_grpc(variables: Mapping[str, Any]) -> bool:
-    """Return True if the server takes requests to load over gRPC without TLS, which come from its own container."""
+    """Return True if the server accepts gRPC without TLS, which load requests from its own container can then use."""
     secured = any(str(argument).startswith("--grpc-use-ssl") for argument in variables["triton_server_extra_args"])
     return bool(variables["triton_server_allow_grpc"]) and not secured
 
@@ -56,7 +56,7 @@ def cache(variables: Mapping[str, Any]) -> Optional[str]:
 
 
 def listen_address(variables: Mapping[str, Any]) -> str:
-    """Return the address that ports are published on in its shortest form, empty for every address. Raises Refusal."""
+    """Return the address on which ports are published, in its shortest form; empty for all addresses. Raises Refusal."""
     address_given = variables["triton_server_listen_address"].strip()
     bare = address_given[1:-1] if address_given.startswith("[") and address_given.endswith("]") else address_given
     try:
@@ -77,7 +77,7 @@ def address(variables: Mapping[str, Any]) -> str:
 
 
 def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str] = ()) -> List[str]:
-    """Return the command line of tritonserver; `known` are the options that this release has and others lack."""
+    """Return the command line of tritonserver. `known` has those options of this release that other releases lack."""
 
     def flag(name: str) -> str:
         return "true" if variables[name] else "false"
@@ -89,7 +89,7 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
     if mode == "poll":
         line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
     if mode == "explicit":
-        # The store links exactly the desired models. With a star, another model needs no other container.
+        # `served/` has exactly the desired models. With a star, a new model does not change the command line of the container.
         only_store = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
         line += ["--load-model=*"] if only_store else ["--load-model=" + name for name in models]
     line += [
@@ -104,7 +104,7 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
         "--metrics-port=8002",
         "--log-verbose={}".format(variables["triton_server_log_verbose"]),
     ]
-    # Before 26.03, requests bypassed restricted APIs through the services for clouds.
+    # Before 26.03, requests to these services bypassed restricted APIs.
     line += [f"--{service}=false" for service in CLOUD_SERVICES if service in known]
     if not variables["triton_server_auto_complete_config"]:
         line += ["--disable-auto-complete-config"]
@@ -112,7 +112,7 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
 
 
 def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the published ports by port of the container. A service that is off has no published port."""
+    """Return {port of the container: published address and port} for the services that are on."""
     services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
     listen = listen_address(variables)
     return {
@@ -123,7 +123,7 @@ def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def size(value: Any) -> int:
-    """Return the bytes of `1g`, `512m`, `64k` or a number. Raises Refusal."""
+    """Return a size such as `1g`, `512m`, `64k` or a number in bytes. Raises Refusal."""
     match = re.fullmatch(r"(\d+)([kmg]?)b?", str(value).strip().lower())
     if not match:
         raise Refusal([f"{value} is no size, expected whole bytes or such as 512m or 1g"])
@@ -131,7 +131,7 @@ def size(value: Any) -> int:
 
 
 def size_of(variables: Mapping[str, Any], name: str) -> int:
-    """Return the bytes of a variable. Raises Refusal."""
+    """Return the size in a variable, in bytes. Raises Refusal."""
     try:
         return size(variables[name])
     except Refusal as refusal:
@@ -139,7 +139,7 @@ def size_of(variables: Mapping[str, Any], name: str) -> int:
 
 
 def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
-    """Return {limit: "soft:hard"} of a list of `limit:soft:hard` or `limit:both`. Raises Refusal."""
+    """Return {limit: "soft:hard"} for a variable with a list of `limit:soft:hard` or `limit:both`. Raises Refusal."""
     limits = {}
     for entry in variables[name]:
         match = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(entry))
@@ -150,7 +150,7 @@ def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
 
 
 def volume(bind: str) -> str:
-    """Return a bind mount in the engine's form, with its mode. Raises Refusal."""
+    """Return a bind mount in the engine's form, which includes the mode. Raises Refusal."""
     parts = bind.split(":")
     if len(parts) == 2 and parts[1].startswith("/"):
         return bind + ":rw"
@@ -160,16 +160,16 @@ def volume(bind: str) -> str:
 
 
 def sources(variables: Mapping[str, Any]) -> List[str]:
-    """Return the mounted paths of the host that its administrators make. The project makes those below its own directory."""
+    """Return the mounted host paths that administrators create. The project creates the paths below npufleet_root."""
     root = variables["npufleet_root"]
     paths = [str(bind).partition(":")[0] for bind in variables["triton_server_volumes"]]
     return sorted(path for path in paths if path.startswith("/") and not (path + "/").startswith(root + "/"))
 
 
 def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return the query of driver.driver_files.find, None if no file of the driver is mounted.
+    """Return the query for driver.driver_files.find; None if the container definition mounts no files of the driver.
 
-    From 3.0 on the driver brings the SDK's libraries. Where the engine finds the cards by name, the vendor's spec mounts the files.
+    From 3.0 on, the driver contains the SDK's libraries. If the engine finds the cards by CDI name, the vendor's spec mounts the files.
     """
     if device_access.by_name(variables) or not variables["triton_server_driver_files"]:
         return None
@@ -178,7 +178,7 @@ def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"npus": number, "card": type} of the cards that the SDK has to see in the container."""
+    """Return {"npus": number, "card": type}: the cards that the SDK has to find in the container."""
     environment = variables["triton_server_environment"]
     chosen = next((str(environment[name]) for name in SELECTS if name in environment), None)
     npus = int(variables["npufleet_npus"]) if chosen is None else len([npu for npu in chosen.split(",") if npu.strip()])

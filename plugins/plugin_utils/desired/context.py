@@ -12,7 +12,7 @@ def _none() -> Any:
 
 
 class Context(NamedTuple):
-    """Facts beside the variables. An expensive fact is a function that a concern calls if it needs the fact."""
+    """Facts in addition to the variables. An expensive fact is a function, which a concern calls only if it needs the fact."""
 
     # The manifests of the models that are placed on the host
     manifests: Mapping[str, Mapping[str, Any]] = {}
@@ -20,9 +20,9 @@ class Context(NamedTuple):
     cloud_models: Sequence[str] = ()
     # The desired state of the concern `image`
     image: Callable[[], Mapping[str, Any]] = _none
-    # The digest of everything that the checks of the probe are made of; None without a probe
+    # The digest of all inputs of the probe's checks; None for a host without a probe
     checks: Callable[[], Optional[str]] = _none
-    # True for a proof, which judges this moment and no time before it
+    # True for a proof, which judges the state at this moment; False for a plan, which also accepts a good state of a short time ago
     now: bool = False
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The access of the container to the cards (npufleet_device_access), and the limits that follow for it."""
+"""The container's access to the cards (npufleet_device_access), and the privileges and limits that follow from it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
-# The directories of the store that a server reads
+# The subdirectories of npufleet_root that a server reads
 STORE = ("blobs", "releases", "served")
-# All that a container needs to serve with the cards. Backend.AI gives IPC_LOCK to the vendor's runtime, which pins memory with it;
-# a user other than root pins memory within its memlock limit
+# Privileges and limits of an unprivileged container. The SDK pins memory, so Backend.AI grants IPC_LOCK. Only root can use this
+# capability; the server's user pins memory up to its memlock limit.
 LEAST: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,
@@ -23,14 +23,17 @@ LEAST: Mapping[str, Any] = {
     "cap_add": ["IPC_LOCK"],
     "security": ["no-new-privileges"],
 }
-# Models and the SDK write caches and files here. The rest is read-only, and /dev/shm belongs to the engine.
+# Models and the SDK write caches and files here. The root file system is read-only, and the engine mounts /dev/shm.
 HOME = "/tmp"
-# A device of a card as Docker records it, and as this project gives it to a container
+# A device of a card in the form of container_facts, with any rights
 OF_CARDS = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{cdi.GROUP_NODE}:[rwm]+")
+# The same device with the rights that this project gives to a container
 DEVICE = re.compile(rf"(?:{OF_CARDS.pattern})(?<=:{RIGHTS})")
-# Device requests by the names of the vendor's container toolkit: any, and one for each NPU
+# A device request that has a CDI name of the vendor, such as rebellions.ai/npu=all
 BY_NAME = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
+# A device request that names every NPU by its number
 EACH = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
+# The number of a group other than root's
 GROUP = re.compile(r"[1-9][0-9]{0,9}")
 # No account of a system may have a larger number.
 LARGEST_USER = 2**31 - 1
@@ -42,7 +45,7 @@ def privileged(variables: Mapping[str, Any]) -> bool:
 
 
 def by_name(variables: Mapping[str, Any]) -> bool:
-    """Return True if the engine finds the cards by their names in the vendor's spec. Raises Refusal for a driver without it."""
+    """Return True if the engine finds the cards by their CDI names. Raises Refusal if the driver is too old for that."""
     if variables["npufleet_device_access"] != CDI:
         return False
     driver = variables["npufleet_row"]["driver"]["version"]
@@ -57,12 +60,12 @@ def by_name(variables: Mapping[str, Any]) -> bool:
 
 
 def requests(npus: int) -> List[str]:
-    """Return the device requests in the form of container_facts."""
+    """Return the device requests for the NPUs in the form of container_facts."""
     return ["cdi " + ",".join(cdi.device_names(npus))]
 
 
 def user(variables: Mapping[str, Any]) -> int:
-    """Return the number of the user, and of the group, of a server without privileges. Raises Refusal."""
+    """Return the user ID of an unprivileged server, which is also its group ID. Raises Refusal."""
     number = int(variables["triton_server_user"])
     if not 0 < number <= LARGEST_USER:
         raise Refusal([f"triton_server_user is {number}, expected the number of a user that is not root, such as 61100"])
@@ -79,12 +82,12 @@ def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the environment that a user needs whom the image does not know."""
+    """Return the environment that is needed by a user that does not exist in the image."""
     return {} if privileged(variables) else {"HOME": HOME}
 
 
 def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
-    """Return the bind mounts; without privileges only what a server reads of the project's directory."""
+    """Return the bind mounts. An unprivileged container gets only the subdirectories of npufleet_root that a server reads."""
     root = variables["npufleet_root"]
     if privileged(variables) or f"{root}:{root}:ro" not in binds:
         return binds
@@ -92,14 +95,14 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
 
 
 def reader(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"group": the group that may read the server's keys beside root, "needed": True if the server reads them by it}."""
+    """Return {"group", "needed"}: the group that may read the server's keys, and True if the server is not root and needs it."""
     return {"group": user(variables), "needed": not privileged(variables)}
 
 
 def query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
-    """Return the query of concerns.device_access.find, None for a container that has every device.
+    """Return the query for concerns.server.device_access.find; None for a privileged container, which has every device.
 
-    {"npus", "user", "binds": bind mounts, "names": by which the engine finds the NPUs, empty if it is given their nodes}
+    {"npus": number, "user": user ID, "binds": bind mounts, "names": CDI names of the NPUs, empty if the container gets their nodes}
     """
     if privileged(variables):
         return None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired driver of a host: release row, form, units, and what the vendor's container toolkit needs."""
+"""The desired driver of a host: version, form of its package, systemd units, and what the vendor's container toolkit needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# `$$` and `%%` are systemd's for `$` and `%`. Nodes are counted, not named: a dead card may shift the numbers of the others.
+# systemd reads `$$` as `$`. The unit counts the nodes and ignores their numbers, which a dead card may shift.
 UNIT_TEXT = r"""# Written by npufleet
 [Unit]
 Description=Device nodes of the NPUs
@@ -62,7 +62,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "hold": bool(variables["rbln_driver_hold"]),
         "reboots": bool(variables["rbln_driver_reboot"]),
         "unit": unit(npus, int(variables["rbln_driver_boot_timeout"])),
-        # Units of a host whose engine finds the cards by the vendor's spec
+        # Units of a host whose engine finds the cards by CDI name
         "cdi": cdi.unit_texts(variables["triton_server_name"]) if device_access.by_name(variables) else {},
     }
 

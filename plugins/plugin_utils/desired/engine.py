@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
-# Containers that start at boot need the cards. The unit is optional, as the engine must also start without cards.
+# Containers that start at boot need the cards. `Wants` instead of `Requires` lets the engine start without cards, too.
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
 # Characters of an address in a file that a shell and systemd read
 PROXY = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
@@ -33,7 +33,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     daemon = dict(variables["docker_engine_daemon_options"])
     by_name = device_access.by_name(variables)
     if by_name:
-        # The default of the engine from 28 on
+        # Engines from 28 on enable this by default.
         daemon["features"] = {**(daemon.get("features") or {}), "cdi": True}
     if variables["docker_engine_registry_mirrors"]:
         daemon["registry-mirrors"] = list(variables["docker_engine_registry_mirrors"])
@@ -44,7 +44,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     return {
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
-        # The oldest version that has the features, None for any version
+        # The oldest engine that finds cards by CDI name; None if any version is sufficient
         "oldest": OLDEST_BY_NAME if by_name else None,
         "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
         "ca": authority(variables),
@@ -57,13 +57,13 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with secrets as digests, and the key by which the host makes them."""
+    """Return the desired state with each secret replaced by its digest, and the key with which the host computes digests."""
     proxies = part["proxies"] and secret_file(part["proxies"], 0o600, 0, key)
     return {**part, **digested(part, key), "proxies": proxies, "seal": key}
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return why the proxies cannot be written into a file of variables, without their values, which may hold a login."""
+    """Return why the proxies cannot be written into an environment file. The values are left out, because they may hold a login."""
     reasons = []
     for name in PROXY_VARIABLES:
         value = variables.get(name) or ""
@@ -76,7 +76,7 @@ def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
 
 
 def authority(variables: Mapping[str, Any]) -> Optional[str]:
-    """Return the site's own certificate authority, a file of the controller, as PEM text; None if the site has none."""
+    """Return the PEM text of the site's own certificate authority, from a file on the controller; None if no file is set."""
     path = variables["npufleet_ca_file"]
     if not path:
         return None
@@ -85,7 +85,7 @@ def authority(variables: Mapping[str, Any]) -> Optional[str]:
 
 
 def drop_in(limits: Mapping[str, str], environment: str = "") -> str:
-    """Return a systemd drop-in that sets the limits and names the file of variables. Raises Refusal."""
+    """Return a systemd drop-in that sets the limits and, if given, the environment file. Raises Refusal."""
     lines = [f"{name}={limits[name]}" for name in sorted(limits)]
     if not all(re.fullmatch(r"\w+=[^\x00-\x1f\x7f]*", line) for line in lines):
         raise Refusal(["docker_engine_unit_limits has a limit of more than one line. Write each as a name and a value"])

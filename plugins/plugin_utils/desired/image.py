@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired image of a host: the one that the lock file pins for the release, and how it is delivered."""
+"""The desired image of a host: the image that the lock file pins for the release, and the form of its delivery."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Dict, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# Ways of delivery; the lock has an entry for each
+# Forms of delivery. The lock file may have an entry for each.
 ARCHIVE, REGISTRY = "archive", "registry"
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return reference, ID, content, options and delivery of the image; the ID is None while no image of this recipe is built."""
+    """Return reference, ID, content, options and delivery of the image. The ID is None until this recipe has been built."""
     recipe = variables["triton_image_recipe"]
     digest = recipe_digest(recipe, variables["triton_image_backends"], variables.get("triton_image_instructions"))
     lock = (variables["npufleet_lock"] or {}).get(variables["rbln_release"]) or {}
@@ -26,21 +26,21 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     ways = {ARCHIVE: lock.get("archive"), REGISTRY: in_repository(lock.get("repo_digest"), repository)}
     by, publish = REGISTRY if repository else ARCHIVE, False
     if lock.get("id") and not ways[by]:
-        # The host that publishes the image may get it by the previous way.
+        # The image is not published in this form yet. The build host publishes it, and may get it in the other form.
         publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
         by = next((way for way in sorted(ways) if publish and ways[way]), by)
     return {
         "reference": "{}:{}-{}".format(variables["triton_image_name"], variables["rbln_release"], digest[:12]),
         "recipe": digest,
         "id": lock.get("id"),
-        # The content is equal on every engine, the ID is not. Older locks have no content.
+        # The digest of the content is the same on every engine, unlike the ID. Older lock files do not have it.
         "content": lock.get("content"),
         "by": by,
         "archive": ways[ARCHIVE],
         "repo_digest": ways[REGISTRY],
-        # Where this host has to publish the image for the other hosts, else None
+        # What this host has to publish for the other hosts, and where; else None
         "publish": (f"it in {repository}" if repository else "its archive on the controller") if publish else None,
-        # The options that this Triton has and others lack, as recorded at the build
+        # Options of this Triton that other releases lack, as recorded at the build
         "options": list(lock.get("options") or []),
     }
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired models of a host's store: digests and files of every model that is placed on it."""
+"""The desired models in the store of a host: digests and files of every model that is placed on the host."""
 
 from __future__ import annotations
 

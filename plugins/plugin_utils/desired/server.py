@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired server of a host: its container, its key, and the models that it has to serve."""
+"""The desired server of a host: its container, its API key, and the models that it has to serve."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, device_access, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# Triton finds its keys to object stores by this variable; the file is in a directory of root.
+# This environment variable names the file with Triton's keys to object stores. The file is in a directory of root.
 CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
-# The facts of a model that reading and changing a server needs
+# The facts of a model that are needed to read and to change a server
 MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
     """Return the container and the models of the server. Raises Refusal.
 
-    A model that Triton itself reads from an object store has to be READY; nothing else is known about it.
+    A model that Triton itself reads from an object store has to be READY. Its files are not compared.
     """
     image = context.image()
     reasons = server_key.reasons(variables)
@@ -75,7 +75,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "access": device_access.query(variables, binds),
         "reader": device_access.reader(variables),
         "cards": container.cards(variables),
-        # Without a listen address, a published port has none.
+        # Without a listen address, an entry is only the port.
         "published_ports": [f"{where}:{port.split('/')[0]}".lstrip(":") for port, where in sorted(ports.items())],
         "address": container.address(variables),
         "http_port": int(variables["npufleet_http_port"]),
@@ -87,14 +87,15 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with secrets as digests, and the key by which the host makes them."""
+    """Return the desired state with each secret replaced by its digest, and the key with which the host computes digests."""
     return {**part, "container": sealed_container(part["container"], key), "seal": key}
 
 
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores; None without keys.
 
-    Other keys are another file and so another mount: the container is replaced, and the previous container keeps its own file.
+    If the keys change, they are written to another file, which needs another mount. So the container is replaced, and the previous
+    container keeps its own file.
     """
     if not keys:
         return None

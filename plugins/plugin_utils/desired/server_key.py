@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a host's server: restricted APIs, the command line that reads the key, and reasons against the variables.
+"""The API key of a host's server: restricted APIs, the command line that reads the key, and reasons against the variables.
 
-The key is made on its host and stays there. Triton takes a key only on its command line, so a shell in the container reads it just
-before it becomes the server.
+The host generates the key and keeps it. Triton accepts a key only on its command line. So the container starts a shell, which reads
+the key and then executes tritonserver.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import
 # The APIs that checks by inference use
 USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "statistics"))
 CONTROL = "model-repository"
-# The fingerprint of a key is compared, and would tell a short key that a person thought up.
+# The fingerprint of a key is not secret. A short key that a person made up could be guessed from it.
 SHORTEST = 12
-# In this mode a client that may load a model brings its own code with it.
+# In this mode, a client that may load a model can send a model with its own code.
 EXPLICIT = "explicit"
 START = (
     f'key=$(cat {FILE}) && [ -n "$key" ] || {{ echo "tritonserver: found no key in {FILE}, wanted that of this host: run '
@@ -28,20 +28,20 @@ START = (
 
 
 def desired(variables: Mapping[str, Any]) -> Optional[Dict[str, str]]:
-    """Return {"name": of the header, "path": of the file on its host}; None if no API is restricted."""
+    """Return {"name": name of the header, "path": file of the key on the host}; None if no API is restricted."""
     if not variables["triton_server_restricted_apis"]:
         return None
     return {"name": str(variables["triton_server_api_key_name"]), "path": FILE}
 
 
 def digest(variables: Mapping[str, Any]) -> Optional[str]:
-    """Return the fingerprint of the operator's own key; None if the host makes the key."""
+    """Return the fingerprint of the operator's own key; None if the host generates the key or no API is restricted."""
     key = str(variables["triton_server_api_key"])
     return fingerprint(key) if key and variables["triton_server_restricted_apis"] else None
 
 
 def for_checks(variables: Mapping[str, Any]) -> Optional[Dict[str, str]]:
-    """Return `desired` if checks by inference use a restricted API, else None."""
+    """Return the result of desired() if checks by inference use a restricted API, else None."""
     return desired(variables) if USED_BY_CHECKS & set(variables["triton_server_restricted_apis"]) else None
 
 
@@ -56,12 +56,12 @@ def command(variables: Mapping[str, Any], line: List[str]) -> List[str]:
 
 
 def volumes(variables: Mapping[str, Any]) -> List[str]:
-    """Return the mount by which the container reads the key."""
+    """Return the bind mount of the directory with the key; empty if no API is restricted."""
     return [f"{HOME}:{HOME}:ro"] if variables["triton_server_restricted_apis"] else []
 
 
 def reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return the reasons why APIs cannot be restricted as described, or would be open to others."""
+    """Return the reasons against the variables of the key and the restricted APIs, and against open control of the models."""
     found: List[str] = []
     apis = variables["triton_server_restricted_apis"]
     name, key = str(variables["triton_server_api_key_name"]), str(variables["triton_server_api_key"])
@@ -101,7 +101,7 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
 
 
 def loopback(address: str) -> bool:
-    """Return True if only this host reaches the address."""
+    """Return True if only the host itself can reach the address."""
     try:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:

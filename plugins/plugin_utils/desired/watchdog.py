@@ -34,7 +34,7 @@ SyslogIdentifier=npufleet-watchdog
 [Install]
 WantedBy=multi-user.target
 """
-# Variables of the role that the program takes unchanged
+# Variables triton_server_watchdog_* that the program uses unchanged: seconds, except for `actions`
 LIMITS = (
     "interval",
     "fault_limit",
@@ -67,7 +67,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
         **{name: int(variables["triton_server_watchdog_" + name]) for name in LIMITS},
     }
-    # Longer than a restore, and than a failing reload, whose requests each start a client, with the restart after it
+    # Longer than a restore, and longer than a failing reload followed by a restart. Each request of a reload starts a client.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240
     patience += 2 * int(control.GRACE)
     files = {
