@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of adoption: translates what the host reads, and writes variables, models and first checks."""
+"""Controller side of adoption: translates the container that the host reads, and writes variables, models and first checks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 MARK = "adoption.json"
 PIECE = 32 << 20
-# Concerns that the container replaces. Units that watch the server are installed later.
+# Concerns of hosts with NPUs, except those that are systemd units. Units that watch the server are installed later.
 ADOPTED = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and not concern.unit]
-# Names of containers and models. A model is also a directory and a part of addresses.
+# Valid names of containers and models. The name of a model is also a directory and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 MODEL = re.compile(r"\w[\w.+-]{0,199}")
 HEAD = "{}: what its hand-made container {} was, as variables. Yours to edit from here on."
 
 
 class ActionModule(FleetAction):
-    """The adoption of a container: the host reads it and sends requests, the controller does the rest."""
+    """The adoption of a container. The host reads the container and sends requests to its server; the controller does the rest."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         fleet = self.variables(task_vars)
@@ -54,7 +54,7 @@ class ActionModule(FleetAction):
             return self.translate(host, look["found"], fleet, task_vars)
 
     def translate(self, host: str, found: Mapping[str, Any], fleet: Mapping[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the result of the task for the container that was read."""
+        """Return the result of the task for a container, from the facts that the host has read."""
         check(found)
         name = found["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
@@ -93,7 +93,7 @@ class ActionModule(FleetAction):
             again=self.again(found, secrets),
             obstacles=obstacles(found, secrets),
         )
-        # Reading does not need the vault, but the desired state of the inventory does.
+        # The new variables refer to vault variables that the inventory lacks so far. Without `dest`, only the inventory counts.
         vault = translated.vault if dest else {}
         seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
@@ -112,7 +112,7 @@ class ActionModule(FleetAction):
         state = self.ask("host_state", {}, task_vars, {"desired": wanted, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
-        # Only the values of the plan may be secret.
+        # In a plan, only these two values may contain secrets.
         plan = [
             {**entry, **translation.masked({key: entry[key] for key in ("current", "desired")}, secrets)} for entry in state["plan"]
         ]
@@ -134,7 +134,7 @@ class ActionModule(FleetAction):
         fleet: Mapping[str, Any],
         task_vars: Mapping[str, Any],
     ) -> Dict[str, Any]:
-        """Write models, checks and variables below `dest`, which is empty or of an earlier adoption. Return the variables."""
+        """Write models, checks and variables below `dest`, and return the variables. `dest` may have an earlier adoption."""
         if os.path.isdir(dest) and os.listdir(dest):
             if not os.path.exists(os.path.join(dest, MARK)):
                 raise AnsibleActionFail(f"{dest} is not empty and not of an earlier adoption: name another directory (adopt_dest)")
@@ -178,7 +178,7 @@ class ActionModule(FleetAction):
         return variables
 
     def bring(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
-        """Copy one file of a model. A large file comes in pieces, so that neither side holds the whole file in memory."""
+        """Copy one file of a model to the controller. A large file is copied in pieces, because it may not fit into memory."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target + ".part", "wb") as out:
             if content is not None:
@@ -202,7 +202,7 @@ class ActionModule(FleetAction):
         os.replace(target + ".part", target)
 
     def config(self, path: str, name: str, served: Optional[Mapping[str, Any]]) -> None:
-        """Write the config that the server reports, for a model that has none."""
+        """Write the config that the server reports, unless the model has a config.pbtxt."""
         if os.path.exists(path) or not served:
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -212,12 +212,12 @@ class ActionModule(FleetAction):
     def checks(
         self, dest: str, found: Mapping[str, Any], translated: translation.Translation, task_vars: Mapping[str, Any]
     ) -> None:
-        """Write a check for each model whose server answers a generated request: the answer must stay the same."""
+        """Write a check for each model that answers a generated request. After the adoption, the answer has to be the same."""
         import numpy as np
 
         protocols = [key for key in ("http", "grpc") if translated.variables.get(f"triton_server_allow_{key}", True)]
         reasons: Dict[str, str] = {}
-        # One model after the other, so that only one request and answer are in memory
+        # The models are checked one by one, so that only one request and its answers are in memory.
         for number, (name, model) in enumerate(found["models"].items()):
             try:
                 if number >= first_check.MODELS:
@@ -238,16 +238,16 @@ class ActionModule(FleetAction):
             translated.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
 
     def infer(self, name: str, body: str, task_vars: Mapping[str, Any]) -> Any:
-        """Return (status, answer) of the server to one request."""
+        """Return (HTTP status, answer) for one request to the server."""
         answer = self.ask("adoption", self.arguments, task_vars, {**self.handed, "requests": {name: body}})
         if answer.get("failed"):
             raise AnsibleActionFail(f"the server stopped answering: {answer.get('msg')}")
         return answer["answers"][name]
 
     def again(self, found: Mapping[str, Any], secrets: Sequence[str] = ()) -> Dict[str, Any]:
-        """Return how the server is started again in a container whose own command does not do it.
+        """Return the options that start the server again in a container whose own command does not start it; else {}.
 
-        Its command line may hold keys. The host reads it when it ends the server.
+        The command line of the server may hold keys, so it is not part of the result. The host reads it before it ends the server.
         """
         process = found["process"]
         if process["main"] or hidden(found, secrets):
@@ -287,7 +287,7 @@ def check(found: Mapping[str, Any]) -> None:
 
 
 def trusted(value: Any) -> Any:
-    """Return variables in which Ansible evaluates the templates, and no text of the host."""
+    """Return variables in which Ansible evaluates a Template, but no other text, because that may come from a host."""
     if isinstance(value, host_text.Template):
         return trust_as_template(str(value))
     if isinstance(value, dict):
@@ -296,7 +296,7 @@ def trusted(value: Any) -> Any:
 
 
 def hidden(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
-    """Return the variables that a shell gave to the server and that may be secret, which a command line must not show."""
+    """Return the variables that a shell exported to the server and that may be secret. No command line may show them."""
     exported = translation.own_environment(found)[1]
     return sorted(
         name
@@ -306,7 +306,7 @@ def hidden(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
 
 
 def obstacles(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
-    """Return the reasons why this container must not be stopped, because it could not be started again."""
+    """Return the reasons why this container could not be started again, so that it must not be stopped."""
     reasons = []
     if found["inspect"]["HostConfig"].get("AutoRemove"):
         reasons.append(

@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import f
 
 
 class ActionModule(FleetAction):
-    """The action of host_files, which reads the files and calls the host once."""
+    """An action that reads the files on the controller and calls the host once."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)

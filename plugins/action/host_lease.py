@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of host_lease: who wants the host, for how long, and what the host needs to end a change by itself."""
+"""Controller side of host_lease: owner and duration of the lease, and the facts with which the host ends a change itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """Asks once; waits only for a run that is not known to be over."""
+    """A request for the lease of a host. It waits for the present owner, unless that is a run that has ended."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -29,12 +29,12 @@ class ActionModule(FleetAction):
         }
         lost = run_guard.STEPS.message()
         if lost:
-            # What this run knows of its hosts is not complete: no further host is changed
+            # A step has no result, so the state of its host is unknown. No further host is changed.
             return {"failed": True, "msg": f"{host} is not changed. {lost}"}
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
         result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed)
         if result.get("held_by") and wait:
-            # Who is at it may be a run of this machine that has ended, which nobody has to wait for
+            # The owner may be a run of this machine that has ended. Its lease is taken over at once.
             ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
             result = self.ask("host_lease", {**arguments, "wait": wait}, task_vars, {**handed, **ended})
         return result

@@ -27,15 +27,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
-# Messages of become about a missing or wrong password of sudo
+# Messages about a missing or wrong sudo password
 NO_PASSWORD = re.compile(
     r"(missing|incorrect) \S+ password|a password is required|sorry, try again|not in the sudoers", re.IGNORECASE
 )
-# Ansible remembers the interpreter of a host, also when the host was reinstalled with another system.
+# Ansible caches the path of a host's interpreter, even if the host was reinstalled with another system.
 NO_INTERPRETER = re.compile(r"module interpreter '([^']+)' was not found")
 # The keys of every result
 ALWAYS = ("plan", "report", "maintenance", "actual", "held")
-# The types of the keys that a result may have
+# The types of these keys, if a result has them
 TYPES = {
     "seen": dict,
     "plan": list,
@@ -48,7 +48,7 @@ TYPES = {
     "store": dict,
     "clock": float,
 }
-# The parts of a result that become options of the container: concern's key, field, pattern, message
+# The parts of the server's state that become options of the container: key, field (None for the value itself), pattern, message
 OPTIONS: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
     ("access", "devices", device_access.DEVICE, "device is {}, expected the node of a card"),
@@ -61,7 +61,7 @@ PAUSE = 2.0
 
 
 def beyond_models(plan: List[Item]) -> List[str]:
-    """Return the reasons against a change of models: differences that only site.yml ends."""
+    """Return the reasons against a change of models only: the differences that need site.yml."""
     return [
         "{} is {}, expected {}. Run playbooks/site.yml; this playbook only changes models".format(
             item["name"], short(item["current"] or "missing"), short(item["desired"])
@@ -72,12 +72,12 @@ def beyond_models(plan: List[Item]) -> List[str]:
 
 
 class ActionModule(FleetAction):
-    """The call of a host, with the desired state from inventory, release row and model manifests."""
+    """A call of a host, with the desired state that follows from inventory, release row and model manifests."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         known = self._task.args.get("known")
         if known:
-            # The option is a name, because templating the whole result would take long.
+            # The option is the name of a variable, because templating the whole result would take long.
             state = task_vars.get(str(known))
             if not isinstance(state, Mapping):
                 expected = "expected the name of a variable with a result of host_state"
@@ -89,9 +89,9 @@ class ActionModule(FleetAction):
             return self._seen(host, task_vars)
 
     def _planned(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the plan of the host, or every reason why there is none.
+        """Return the plan of the host, with every reason against it.
 
-        A reason is a result and no failure here, because the reasons of all hosts are reported together.
+        The task does not fail because of a reason, so that the reasons of all hosts can be reported together.
         """
         reasons: List[str] = []
         planned: Dict[str, Any] = {}
@@ -107,7 +107,7 @@ class ActionModule(FleetAction):
         return {**planned, "refusals": [*planned["refusals"], *reasons]} if planned else self._refused(reasons)
 
     def _seen(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """Return what was read of the host."""
+        """Return the state of the host and its differences from the desired state."""
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
         if concerns is None:
@@ -127,16 +127,16 @@ class ActionModule(FleetAction):
         with host_text.parsing(host):
             told = self._complete(result, manifests, handed)
         if self._task.args.get("concerns") is None and "image" in concerns:
-            # The remarks are about a host as a whole, which status reads once.
+            # These remarks are about the whole host, so only a call for all concerns returns them.
             told["warnings"] = [*told.get("warnings", []), *row_remarks.untested(variables)]
             told["untested"] = variables["npufleet_row"].get("untested")
         return self._for_playbooks(told, variables, batched=boolean(arguments.get("linked", False)))
 
     @staticmethod
     def _for_playbooks(result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
-        """Add the variables by which playbooks confirm and make batches, as the task of the host sees them.
+        """Add the variables with which playbooks ask for confirmation and form batches.
 
-        Variables of a playbook are not in hostvars. A wrong variable is a reason against a change, but not against reading.
+        hostvars does not have variables of a playbook. An invalid variable is a reason against a change, but not against reading.
         """
         more: Dict[str, Any] = {}
         reasons: List[str] = []
@@ -153,14 +153,14 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _handed(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:
-        """Return the parts of every request of the module."""
+        """Return the keys that every request to the module has."""
         mark = "{}/{}".format(variables["npufleet_root"], lease.MARK)
         return {"desired": wanted, "host": host, "mark": mark, "run": runs.run_id()}
 
     def _rollback(
         self, variables: Templated, concerns: List[str], arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """Return what a rollback would change, and every reason against it."""
+        """Return the changes of a rollback, and every reason against it."""
         reasons: List[str] = []
         with collected(reasons):
             wanted, manifests = desired(variables, concerns)
@@ -175,7 +175,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _answer(look: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Return the result of a call; the reason if the module did not run."""
+        """Return the result of a call; a failed result with the reason if the module did not run."""
         try:
             return look()
         except AnsibleConnectionFailure:
@@ -184,7 +184,7 @@ class ActionModule(FleetAction):
             return {"failed": True, "msg": str(error.message)}
 
     def _look(self, arguments: Dict[str, Any], handed: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the result of the module. Call it again if the run that holds the host was of this controller and has ended."""
+        """Return the result of the module. Call it again if the host is held by a run of this controller that has ended."""
         result = self.ask("host_state", arguments, task_vars, handed)
         holder = result.get("held_by")
         if isinstance(holder, dict) and runs.has_ended(holder.get("run")):
@@ -192,10 +192,10 @@ class ActionModule(FleetAction):
         return result
 
     def _settled(self, handed: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
-        """Return the result of the module, with the times of call and return as `between`.
+        """Return the result of the module. `between` has the times of the call and the return.
 
-        A server that another run restarts at this moment is no reason to refuse a change of models: that is judged once the other
-        one has ended, or after as many seconds as a run waits for another.
+        Another run may be restarting the server, which is no reason to refuse a change of models. So the call is repeated until that
+        run has ended, for `wait` seconds at most.
         """
         deadline = time.monotonic() + wait
         while True:
@@ -210,12 +210,12 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _complete(result: Dict[str, Any], manifests: Dict[str, Any], handed: Mapping[str, Any]) -> Dict[str, Any]:
-        """Validate the result and add what roles need beside the plan and hosts must not see."""
+        """Validate the result, and add the facts that roles need and that are not sent to hosts."""
         wanted = handed["desired"]
         for key, kind in TYPES.items():
             if not isinstance(result.get(key, kind()), kind):
                 raise host_text.InvalidText(f"{key} is {short(result[key], 80)}, expected {KINDS[kind]}")
-        # The container gets these values of the host, so they must be files and devices of the driver.
+        # These values from the host become options of the container, so they must be files and devices of the driver.
         server = result.get("actual", {}).get("server") or {}
         for part, field, fits, words in OPTIONS:
             found = (
@@ -240,13 +240,13 @@ class ActionModule(FleetAction):
         for name, hold in result.get("held", {}).items():
             mine = wanted.get("server", {}).get("models", {}).get(name, {})
             mine.update({key: hold[key] for key in mine if key in hold})
-        # Results show the bare addresses. The actions that download know logins and signatures.
+        # Results show addresses without logins and signatures. The actions that download files read these from the inventory.
         result["origins"] = {
             digest: {**origin, "url": http_probe.bare(origin["url"])} if origin.get("url") else origin
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }
-        # With the key of the digests, secrets could be guessed.
+        # Secrets could be guessed from their digests and the key of the digests (`seal`).
         result["desired"] = {
             concern: {name: entry for name, entry in part.items() if name != "seal"} for concern, part in wanted.items()
         }
@@ -256,14 +256,14 @@ class ActionModule(FleetAction):
     def _preflight(
         self, variables: Templated, concerns: Optional[List[str]], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """Return the plan, and every reason against it."""
+        """Return the plan, with every reason against it."""
         reasons: List[str] = []
         wanted: Dict[str, Any] = {}
         with collected(reasons):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
         with collected(reasons):
             if concerns is None:
-                # Read here, because templating it in the task would load a filter for each host
+                # The variable is read here, because a template in the task would load a filter for each host.
                 concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
             wanted, manifests, more = collect_desired(variables, concerns)
             reasons += [entry for entry in more if entry not in reasons]

@@ -16,12 +16,12 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 
 class ActionModule(FleetAction):
-    """A check of the models of a host, by their check files."""
+    """A check of the models of a host with their check files."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         directory = self._task.args.get("results_dir")
         path = self.results_path(directory, host) if directory else None
-        # Before any failure, which would leave the previous results
+        # The previous results must not remain if this check fails early.
         check_results.forget(path)
         try:
             result = self._prove(task_vars, host)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of model_blobs: where each file comes from, and the transfer of it to the host."""
+"""Controller side of model_blobs: the source of each file, and its transfer to the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender im
 
 
 class ActionModule(FleetAction):
-    """Pushes what the controller has, and has the host fetch the rest."""
+    """A transfer that pushes the files of the controller and lets the host fetch all other files."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

@@ -22,7 +22,7 @@ SPEC = {
 }
 
 
-# Models by name, findings, and further reasons
+# Models by name, findings of the linter, and further errors
 Found = Tuple[Dict[str, Any], List[Finding], List[str]]
 
 
@@ -51,7 +51,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _row(given: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
-        """Return the release to lint for; None if nothing names one. Raises Refusal for an unknown one."""
+        """Return the release row to lint for; None if no release is named. Raises Refusal for an unknown release."""
         name = given or variables.get("rbln_release")
         if name is None:
             return None
@@ -91,6 +91,6 @@ class ActionModule(FleetAction):
         warnings = [finding.sentence() for finding in findings if finding.severity != ERROR]
         if errors:
             lines = "".join("\n  - " + error for error in errors)
-            # The records would hide the message.
+            # More fields would hide the message.
             return {"failed": True, "msg": f"{host}: {len(errors)} errors in models:{lines}", "warnings": warnings}
         return {"changed": False, "models": models, "findings": [finding._asdict() for finding in findings], "warnings": warnings}

@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """Calls the module once."""
+    """One call of the module, with these additions."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         arguments = {"root": self.variables(task_vars)["npufleet_root"], **self._task.args}

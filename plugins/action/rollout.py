@@ -14,12 +14,12 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
-# In npufleet_output_dir
+# The file of the durations in npufleet_output_dir
 RECORD = "durations.json"
 
 
 class ActionModule(FleetAction):
-    """The announcement of a batch, which needs no host, or the end of the change of a host."""
+    """The announcement of a batch, which calls no host, or the end of the change of a host."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, given = self.validate_argument_spec(argument_spec=OPTIONS)
@@ -48,7 +48,7 @@ class ActionModule(FleetAction):
         return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
 
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
-        """Return why the host is not released. A lost host would be no failure of the play, and the next batch would start."""
+        """Return the reasons why the host was not released. Without a failure, Ansible starts the next batch after a lost host."""
         root = self.variables(task_vars)["npufleet_root"]
         try:
             released = self.ask("host_lease", {"state": "released", "root": root}, task_vars, runs.holder(host))
@@ -64,7 +64,7 @@ class ActionModule(FleetAction):
     def _announcement(self, variables: Mapping[str, Any], batch: Sequence[str], path: str, serial: Any) -> str:
         known = variables["hostvars"]
         hosts: List[str] = list(variables["ansible_play_hosts_all"])
-        # Batches are parts of one list. Ansible has removed the lost hosts from this one.
+        # Batches are consecutive parts of the list of all hosts. Ansible has removed the lost hosts from the current batch.
         later = hosts[hosts.index(batch[-1]) + 1 :]
         divided = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
         rest = [[host for host in part if host in later] for part in divided]
@@ -73,7 +73,7 @@ class ActionModule(FleetAction):
 
 
 def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:
-    """Return why no further batch starts. A lost host is no failure of the play, so the remaining hosts fail for it."""
+    """Return the reasons to start no further batch. A lost host does not fail the play, so this host fails instead."""
     found = [f"{host} failed the gate, no further batch starts. {failed}"] if failed else []
     if lost:
         others = "" if failed else f". {host} itself is in sync"
@@ -86,14 +86,14 @@ def _durations(known: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, roll
     """Return the durations of the successful host changes of a batch."""
     began = {host: known[host].get("npufleet_began") for host in batch if not known[host].get("npufleet_failed")}
     durations = {host: round(time.time() - float(at), 1) for host, at in began.items() if at}
-    # A template has no monotonic clock. The duration is negative if the time of day was set back.
+    # Templates cannot read a monotonic clock. The duration is negative if the clock was set back.
     return {
         host: rollout.Duration(seconds, _planned(host, known[host]).concerns) for host, seconds in durations.items() if seconds >= 0
     }
 
 
 def _planned(host: str, known: Mapping[str, Any]) -> rollout.PlannedHost:
-    """Return the plan of a host. It is data of the host; one of an unexpected shape has no concerns and unknown bytes."""
+    """Return the plan of a host. If its data has an unexpected shape, the plan has no concerns and unknown bytes."""
     state = known.get("npufleet_state") or {}
     try:
         concerns = list(dict.fromkeys(str(entry["concern"]) for entry in state.get("plan") or []))
@@ -105,7 +105,7 @@ def _planned(host: str, known: Mapping[str, Any]) -> rollout.PlannedHost:
 
 
 def _size(origin: Mapping[str, Any]) -> Optional[int]:
-    """Return the bytes of a large file; None if neither the inventory nor the controller knows them."""
+    """Return the bytes of a blob; None if neither the inventory nor the controller knows them."""
     if "size" in origin:
         return int(origin["size"])
     try:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of server_change: the desired state, the checks, and the wait for a change that needs no controller."""
+"""Controller side of server_change: sends the desired state and the checks, and waits while the host makes the change by itself."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
 
-# Seconds that a call waits if no progress is displayed
+# Seconds that a call waits for the end of the change if no progress is displayed
 PROGRESS = 10.0
 # Fields of the result of a failed change
 FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 
 
 class ActionModule(FleetAction):
-    """Action that requests the whole change, and calls the host again until it has ended."""
+    """A request for the whole change. The host is called again until the change has ended."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -45,7 +45,7 @@ class ActionModule(FleetAction):
             if path and result.get("checks"):
                 check_results.keep(path, host, result.get("msg", ""), result["checks"])
             if result.get("failed"):
-                # Other fields would bury the message
+                # More fields would hide the message.
                 return {key: result[key] for key in FAILED if key in result}
             host_text.require(result, "proven")
             result["answered"] = bool(asks and result.get("proven"))
@@ -74,14 +74,14 @@ class ActionModule(FleetAction):
     def _wait(
         self, host: str, arguments: Dict[str, Any], handed: Mapping[str, Any], task_vars: Mapping[str, Any], tells: bool
     ) -> Dict[str, Any]:
-        """Return the result of the change. With `tells`, display a line after each call while it is at work."""
+        """Return the result of the change. With `tells`, display the current step after each call until the change has ended."""
         again = {name: handed[name] for name in ("run", "by", "host", "id", "wait", "secrets") if name in handed}
         limit = _limit(handed, float(arguments.get("accept_within") or 0))
         reached = Contact(host, limit, lambda words: self._display.warning(host_text.line(words)))
-        # A host does not begin a change of the same id again
+        # The call may be repeated, because a host does not begin a change with the same ID again.
         result = reached.ask(lambda: self.ask("server_change", arguments, task_vars, handed))
         while result.get("under_way"):
-            # A change that waits to be accepted has the id of the call that began it
+            # A change that waits to be accepted has the ID of the call that began it.
             again["id"] = str(result.get("id", again["id"]))
             with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
@@ -93,12 +93,12 @@ class ActionModule(FleetAction):
 
 
 def _limit(handed: Mapping[str, Any], accept_within: float) -> float:
-    """Return the seconds for a change with its checks and its rollback, if each step takes its whole time limit.
+    """Return the seconds that a change takes with its checks and its rollback, if each step takes its whole time limit.
 
-    A host on which every model takes so long may need more. But a host that lost its power must not keep the run for hours.
+    The time to load is counted once for all models. With more time, a host without power would delay the run for hours.
     """
     times, checks = handed["container"], (handed.get("checks") or {}).get("document") or {}
-    # The cards become free, the old container stops, the cards become free again, models are loaded and proven
+    # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.
     way = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_EXTRA + 2 * times["ready_timeout"]
     asking = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
     return float(cards.LIMIT + 2 * way + asking + accept_within)

@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import archives, host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-# The module's options, and the variables that they follow
+# The options of the module that have a variable as their default
 FOLLOWS = {
     "dest": "npufleet_support_dir",
     "lines": "npufleet_support_lines",
@@ -34,15 +34,15 @@ FOLLOWS = {
     "root": "npufleet_root",
 }
 OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address")
-# Limits of a bundle, in items of the largest size and in files, because a compromised host may pack anything
+# Limits of a bundle, because a compromised host may send anything: packed and unpacked size in items of the largest size, and files
 PACKED, UNPACKED, FILES = 16, 64, 500
 LARGEST_ITEM = 2 << 20
-# Variables that do not belong to the host
+# Magic variables of Ansible, which contain the variables of other hosts
 MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "ansible_play_hosts_all", "ansible_play_batch")
 
 
 class ActionModule(FleetAction):
-    """A module call on the host, a transfer as the connecting user, and a check of the archive."""
+    """A call of the module on the host, the transfer of the archive as the connecting user, and its check."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         unknown = sorted(set(self._task.args) - set(OPTIONS))
@@ -52,7 +52,7 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             arguments = {option: variables[name] for option, name in FOLLOWS.items()}
         with suppress(Refusal):
-            # An invalid address leaves out the differences, but not the bundle.
+            # With an invalid address, the bundle lacks only the differences.
             arguments["address"] = address(variables)
         arguments.update(self._task.args)
         concerns = arguments.get("concerns") or self.concerns(variables, task_vars)
@@ -72,7 +72,7 @@ class ActionModule(FleetAction):
         }
         if self._task.check_mode:
             return self.ask("support_bundle", arguments, task_vars, handed)
-        # The connecting user can read the temporary directory of Ansible, which Ansible removes.
+        # The archive is in a temporary directory of Ansible, because the connecting user has to read it.
         directory = self._make_tmp_path()
         try:
             handed["archive"] = f"{directory}/bundle.tar.gz"
@@ -85,7 +85,7 @@ class ActionModule(FleetAction):
                 bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
                 result["files"] = self._fetch(str(handed["archive"]), path, result, secrets, host, bounds)
         finally:
-            # Even if Ansible keeps its remote files
+            # Remove the directory even if Ansible is configured to keep its remote files.
             self._remove_tmp_path(directory, force=True)
         result["path"] = path
         with host_text.parsing(host):
@@ -99,7 +99,7 @@ class ActionModule(FleetAction):
         return result
 
     def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
-        """Return the secret values of the variables of the host, the names of these variables, and errors of unknown values."""
+        """Return the secret values in the host's variables, the names of these variables, and errors of invalid variables."""
         prompted = (self.play_context.password, self.play_context.become_pass)
         values = {entry for entry in prompted if entry and len(entry) >= SHORTEST}
         names, errors = [], []
@@ -118,7 +118,7 @@ class ActionModule(FleetAction):
         return sorted(values), sorted(names), errors
 
     def _desired(self, variables: Templated, concerns: List[str], host: str) -> Tuple[Dict[str, Any], List[str]]:
-        """Return the desired state and the reasons why it is missing. A refused inventory leaves out the differences only."""
+        """Return the desired state, or {} and the reasons why it is missing. The bundle then lacks only the differences."""
         try:
             with self.refusing(host):
                 return desired(variables, concerns)[0], []
@@ -126,7 +126,7 @@ class ActionModule(FleetAction):
             return {}, [f"state: {error.message}"]
 
     def _about(self, variables: Templated) -> Dict[str, Any]:
-        """Return the versions and the release on the controller."""
+        """Return the versions and the release that the controller uses."""
         galaxy = (
             self._loader.load_from_file(os.path.join(COLLECTION, "galaxy.yml"))
             if os.path.exists(os.path.join(COLLECTION, "galaxy.yml"))
@@ -145,8 +145,8 @@ class ActionModule(FleetAction):
     ) -> List[str]:
         """Fetch the archive as the connecting user and return the names of its files.
 
-        It must be complete, within bounds and free of known secrets. The files are packed again, so that nothing else is in it.
-        Raises AnsibleActionFail.
+        The archive must be complete, within bounds and free of known secrets. Its files are packed again, so that nothing else is
+        kept. Raises AnsibleActionFail.
         """
         draft = path + ".draft"
         try:
@@ -179,7 +179,7 @@ class ActionModule(FleetAction):
         return sorted(members)
 
     def _fetch_file(self, source: str, draft: str, host: str, most: int) -> None:
-        """Fetch a file of the host. Raises AnsibleActionFail if it has more than `most` bytes."""
+        """Fetch a file from the host. Raises AnsibleActionFail if the file has more than `most` bytes."""
         try:
             with archives.no_larger_file(most):
                 self._connection.fetch_file(source, draft)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of triton_container: who changes the host, and how long its container, its cards and its server may take."""
+"""Controller side of triton_container: adds the run that changes the host, and time limits of container, cards and server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """Fills in what the inventory says of the container."""
+    """One call of the module, with these additions."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of triton_process: the store and the server of a host, with the ports and paths of the container itself."""
+"""Controller side of triton_process: the store and the server in this container, which listens on the published ports itself."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import f
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 SUPERVISOR = "process.supervisor"
-# Options that not every release of Triton has
+# Options of tritonserver that some releases lack
 MAYBE = (*container.CLOUD_SERVICES, "metrics-address")
-# Bytes for the SDK with its companions, unpacked and as wheels
+# Bytes for the SDK and the packages that it requires, unpacked and as wheels
 ROOM = 3 << 30
 # Fields of the result of a failed change
 FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
@@ -36,7 +36,7 @@ PLAIN = re.compile(r"/[\w./-]+")
 
 
 class ActionModule(FleetAction):
-    """Action that requests the whole change of a server in this container."""
+    """A request for the whole change of the server in this container."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -74,13 +74,13 @@ class ActionModule(FleetAction):
             with host_text.parsing(host):
                 check_results.keep(path, host, result.get("msg", ""), checks)
             result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
-        # Other fields would bury the message
+        # More fields would hide the message.
         return {name: result[name] for name in FAILED if name in result} if result.get("failed") else result
 
     def _blobs(
         self, host: str, variables: Templated, task_vars: Dict[str, Any], missing: List[str], manifests: Mapping[str, Any]
     ) -> Dict[str, str]:
-        """Return {digest: path on this machine} of the blobs that the store lacks."""
+        """Return {digest: path on this machine} for the blobs that the store lacks."""
         origins = {digest: origin for model in manifests.values() for digest, origin in model["origins"].items()}
         try:
             return Sender(self, host, variables, task_vars).local(missing, origins)
@@ -88,7 +88,7 @@ class ActionModule(FleetAction):
             raise Refusal([str(error)]) from None
 
     def _order(self, variables: Templated, root: str, host: str) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
-        """Return the order of the change, the reasons against it, and the manifests by model."""
+        """Return the request for the change, the reasons against it, and the manifests by model."""
         desired, manifests, reasons = collect_desired(variables, ["models"])
         reasons += server_key.reasons(variables)
         if not PLAIN.fullmatch(root):
@@ -160,7 +160,7 @@ PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 
 
 def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return what this container has to be and to have."""
+    """Return the conditions that this container has to meet: versions, cards, packages, ports, shared memory and disk space."""
     row = variables["npufleet_row"]
     return {
         "triton": str(row["triton"]["version"]),

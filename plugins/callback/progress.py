@@ -26,12 +26,12 @@ from ansible.plugins.callback import CallbackBase
 
 VARIABLE = "npufleet_progress"
 DEFAULT = 10.0
-# Actions that report their own progress
+# Actions that report their progress themselves
 REPORTING = ("npufleet.triton.server_change", "npufleet.triton.model_blobs")
 
 
 class Step(NamedTuple):
-    """A step of a host: its name, its start as text, and its start by the monotonic clock."""
+    """A step of a host: its name, its start as HH:MM:SS, and its start by the monotonic clock in seconds."""
 
     name: str
     since: str
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class CallbackModule(CallbackBase):
-    """The current step of each host, and the thread that reports long steps."""
+    """A callback that keeps the current step of each host. A thread reports the long steps."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "notification"
@@ -69,7 +69,7 @@ class CallbackModule(CallbackBase):
                 self._thread.start()
 
     def _seconds(self, host: Any) -> float:
-        """Return the interval of the inventory or the command line. A template is not evaluated and counts as the default."""
+        """Return the interval from the inventory or the command line. Return the default for a template, which is not evaluated."""
         known = self._play.get_variable_manager().get_vars(play=self._play, host=host)
         with suppress(TypeError, ValueError):
             return float(known.get(VARIABLE, DEFAULT))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: by_host
-short_description: Render sentences of hosts as one text
-description: Returns one text, with each sentence once and the names of its hosts.
+short_description: Render sentences about hosts as one text
+description: Returns one text. Each sentence appears once, after the names of its hosts.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -25,7 +25,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The text, one line for each sentence; empty if no host has one.
+  description: The text, one line for each sentence; empty if no host has a sentence.
   type: str
 """
 
@@ -35,7 +35,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 
 def by_host(sentences: Mapping[str, List[str]]) -> str:
-    """Return a line for each sentence with its hosts, in the order of the hosts and their sentences."""
+    """Return one line for each sentence, with the names of its hosts, in the order of the hosts and their sentences."""
     hosts: Dict[str, List[str]] = {}
     for host, own in sentences.items():
         for sentence in own:

@@ -31,7 +31,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(text), the record as the controller keeps it, and C(flaw), the reason why it is invalid, empty if it is valid.
+  description: C(text) is the record as the controller keeps it. C(flaw) is the reason why the record is invalid, else empty.
   type: dict
 """
 

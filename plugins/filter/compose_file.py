@@ -8,9 +8,9 @@ DOCUMENTATION = r"""
 name: compose_file
 short_description: Render the container of the server as a Compose file
 description:
-  - Renders the container that M(npufleet.triton.host_state) desires for Docker Compose 1.29 and 2.
+  - Renders the desired container that M(npufleet.triton.host_state) returns as a file for Docker Compose 1.29 and 2.
   - Values that may be secret are in C(.env) and not in the file.
-  - Refuses, with every reason, an image that is not locked and mounts whose source is not on the host.
+  - Fails with every reason, such as an image that is not in the lock file, or a mount whose source is not on the host.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -21,7 +21,7 @@ options:
     type: dict
     required: true
   state:
-    description: The result without that option.
+    description: The result of M(npufleet.triton.host_state) for the concern C(server) without that option.
     type: dict
     required: true
   host:
@@ -59,7 +59,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(file), the text of the Compose file, and C(env), the text of C(.env), empty if there is no secret.
+  description: C(file) is the text of the Compose file. C(env) is the text of C(.env); empty if there is no secret.
   type: dict
 """
 
@@ -71,7 +71,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils import compose
 def compose_file(
     unsealed: Mapping[str, Any], state: Mapping[str, Any], host: str, start_period: int, restricted: Optional[List[str]] = None
 ) -> Dict[str, str]:
-    """Return the texts of both files."""
+    """Return the texts of the Compose file and of .env. Raises Refusal."""
     health = {"start_period": start_period, "restricted": restricted or []}
     return compose.compose_file(unsealed["desired"]["server"], state["desired"]["server"], state["actual"]["server"], host, health)
 

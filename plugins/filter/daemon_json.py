@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: daemon_json
 short_description: Merge options into the text of a daemon.json
 description:
-  - Merges options into the text of a C(daemon.json). Maps are merged, all other values are replaced.
-  - Options of a driver (C(log-opts), C(storage-opts)) are removed if that driver is replaced.
+  - Merges options into the text of a C(daemon.json). Maps are merged; all other values are replaced.
+  - If the options replace a driver, the present options of that driver (C(log-opts), C(storage-opts)) are removed.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

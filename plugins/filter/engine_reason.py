@@ -8,12 +8,12 @@ DOCUMENTATION = r"""
 name: engine_reason
 short_description: Extract the reason of the engine from an error message
 description:
-  - Returns the part of the message of a failed module of C(community.docker) that comes from the engine itself, in one line.
+  - A failed module of C(community.docker) quotes the engine in its message. Returns the quoted part in one line.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: The message.
+    description: The message of the module.
     type: str
     required: true
   secret:
@@ -30,7 +30,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The message of the engine, or the whole message if it has no such part, of at most 200 characters.
+  description: The quoted message of the engine, or the whole message if it quotes nothing; at most 200 characters.
   type: str
 """
 
@@ -46,7 +46,7 @@ MOST = 200
 
 
 def engine_reason(message: str, secret: str = "") -> str:
-    """Return the message of the engine in the message of a module."""
+    """Return the message of the engine that the message of a module quotes."""
     quoted = QUOTED.search(message)
     reason = quoted[1] if quoted else message
     return host_text.line(short(reason.replace(secret, "***") if secret else reason, MOST))

@@ -14,7 +14,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: The model store as the module has read it.
+    description: The model store, as the module returns it.
     type: dict
     required: true
 """
@@ -39,7 +39,7 @@ WHY = 120
 
 
 def history_table(store: Mapping[str, Any]) -> List[str]:
-    """Return the lines of the table and of what follows it."""
+    """Return the lines of the table, then those of the open transaction, the holds and the damage."""
     rows = [COLUMNS, *(tuple(_cell(key, line.get(key)) for key in COLUMNS) for line in store["history"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: image_content
 short_description: Compute the digest of the content of an image
 description:
-  - Returns a digest over the layers and the configuration of an inspected image. It is equal on every host that has the image. The
-    ID of the image is not, because engines keep images in two kinds of stores.
+  - Returns a digest over the layers and the configuration of an inspected image. The digest is the same on every host that has the
+    image. The ID may differ, because engines keep images in two kinds of stores.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -27,7 +27,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(sha256:) and 64 digits.
+  description: C(sha256:) and 64 hexadecimal digits.
   type: str
 """
 

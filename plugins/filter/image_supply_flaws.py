@@ -9,7 +9,7 @@ name: image_supply_flaws
 short_description: Compare the supply of a build with the lock file
 description:
   - Compares the base image and the wheels of a build with those of the first build, which are in the lock file.
-  - If the requirements differ, only files of the same name are compared.
+  - If the requirements differ from those of the first build, only wheels that have the same file name are compared.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -18,7 +18,7 @@ options:
     type: dict
     required: true
   locked:
-    description: The same of the first build, empty if there is none.
+    description: The same facts of the first build, from the lock file; empty before the first build.
     type: dict
     required: true
   lock_file:
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Every difference; empty if there is none.
+  description: All differences; empty if the supply is the same.
   type: list
 """
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: image_wheel_call
-short_description: Build the arguments of pip that download the wheels of an image
+short_description: Build the arguments with which pip downloads the wheels of an image
 description:
-  - Without other indexes all packages come from the index of the vendor.
-  - With other indexes a first call downloads the packages of the vendor from its own index only. The call for the other packages
-    gets them as files.
+  - Without O(others), one call downloads all packages from the index of the vendor.
+  - With O(others), a first call downloads the packages of the vendor from the index of the vendor only. A second call downloads the
+    other packages, and gets those of the vendor as files (O(wheels)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -44,7 +44,7 @@ options:
     elements: str
     default: []
   place:
-    description: Directory of C(wheels) and C(vendor); a container has them in its root directory.
+    description: Directory that contains C(wheels) and C(vendor); empty for the root directory, as in a container.
     type: str
     default: ""
 """
@@ -57,7 +57,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Arguments after C(pip).
+  description: The arguments that follow C(pip).
   type: list
 """
 

@@ -18,7 +18,7 @@ options:
     elements: str
     required: true
   locked:
-    description: The supply in the lock file, empty if there is none.
+    description: The supply in the lock file; empty before the first build.
     type: dict
     required: true
 """
@@ -33,7 +33,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Lines of a constraints file; empty if the requirements are not the locked ones.
+  description: Lines of a constraints file; empty if the requirements differ from those in the lock file.
   type: str
 """
 

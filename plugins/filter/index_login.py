@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: index_login
 short_description: Render the login to a package index as a netrc file
 description:
-  - Renders the file for the Python that runs pip, because Python before 3.11 reads no quotes in it, and parses it again as a check.
-  - Refuses a login that such a file cannot hold.
+  - Renders the file for the Python that runs pip, and parses it as a check. Python before 3.11 does not support quotes in the file.
+  - Fails if the file cannot represent the login.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

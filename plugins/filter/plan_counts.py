@@ -8,20 +8,21 @@ DOCUMENTATION = r"""
 name: plan_counts
 short_description: Decide whether the plan of this run still describes the server of a host
 description:
-  - Returns true if nobody has held the host since the plan, and if nothing below the server differs, which would change meanwhile.
+  - Returns true if no other run has held the host since the plan, and if only concerns that are applied with the server differ. Any
+    other change, such as one of the driver, would outdate the plan.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: The result of M(npufleet.triton.host_state) by which this run planned.
+    description: The result of M(npufleet.triton.host_state) that is the plan of this run.
     type: dict
     required: true
   lease:
-    description: The result of M(npufleet.triton.host_lease) by which this run holds the host; empty if it does not.
+    description: The result of M(npufleet.triton.host_lease) if this run holds the host; empty if it does not.
     type: dict
     default: {}
   linked:
-    description: Whether the server is to serve what the store links.
+    description: Whether the server is to serve the releases that the links in C(served/) point to.
     type: bool
     default: false
 """
@@ -34,7 +35,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Whether the plan counts.
+  description: Whether the plan is still valid.
   type: bool
 """
 
@@ -42,12 +43,12 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SERVER_TAGS
 
-# The concerns that the server's tag applies: none of them changes what another one has read.
+# The concerns that are applied with the server's tags. A change of one of them does not affect the facts that another one reads.
 ABOVE = {name for name, concern in CONCERNS.items() if set(SERVER_TAGS) <= set(concern.tags)}
 
 
 def plan_counts(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] = None, linked: bool = False) -> bool:
-    """Return True if a plan still counts."""
+    """Return True if the plan of this run is still valid."""
     if not (lease or {}).get("fresh"):
         return False
     concerns = {item["concern"] for item in planned["plan"]}

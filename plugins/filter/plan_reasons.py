@@ -9,9 +9,9 @@ name: plan_reasons
 short_description: Collect the reasons to refuse a run, by host
 description:
   - Returns the reasons of each host of a play, for P(npufleet.triton.refusal_table#filter).
-  - A host has reasons if M(npufleet.triton.host_state) has returned some, if its plan failed, or if it has no plan. A host in
-    maintenance has none. An unreachable host is left out.
-  - Hosts that change with different values of C(npufleet_rollout_serial) have that as a reason.
+  - A host has reasons if M(npufleet.triton.host_state) has returned reasons, if its plan failed, or if it has no plan. A host in
+    maintenance has no reasons. An unreachable host is left out.
+  - If the hosts to change have different values of C(npufleet_rollout_serial), that is a reason for each of them.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -21,7 +21,7 @@ options:
     elements: str
     required: true
   left:
-    description: Those of them that have not failed, C(ansible_play_hosts).
+    description: The hosts of the play that have not failed, C(ansible_play_hosts).
     type: list
     elements: str
     required: true
@@ -30,7 +30,7 @@ options:
     type: dict
     required: true
   result:
-    description: The variable that has the result of the plan.
+    description: Name of the variable that has the plan.
     type: str
     default: npufleet_state
 """
@@ -47,7 +47,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Reasons by host, empty for a host without a reason.
+  description: Reasons by host. The list of a host without a reason is empty.
   type: dict
 """
 
@@ -63,7 +63,7 @@ NO_PLAN = "the plan is missing, expected one: see its failed task above, and run
 def plan_reasons(
     hosts: Sequence[str], left: Sequence[str], known: Mapping[str, Any], result: str = "npufleet_state"
 ) -> Dict[str, List[str]]:
-    """Return the reasons of each host that was reachable."""
+    """Return {host: reasons} for the hosts that were reachable."""
     found: Dict[str, List[str]] = {}
     serials: Dict[str, Sequence[rollout.Size]] = {}
     for host in hosts:
@@ -91,7 +91,7 @@ def _reasons(state: Any, left: bool) -> Optional[List[str]]:
     if state.get("unreachable"):
         return None
     if state.get("maintenance"):
-        # Nothing changes on this host, which may have left the play.
+        # This run does not change the host, which may have left the play.
         return []
     reasons = [str(reason) for reason in state.get("refusals") or []]
     if isinstance(state.get("timedout"), Mapping) and not reasons:

@@ -8,9 +8,9 @@ DOCUMENTATION = r"""
 name: recovery
 short_description: Compute the steps that recover a host
 description:
-  - Returns the steps by which a host serves again, from the differences of C(driver), C(engine), C(models) and C(server) from the
-    current releases. The first step that helps is the last one.
-  - A recovery installs no other driver, container or model. A difference that needs one, or an operator, is returned as C(refused).
+  - Returns the steps after which a host serves its current releases again. They follow from the differences of C(driver),
+    C(engine), C(models) and C(server). A recovery ends after the first step that helps.
+  - A recovery installs no driver, container or model. Differences that need that, or an operator, are returned as C(refused).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -19,7 +19,7 @@ options:
     type: dict
     required: true
   answers:
-    description: The reason why the answers are not proven; empty if they are, or if the server did not run.
+    description: The reason why the answers of the server are not proven; empty if they are proven, or if the server did not run.
     type: str
     default: ""
 """
@@ -35,8 +35,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(found), a sentence for each difference; C(steps), some of V(serve), V(restart) and V(reload), empty for a healthy host;
-    C(refused), the differences that no step can repair.
+    C(found) has a sentence for each difference. C(steps) has some of V(serve), V(restart) and V(reload), and is empty for a healthy
+    host. C(refused) has the differences that no step can repair.
   type: dict
 """
 
@@ -46,9 +46,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, sentence
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# Start the server and load missing models; restart the server; reload the module of the driver below it
+# `serve` starts the server and loads missing models, `restart` restarts the server, `reload` reloads the driver's kernel module.
 STEPS = ["serve", "restart", "reload"]
-# Cards that may return when the module is reloaded. Other cards are missing, of another type or wrongly installed.
+# Differences of the cards that a reload of the kernel module may repair. Other differences of the cards need an operator.
 WEDGED = ("cards", "/dev/rsd0", "/dev/rbln*")
 # Changes of the driver and of its files for containers
 BY_THE_ROLE = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
@@ -56,7 +56,7 @@ BY_SITE = "that is another driver or container, and no recovery: run playbooks/s
 
 
 def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]]:
-    """Return {"found", "steps", "refused"} of one host."""
+    """Return {"found", "steps", "refused"} for one host. RETURN explains the keys."""
     found: List[str] = []
     refused: List[str] = []
     needed = -1
@@ -79,7 +79,7 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
                 needed = max(needed, STEPS.index("serve"))
     if answers:
         found.append(host_text.indented(host_text.sanitized(answers)))
-        # A server that lacks a model is not at fault yet.
+        # If another step is needed, it may also correct the answers.
         needed = max(needed, STEPS.index("restart")) if needed < 0 else needed
     return {"found": found, "steps": [] if refused or needed < 0 else STEPS[needed:], "refused": refused}
 

@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: refusal_table
 short_description: Render all reasons of all hosts as one text
 description:
-  - Returns one text with each reason once and the names of its hosts. The reasons come from M(npufleet.triton.host_state) with
-    O(npufleet.triton.host_state#module:preflight).
+  - Returns one text. Each reason appears once, after the names of its hosts. The reasons come from M(npufleet.triton.host_state)
+    with O(npufleet.triton.host_state#module:preflight).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -37,7 +37,7 @@ from ansible_collections.npufleet.triton.plugins.filter.by_host import by_host
 
 
 def refusal_table(reasons: Mapping[str, List[str]]) -> str:
-    """Return a heading and a line for each reason, in the order of the hosts and their reasons."""
+    """Return a heading, and one line for each reason in the order of the hosts and their reasons."""
     refused = [host for host, own in reasons.items() if own]
     if not refused:
         return ""

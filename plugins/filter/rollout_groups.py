@@ -9,18 +9,18 @@ name: rollout_groups
 short_description: Compute the groups of the hosts of a rollout
 description:
   - Returns the hosts that take part in a rollout with their groups. C(npufleet_change_yes) has the hosts that change,
-    C(npufleet_change_maintenance) those that are left out, and C(npufleet_build) the host that builds or publishes the image. A
-    host in sync is in no group.
+    C(npufleet_change_maintenance) the hosts in maintenance, which do not change, and C(npufleet_build) the host that builds or
+    publishes the image. A host in sync is in no group.
   - In a rollback a host changes if M(npufleet.triton.host_state) has returned moves for it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: Variables by host. C(npufleet_state) and C(npufleet_build_host) are read.
+    description: Variables by host. The filter uses C(npufleet_state) and C(npufleet_build_host).
     type: dict
     required: true
   builder:
-    description: The host that builds if C(npufleet_build_host) is not set.
+    description: The host that builds the image if C(npufleet_build_host) is not set.
     type: str
     required: true
   check:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: server_steps
-short_description: Select the steps that bring the server of a host in sync
+short_description: Select the steps that bring the server of a host into sync
 description:
-  - Takes the result of M(npufleet.triton.host_state) for C(models), C(server) and C(watchdog), and returns which steps of the role
-    P(npufleet.triton.triton_server#role) its plan needs.
+  - Returns the steps of the role P(npufleet.triton.triton_server#role) that the plan of a host needs. The plan comes from
+    M(npufleet.triton.host_state) for the concerns C(models), C(server) and C(watchdog).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -18,7 +18,7 @@ options:
     type: dict
     required: true
   lease:
-    description: The result of M(npufleet.triton.host_lease) by which this run holds the host; empty if it does not.
+    description: The result of M(npufleet.triton.host_lease) if this run holds the host; empty if it does not.
     type: dict
     default: {}
   planned:
@@ -26,16 +26,16 @@ options:
     type: dict
     default: {}
   linked:
-    description: Whether the server serves what the store links, and no new files.
+    description: Whether the server is to serve the releases that the links in C(served/) point to, without a transfer.
     type: bool
     default: false
   rollback:
-    description: The rollback that is requested, if any.
+    description: The requested rollback, if any.
     type: raw
 """
 
 EXAMPLES = r"""
-- name: Transfer what the models consist of
+- name: Transfer the missing files of the models
   ansible.builtin.include_tasks: transfer.yml
   when: (state | npufleet.triton.server_steps).transfer
 """
@@ -44,14 +44,14 @@ RETURN = r"""
 _value:
   description: >-
     A boolean for each step C(transfer), C(hold), C(prepare), C(credentials), C(key), C(container), C(change), C(watch) and
-    C(unwatch); C(release) and C(withdraw), the names of models; C(releases_host), whether nothing follows on this host;
-    C(refusals), reasons against the next container.
+    C(unwatch). C(release) and C(withdraw) are names of models. C(releases_host) is true if the change is the last step on this
+    host and releases its lease. C(refusals) has the reasons why a new container could not start.
   type: dict
 """
 
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-# Concerns that one change of the server brings in sync
+# Concerns that one change of the server brings into sync
 CHANGED = {"models", "server"}
 
 
@@ -62,7 +62,7 @@ def server_steps(
     linked: bool = False,
     rollback: Any = None,
 ) -> Dict[str, Any]:
-    """Return the steps of one host."""
+    """Return the steps for one host."""
     models = [item for item in state["plan"] if item["concern"] == "models"]
     server = {item["action"] for item in state["plan"] if item["concern"] == "server"}
     watchdog = {item["action"] for item in state["plan"] if item["concern"] == "watchdog"}
@@ -83,13 +83,13 @@ def server_steps(
         "release": _names(models, "release"),
         "withdraw": _names(models, "withdraw"),
         "refusals": _refusals(state["actual"]["server"]) if container else [],
-        # The change releases the host itself if nothing of the run follows it.
+        # The change itself releases the lease of the host if this run applies nothing after it.
         "releases_host": bool(state.get("known")) and held and not container and concerns <= CHANGED,
     }
 
 
 def _refusals(server: Mapping[str, Any]) -> List[str]:
-    """Return the reasons why the next container could not start."""
+    """Return the reasons why a new container could not start."""
     absent = server["absent"] + server["driver_files"]["missing"]
     advice = "create them, install the driver that brings them, or correct triton_server_volumes or triton_server_driver_files"
     missing = f"{', '.join(absent)} of the mounts of the container is missing, expected on the host: {advice}"

@@ -9,7 +9,7 @@ name: compile_plan
 short_description: Find the models that have to be compiled
 description:
   - Reads the specs of models, their sources and the records of compiled files on the controller. A model is up to date if its
-    source, spec, card and SDK equal its record.
+    source, spec, card and SDK are those in the record of its compiled file.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -44,9 +44,10 @@ EXAMPLES = r"""
 RETURN = r"""
 _raw:
   description:
-    - One dictionary. C(reasons) has the errors of all specs. If there is none, C(models) has one entry for each spec.
-    - In an entry, C(why) is the reason to compile it, empty if it is up to date. C(file) is the compiled file on the controller,
-      C(artefacts) the entry of the model for it. C(push) and C(spec) are sent to the build host.
+    - One dictionary. C(reasons) has the errors of all specs. If there are no errors, C(models) has one entry for each spec.
+    - In an entry, C(why) is the reason to compile the model; empty if the model is up to date. C(file) is the path of the compiled
+      file on the controller. C(artefacts) is the value for C(triton_models) that names this file. C(push) and C(spec) are for the
+      build host.
   type: list
   elements: dict
 """
@@ -59,7 +60,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import comp
 
 
 class LookupModule(LookupBase):
-    """The plan of a compilation."""
+    """A lookup of the models that have to be compiled."""
 
     def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Dict[str, Any]]:
         """Return one dictionary."""

@@ -8,20 +8,20 @@ DOCUMENTATION = r"""
 name: fleet_group
 short_description: The group of the inventory whose hosts have NPUs
 description:
-  - Returns the variable C(npufleet_group) of the command line, by default C(npu_hosts), for C(hosts) of a play, which sees no
-    variable of the inventory.
-  - A group that the inventory does not have is an error. A play over no hosts would succeed without having done anything.
-  - Ends a run that must not go on, as P(npufleet.triton.guarded#lookup) does.
+  - Returns the group for C(hosts) of a play. It is C(npufleet_group) of the command line, by default C(npu_hosts), because C(hosts)
+    cannot use variables of the inventory.
+  - Fails if the inventory does not have the group. A play without hosts would succeed without doing anything.
+  - Ends the run in the cases that P(npufleet.triton.guarded#lookup) describes.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: Names of further groups. One that the inventory does not have matches no host, without a warning.
+    description: Names of further groups. A group that the inventory does not have matches no host, without a warning.
     type: list
     elements: str
     default: []
   within:
-    description: A group that the hosts must be in, too.
+    description: A second group to which the hosts must belong.
     type: str
 """
 
@@ -50,7 +50,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
 DEFAULT = "npu_hosts"
-# Characters of a pattern that is more than a name: a list, a range, a regular expression
+# Characters that make a name a pattern: a list, a range or a regular expression
 PATTERN = re.compile(r"[\s,:&!~*?\[\]]")
 
 
@@ -58,7 +58,7 @@ class LookupModule(LookupBase):
     """The group of hosts with NPUs."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        """Return the name of the group, or one pattern. Raises AnsibleError if there is no such group or the run must end."""
+        """Return the name of the group, or one pattern. Raises AnsibleError if the group does not exist or the run must end."""
         self.set_options(var_options=variables, direct=kwargs)
         known = variables or {}
         run_guard.check(known, role_defaults())

@@ -9,8 +9,8 @@ name: guarded
 short_description: Pattern of the hosts of a play, unless the run must end
 description:
   - Returns a pattern for C(hosts) of a play. A group that the inventory does not have matches no host, without a warning.
-  - Ends the run if a step of a host has no result, which Ansible itself does not report, if the controller cannot open as many
-    files as its forks need, or if extra variables are names that the playbooks set themselves.
+  - Ends the run in three cases. A step of a host has no result, which Ansible itself does not report. The controller cannot open as
+    many files as its forks need. An extra variable has the name of a variable that the playbooks set themselves.
   - The lookup P(npufleet.triton.fleet_group#lookup) does the same.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -21,7 +21,7 @@ options:
     elements: str
     required: true
   within:
-    description: A group that the hosts must be in, too.
+    description: A second group to which the hosts must belong.
     type: str
 """
 
@@ -43,7 +43,7 @@ from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
-# Ansible warns about a group that does not exist, and takes no empty pattern.
+# A pattern without hosts. Ansible warns about groups that do not exist, and rejects an empty pattern.
 NO_HOST = "all:!all"
 
 

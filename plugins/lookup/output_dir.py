@@ -15,7 +15,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: None.
+    description: Not used.
     type: list
     elements: str
     default: []

@@ -8,18 +8,17 @@ DOCUMENTATION = r"""
 name: release_change
 short_description: Changes of a host under another release row
 description:
-  - Returns what the row that C(rbln_release) names changes on a host that runs another row. Versions, models that need another
-    compiled file, driver, image, units, clients and exporters, cards and systems that are no longer supported, known
-    vulnerabilities.
-  - The state of the host and its plan under the new row are those that M(npufleet.triton.host_state) has returned with
-    O(npufleet.triton.host_state#module:preflight), in the variable C(npufleet_state). Its C(refusals) are the reasons against the
-    change.
+  - Returns the changes on a host that runs one release row if C(rbln_release) names another row. They are versions, models that
+    need another compiled file, driver, image, units, clients and exporters, cards and systems that are no longer supported, and
+    known vulnerabilities.
+  - The variable C(npufleet_state) must have the result of M(npufleet.triton.host_state) with
+    O(npufleet.triton.host_state#module:preflight) under the new row. Its C(refusals) are the reasons against the change.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
     description:
-      - The row that the inventory names, for a host whose server does not name the row of its image. Empty if there is none.
+      - The row that the inventory names; empty if it names no row. It is used if the server does not report the row of its image.
     type: list
     elements: str
     required: true
@@ -33,7 +32,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: One list of sentences, empty if there is no row of this name, which is one of the C(refusals).
+  description: One list of sentences; empty if the new row does not exist, which is one of the C(refusals).
   type: list
   elements: list
 """
@@ -50,7 +49,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 
 class LookupModule(LookupBase):
-    """Leaves the rest to plugin_utils/inventory/release_change.py."""
+    """A lookup of the sentences from plugin_utils/inventory/release_change.py."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[str]]:
         """Return one list of sentences."""
@@ -66,7 +65,7 @@ class LookupModule(LookupBase):
                 before = release_change.before(host_text.line(label) if label else None, terms[0], name, rows)
                 after = release_change.Release(name, rows[name])
                 sentences = list(release_change.row_changes(before, after))
-                # Preflight refuses a wrong variable.
+                # An invalid variable is one of the refusals of preflight.
                 with suppress(Refusal, AnsibleUndefinedVariable):
                     sentences += release_change.host_changes(found, state, before, after)
                 return [[host_text.line(sentence) for sentence in sentences]]

@@ -9,14 +9,14 @@ name: rollout_batches
 short_description: The sizes of the batches of a rollout
 description:
   - Returns C(npufleet_rollout_serial) of the hosts in the group C(npufleet_change_yes), as M(npufleet.triton.host_state) has
-    validated it. It is for C(serial) of a play, which sees no variable of the inventory, and for the task that announces the
-    batches.
-  - It is an error if these hosts have different values.
+    validated it. C(serial) of a play needs this lookup, because it cannot use variables of the inventory. The task that announces
+    the batches uses it, too.
+  - Fails if these hosts have different values.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: None.
+    description: Not used.
     type: list
     elements: str
     default: []

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The base of the action plugins: variables of the host over the defaults of all roles, and calls of modules."""
+"""The base class of the action plugins: it reads the variables of the host and calls modules on the host."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ NOT_A_RESULT = ("invocation", "ansible_stats")
 # Keys whose texts are displayed
 DISPLAYED = ("msg", "report", "refusals", "warnings", "errors")
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
-# Seconds in which a lost connection may come back in any case, and between two attempts
+# Seconds for which a lost connection is retried even after the time limit, and seconds between two attempts
 RECONNECT, PAUSE = 60.0, 2.0
-# Repetitions of a call whose module ended without an answer, such as one that the kernel kills when memory is short
+# The most repetitions of a call whose module ended without an answer, for example because the kernel killed it to free memory
 KILLED = 5
 
 
@@ -57,7 +57,7 @@ def role_defaults() -> Dict[str, Any]:
 
 
 def _trusted(value: Any) -> Any:
-    """Return a value with its templates marked as trusted. The loader of Ansible also records lines, in five times the time."""
+    """Return a value with its templates marked as trusted. Ansible's own loader takes five times as long."""
     if isinstance(value, dict):
         return {key: _trusted(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -66,7 +66,10 @@ def _trusted(value: Any) -> Any:
 
 
 def host_variables(templar: Any, task_vars: Mapping[str, Any], moment: str = "") -> Templated:
-    """Return the variables of a host over the defaults of the roles."""
+    """Return the variables of a host, and the defaults of the roles for all other variables.
+
+    `moment` is the directory that FleetAction._moment returns.
+    """
     merged = dict(role_defaults())
     given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
     merged.update(task_vars)
@@ -75,7 +78,7 @@ def host_variables(templar: Any, task_vars: Mapping[str, Any], moment: str = "")
     return Templated(merged, template, given, {} if ROWS in given else {ROWS: rows}, moment)
 
 
-# Ansible imports an action once and runs each host of a task in a copy of the process, so these files are read once in a run.
+# Ansible imports an action once and forks a process for each host of a task. With these calls, the files are read once in a run.
 inventory_specs()
 release_rows()
 role_defaults()
@@ -95,7 +98,7 @@ class FleetAction(ActionBase):
         try:
             return self.act(host, task_vars)
         except Refusal as refusal:
-            # A variable that the action has read is invalid.
+            # The action has read an invalid variable.
             raise self.refuse(host, refusal) from None
         except host_text.InvalidAnswer as reason:
             self._display.vvv("".join(traceback.format_exception(reason)))
@@ -107,10 +110,9 @@ class FleetAction(ActionBase):
 
     @property
     def play_context(self) -> Any:
-        """Return Ansible's own settings of this task.
+        """Return Ansible's own settings of this task, whose attribute is private.
 
-        They have a private name. Only they hold the passwords that Ansible prompted for, and an action that runs another one passes
-        them on.
+        No public attribute has the passwords that Ansible prompted for. An action that runs another action passes the settings on.
         """
         return self._play_context
 
@@ -124,7 +126,7 @@ class FleetAction(ActionBase):
         if len(hosts) < 2:
             return ""
         batch = hashlib.sha256(" ".join(hosts).encode()).hexdigest()[:16]
-        # No public name distinguishes the executions of a task.
+        # No public attribute identifies the task.
         return os.path.join(constants.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
 
     def results_path(self, directory: str, host: str) -> str:
@@ -138,7 +140,7 @@ class FleetAction(ActionBase):
 
     @staticmethod
     def container(variables: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the settings by which a host stops, starts and restores its container by itself; times in seconds."""
+        """Return the settings that a host needs to stop, start and restore its container by itself; times in seconds."""
         return {
             "name": variables["triton_server_name"],
             "free_timeout": int(variables["npufleet_free_timeout"]),
@@ -155,7 +157,7 @@ class FleetAction(ActionBase):
         task_vars: Mapping[str, Any],
         handed: Optional[Mapping[str, Any]] = None,
     ) -> Dict[str, Any]:
-        """Call a module on the host, with a request beside its options, and return its result as data.
+        """Call a module on the host with its options and a request (`handed`), and return its result as data.
 
         Raises Refusal if the options do not match the module.
         """
@@ -164,12 +166,12 @@ class FleetAction(ActionBase):
         try:
             answer = self._call(module, options, task_vars)
         except AnsibleConnectionFailure as error:
-            # The message comes from ssh, which repeats what the host sends.
+            # The message of ssh may contain text that the host sent.
             raise type(error)(str(host_text.sanitized(error.message))) from None
         host_text.check_size(host, module, answer)
         with host_text.parsing(host):
             result: Dict[str, Any] = host_text.sanitized(dict(answer))
-            # Facts would become variables of the host; its interpreter is found by Ansible itself.
+            # Facts would become variables of the host. Only the interpreter is kept, which Ansible itself discovers.
             facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
         for name in NOT_A_RESULT:
             result.pop(name, None)
@@ -177,9 +179,9 @@ class FleetAction(ActionBase):
         return {**result, "ansible_facts": facts} if facts else result
 
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the result of a module, without its secrets. It runs from the library of the host, which is installed if missing.
+        """Return the result of a module, without its secrets. The module runs from the host's library.
 
-        Only root installs the library; for another account Ansible sends the module.
+        A missing library is installed if the module runs as root. Otherwise Ansible copies the module to the host as usual.
         """
         parameters = library.parameters(module, options)
         call = {
@@ -202,8 +204,8 @@ class FleetAction(ActionBase):
         return request.displayed(result, parameters.secrets)
 
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """Run a module of this collection as Ansible does. Its arguments hold whole files, which no system log shows."""
-        # In a module that carries its arguments Ansible replaces `syslog.LOG_USER`, also in their values: here by the same text.
+        """Run a module of this collection through Ansible. The system log must not show the arguments, which hold whole files."""
+        # Ansible replaces the text `syslog.LOG_USER` in a module and its arguments. With this facility, the text stays the same.
         quiet = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
         return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=quiet))
 
@@ -219,7 +221,7 @@ class FleetAction(ActionBase):
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:
-        """Turn any exception that is raised inside into one refusal of the host."""
+        """Convert any exception in this context into one refusal of the host."""
         try:
             yield
         except (AnsibleActionFail, AnsibleConnectionFailure):
@@ -228,16 +230,16 @@ class FleetAction(ActionBase):
             raise self.refuse(host, error) from None
 
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
-        """Return one error with every reason, also as data for the table of refusals."""
+        """Return one error with every reason. Its result has the reasons as a list for the table of refusals."""
         found = [host_text.indented(reason) for reason in reasons.of_error(error)]
         lines = "".join("\n  - " + reason for reason in found)
         return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": found})
 
 
 class Contact:
-    """Repeated calls of a host for `limit` seconds, after which a change on the host has ended.
+    """Calls of a host that are repeated for `limit` seconds, the time in which a change on the host ends by itself.
 
-    `report` is called when contact is lost and when it is back.
+    `report` is called with a message when contact is lost and when it is back.
     """
 
     def __init__(self, host: str, limit: float, report: Callable[[str], None]) -> None:
@@ -245,7 +247,7 @@ class Contact:
         self.end = time.monotonic() + limit
 
     def ask(self, call: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Return the answer of a call, which is repeated after each loss of contact and a few times after it was killed.
+        """Return the answer of a call. Repeat the call after each loss of contact, and a few times if its module was killed.
 
         Contact is lost if the host is unreachable, the connection breaks off or a prompt is late. Raises AnsibleConnectionFailure
         after the limit, and at once if the host refuses the login.

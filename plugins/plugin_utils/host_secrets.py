@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The secrets that the variables of a host hold."""
+"""The secrets in the variables of a host."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, List, Mapping, Set
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import RESTRICTED, SIGNED, WEBHOOK, is_headers
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, looks_secret
 
-# A variable of such a name holds the location of a secret and not the secret.
+# A variable with such a name has the location of a secret or the name of a login, and not the secret itself.
 LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
 
 
 def secret_values(variables: Mapping[str, Any]) -> Set[str]:
-    """Return the values at any depth of variables that have the name of a secret or are a login in an address."""
+    """Return the secrets at any depth: values of variables whose name is that of a secret, and logins in addresses."""
     found: Set[str] = set()
 
     def walk(value: Any, secret: bool) -> None:
@@ -36,7 +36,7 @@ def secret_values(variables: Mapping[str, Any]) -> Set[str]:
 
 
 def _logins(text: str) -> List[str]:
-    """Return the passwords and signatures in addresses, and the keys in options of a server."""
+    """Return the passwords and signatures in addresses, and the keys in options of tritonserver."""
     words = [urllib.parse.unquote(match["secret"]).split(":", 1)[-1] for match in LOGIN.finditer(text)]
     for pattern in (RESTRICTED, SIGNED, WEBHOOK):
         words += [urllib.parse.unquote(match["secret"]) for match in pattern.finditer(text)]

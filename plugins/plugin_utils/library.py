@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The library of hosts (module_utils/programs/library.py) on the controller: version, archive, and parameters of a call.
+"""The controller's side of the host library (module_utils/programs/library.py): version, archive, and parameters of a call.
 
-The controller validates the options of a module, so that hosts need no part of Ansible.
+The controller validates the options of each module, so that the library on the host needs no part of Ansible.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def version() -> str:
 
 
 def packed(directory: str) -> bytes:
-    """Return the archive of the library, made once for all processes of a run, which share `directory`."""
+    """Return the archive of the library. It is built once and kept in `directory`, which all processes of a run share."""
     path = os.path.join(directory, f"library-{version()}")
     if not os.path.exists(path):
         with open(f"{path}.{os.getpid()}", "wb") as sink:
@@ -63,7 +63,7 @@ def _own() -> Dict[str, str]:
 
 
 class Parameters(NamedTuple):
-    """The validated options of a module, and the values that no result may show."""
+    """The validated options of a module, and the secret values, which no result may show."""
 
     values: Dict[str, Any]
     secrets: Set[str]
@@ -71,12 +71,12 @@ class Parameters(NamedTuple):
 
 @functools.cache
 def module(name: str) -> ModuleType:
-    """Return a module of this collection as the controller has it."""
+    """Return a module of this collection, imported on the controller."""
     return importlib.import_module(MODULES + name)
 
 
 def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
-    """Return the parameters of a call of a module. Raises Refusal with every reason against its options."""
+    """Return the parameters for a call of the module `name`. Raises Refusal with every reason against its options."""
     options_of_module, fields = module(name).OPTIONS, getattr(module(name), "REQUEST", None)
     spec = options_of_module if fields is None else {**options_of_module, request.NAME: {"type": "dict"}}
     values = _validated(name, spec, options)
@@ -88,14 +88,14 @@ def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
 
 
 class _AsItIs(Dict[str, Any]):
-    """A map that the validator does not copy: maps without options are not converted, and may hold megabytes of files."""
+    """A map that the validator does not copy, because it may hold megabytes of files and needs no conversion."""
 
     def __deepcopy__(self, _memo: Any) -> Dict[str, Any]:
         return self
 
 
 def _validated(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the options with their types and defaults. Raises Refusal."""
+    """Return the options, converted to their types and with defaults. Raises Refusal."""
     reasons = [
         f"{name}: {option} is {path}, expected a path without ~ and $. Write the whole path."
         for option, path in _paths(spec, options)
@@ -110,7 +110,7 @@ def _validated(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def _secrets(spec: Mapping[str, Any], values: Any) -> Iterator[str]:
-    """Yield the texts of the options that are secret."""
+    """Yield the texts in the values of the options that are secret."""
     for name, option in spec.items():
         value = values.get(name) if isinstance(values, Mapping) else None
         if option.get("no_log"):
@@ -132,7 +132,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _paths(spec: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Tuple[str, str]]:
-    """Yield the name and the value of each path among the options, and among the options in them."""
+    """Yield the name and the value of each option that is a path, including suboptions."""
     for name, option in spec.items():
         value = options.get(name)
         values = value if isinstance(value, list) else [value]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of a hand-made server, translated into the project's variables."""
+"""The command line of a server that was started manually, translated into the project's variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIABLES = {
     "log-verbose": ("triton_server_log_verbose", int),
 }
 SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
-# Options that the translation carries over in another way
+# Options that other functions translate
 ELSEWHERE = (
     "model-repository",
     "model-store",
@@ -32,6 +32,7 @@ ELSEWHERE = (
     *(service + "-port" for service in SERVICES),
     *(service + "-address" for service in SERVICES),
 )
+# {option that is left out: reason}
 DROPPED = {
     "allow-gpu-metrics": "a host with NPUs has no such metrics, the managed server never asks for them",
     "log-file": "the managed server's log is that of its container (docker logs)",
@@ -40,13 +41,13 @@ SECRET_NAME = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|(?<![A-Z])(KEY|AUTH|PAT)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True if the value may be a secret, which an inventory must not hold in the clear."""
+    """Return True if the value may be a secret, which an inventory must not contain in clear text."""
     looks = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
     return bool(looks) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
 
 
 def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Template:
-    """Add the value to the vault and return the template of its variable. Two values have two variables."""
+    """Add the value to the vault and return a template with the name of its variable. Different values get different variables."""
     first = variable = "vault_" + re.sub(r"\W+", "_", f"{host}_{name}", flags=re.ASCII).lower()
     while vault.get(variable, value) != value:
         variable = f"{first}_{len(vault)}"
@@ -57,12 +58,15 @@ def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Templat
 def _close(
     given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
 ) -> None:
-    """Translate the restricted APIs. The managed server has one list for both protocols and one key: the one that opened most."""
+    """Translate the restricted APIs. The managed server has one list for HTTP and gRPC, and one key.
+
+    The key is that of the group of APIs with model control, or else of the largest group.
+    """
     groups = restricted(given)
     for name, value in given:
         unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []
         if unknown:
-            # A text without a colon may be a key.
+            # A text without a colon may be a key, which must not be shown.
             listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "something else"
             left_out.append(f"--{name} of {listed}: the managed server closes only {', '.join(keys.APIS)}")
     if not groups:
@@ -85,7 +89,7 @@ def carry(
     given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
 ) -> None:
     """Translate the options of tritonserver. Options without a variable become extra arguments."""
-    # This is the default of Triton, and not that of the role.
+    # Without the option, Triton uses this mode. The default of the role is another one.
     variables["triton_server_model_control_mode"] = "none"
     extra: List[str] = []
     for name, value in given:

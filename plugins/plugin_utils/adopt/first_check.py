@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The first check of a model without one: a generated request, and the present answer of the server. Controller only."""
+"""The first check of a model that has no check: a generated request, and the present answer of the server. Controller only."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# The names in numpy of the types that Triton's JSON can hold
+# {Triton's type: numpy's type} for the types that JSON can represent
 NUMPY = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP32": "float32", "FP64": "float64", "BYTES": "S",
 }  # fmt: skip
-# The tolerance of an answer as a part of its largest value, as another SDK rounds differently
+# The tolerance of an answer, as a fraction of its largest value. Another SDK may round differently.
 TOLERANCE = 1e-3
 INPUT = "{}.npy"
 OUTPUT = "answer-{}.npy"
-# The most values of all inputs of a model, and of one output. A larger model has no first check.
+# The most values that all inputs of a model, or one output, may have. Larger models get no first check.
 LARGEST = 1 << 22
-# The most inputs of a model, dimensions of an input, and models with a first check
+# Upper limits: inputs of a model, dimensions of an input, and models that get a first check
 INPUTS, DIMENSIONS, MODELS = 64, 32, 256
 
 
 class NoRequest(Exception):
-    """The reason why a model has no generated request, or no usable answer."""
+    """The reason why a model gets no generated request, or why its answer cannot be used."""
 
 
 def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
-    """Return the input arrays by name and the body of the request for a model, equal in every run. Raises NoRequest."""
+    """Return {input: array} and the body of the request for a model. Both are the same in every run. Raises NoRequest."""
     import numpy as np
 
     if not config:
@@ -73,7 +73,7 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
 
 
 def _file(form: str, tensor: str) -> str:
-    """Return the file name of a tensor, whose name may be any text."""
+    """Return the file name for a tensor. The name of the tensor may be any text."""
     return form.format(host_text.file_name(tensor))
 
 
@@ -87,9 +87,9 @@ def _data(array: Any) -> List[Any]:
 
 
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return the check file as a document, and its arrays by file name, from two answers to one request. Raises NoRequest.
+    """Return the check file as a document, and {file name: array}, from two answers to the same request. Raises NoRequest.
 
-    What differs between the two is expected in type and shape alone.
+    If the values of an output differ between the two answers, the check compares only type and shape of this output.
     """
     import numpy as np
 
@@ -97,7 +97,7 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
         if status != 200:
             raise NoRequest("a made-up request is answered {}: {}".format(status, " ".join(str(answer).split())[:300]))
         if not isinstance(answer, dict):
-            # A model may well compute NaN from generated numbers.
+            # Generated inputs may lead to NaN.
             raise NoRequest("the answer to a made-up request is no JSON: it may have a number that JSON does not have, such as NaN")
     count = next(iter(arrays.values())).shape[0]
     files = {_file(INPUT, name): array for name, array in arrays.items()}

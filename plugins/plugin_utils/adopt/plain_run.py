@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a container that a plain `docker run` would not have, as `docker inspect` shows them.
+"""The options of a container, read from `docker inspect`: all values that a plain `docker run` would not set.
 
-Empty values (null, "", 0, false, [], {}) and the defaults of engines below are plain. All other values, including those of future
-engines, are options.
+Empty values (null, "", 0, false, [], {}) and the defaults of engines below are plain. All other values are options, including those
+of future engines.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ PLAIN_HOST: Dict[str, Tuple[Any, ...]] = {
     "MemorySwappiness": (-1,),
     "Runtime": ("runc", "io.containerd.runc.v2"),
 }
-# The terminal of the `docker run` command
+# Settings of the terminal in which `docker run` was called
 OF_THE_CALLER = ("AttachStdin", "AttachStdout", "AttachStderr", "ConsoleSize", "OpenStdin", "StdinOnce", "Tty")
 # Every engine masks or protects at least these paths in an unprivileged container.
 HIDDEN = {"MaskedPaths": ("/proc/kcore", "/sys/firmware"), "ReadonlyPaths": ("/proc/sys",)}
-# Parts of `docker inspect` that are state and not options
+# Keys of `docker inspect` that are state and not options
 STATE = (
     "AppArmorProfile", "Args", "Created", "Driver", "ExecIDs", "GraphDriver", "HostnamePath", "HostsPath", "Id", "Image",
     "ImageManifestDescriptor", "LogPath", "MountLabel", "Name", "Path", "Platform", "ProcessLabel", "ResolvConfPath",
     "RestartCount", "SizeRootFs", "SizeRw", "State", "Storage",
 )  # fmt: skip
 SECTIONS = ("Config", "HostConfig", "Mounts", "NetworkSettings")
-# Options that a container inherits from its image, and that have no variable
+# Options that a container inherits from its image. They have no variable.
 INHERITED = ("Healthcheck", "Labels", "StopSignal")
 # Maps whose entries are compared one by one
 MAPS = ("Annotations", "Labels", "Sysctls")
-# The state of a network
+# Keys of a network that are state and not options
 NETWORK_STATE = (
     "DNSNames", "EndpointID", "Gateway", "GlobalIPv6Address", "GlobalIPv6PrefixLen", "IPAddress", "IPPrefixLen", "IPv6Gateway",
     "MacAddress", "NetworkID",
@@ -46,7 +46,7 @@ PROPAGATION = ("", "rprivate")
 def differences(
     inspect: Mapping[str, Any], image: Mapping[str, Any], default_runtime: str, handled: Collection[str]
 ) -> Iterator[Tuple[str, Any]]:
-    """Yield name and value of each option that a plain `docker run` of the image would not have, except those `handled`."""
+    """Yield name and value of each option that a plain `docker run` of the image would not set, except the options in `handled`."""
     host, config, base = inspect["HostConfig"], inspect["Config"], image.get("Config") or {}
     for key in sorted(set(host) - set(handled) - set(OF_THE_CALLER)):
         if not _plain(key, host[key], default_runtime, bool(host.get("Privileged"))):
@@ -75,7 +75,7 @@ def _plain(key: str, value: Any, default_runtime: str, privileged: bool) -> bool
 
 
 def _entries(key: str, value: Any, base: Any) -> Iterator[Tuple[str, Any]]:
-    """Yield a value, or the entries of a map that differ from those of the image."""
+    """Yield a name and its value. For a map, yield each entry that differs from the image's."""
     if key in MAPS and isinstance(value, Mapping):
         for name in sorted(value):
             if (base or {}).get(name) != value[name]:
@@ -92,7 +92,7 @@ def _networks(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
     # The engine and Compose add these aliases of the container to each network.
     names = {inspect.get("Id", "")[:12], str(inspect.get("Name", "")).lstrip("/")}
     for name in sorted(networks):
-        # The mode may be the ID of the network.
+        # NetworkMode may be the ID of the network instead of its name.
         if name != first and len(networks) > 1 and networks[name].get("NetworkID") != mode:
             yield "network", name
         for key in sorted(set(networks[name]) - set(NETWORK_STATE)):
@@ -105,7 +105,7 @@ def _networks(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
 
 def mount_options(mount: Mapping[str, Any]) -> List[str]:
     """Return the options of a bind mount or volume other than `ro` and `rw`: relabelling for SELinux, propagation, nocopy."""
-    # Engines set z for every named volume.
+    # Engines set the option `z` for every named volume.
     usual = ("", "ro", "rw", "z") if mount["Type"] == "volume" else ("", "ro", "rw")
     found = [option for option in str(mount.get("Mode") or "").split(",") if option not in usual]
     propagation = mount.get("Propagation") or ""
@@ -113,7 +113,7 @@ def mount_options(mount: Mapping[str, Any]) -> List[str]:
 
 
 def long_mounts(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
-    """Yield target and options of each `--mount` that `--volume` cannot express."""
+    """Yield the target and the options of each `--mount` that cannot be written as `--volume`."""
     for mount in inspect["HostConfig"].get("Mounts") or []:
         options = {
             f"{kind}.{name}": value
@@ -128,7 +128,7 @@ def long_mounts(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
 
 
 def published(inspect: Mapping[str, Any]) -> Dict[str, List[Dict[str, str]]]:
-    """Return {port of the container: [{"HostIp", "HostPort"}]}, with the ports that the engine chose."""
+    """Return {port of the container: [{"HostIp", "HostPort"}]}, including ports that the engine has chosen."""
     chosen = (inspect.get("NetworkSettings") or {}).get("Ports") or {}
     requested = inspect["HostConfig"].get("PortBindings") or {}
     found: Dict[str, List[Dict[str, str]]] = {}

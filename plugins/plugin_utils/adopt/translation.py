@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The translation of a Triton container that was started manually into variables of the project. The module reads the container.
+"""The translation of a Triton container that was started manually into variables of the project.
 
-Options without a variable are listed with the reason.
+The module `adoption` reads the container. Options without a variable are listed with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
 
-# Options of a container that become variables or have a line of their own
+# Options of a container that this module translates or reports itself
 HANDLED = (
     "AutoRemove", "Binds", "CapAdd", "CapDrop", "Cmd", "CpusetCpus", "DeviceRequests", "Devices", "Entrypoint", "Env",
     "ExposedPorts", "ExtraHosts", "GroupAdd", "Image", "IpcMode", "LogConfig", "Memory", "MemorySwap", "Mounts", "NanoCpus",
@@ -37,22 +37,22 @@ HANDLED = (
     "SecurityOpt", "ShmSize", "StopTimeout", "Tmpfs", "Ulimits", "User", "Volumes", "WorkingDir",
 )  # fmt: skip
 COMPOSE = "com.docker.compose."
-# The form of passwords of htpasswd and crypt, such as in a label for a proxy
+# The form of a password hash of htpasswd or crypt, which may be in a label for a proxy
 HASHED = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
-# The most characters of a value in a line
+# The most characters of a value that a line shows
 SHOWN = 200
 # Variables that a shell or the engine sets
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
-# The path of a compiled file that `artefacts` can name
+# The start of the path of a compiled file: the directory of a version
 OF_VERSION = re.compile("(0|[1-9][0-9]{0,17})/")
 # The name of a variable of an environment
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-# The engine generates names such as quirky_bell.
+# A name that the engine has generated, such as quirky_bell
 MADE_UP = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 
 
 class Translation(NamedTuple):
-    """A translated container: variables, what they leave out with the reasons, and the secrets for the vault by variable."""
+    """A translated container: its variables, the options that are left out with the reasons, and {vault variable: secret}."""
 
     variables: Dict[str, Any]
     left_out: List[str]
@@ -62,7 +62,8 @@ class Translation(NamedTuple):
 def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
     """Return the translation of a container of a host.
 
-    `found`: {"inspect", "image": inspect of its image, "default_runtime", "process": {"argv", "directory", "environment", "main"}}.
+    `found` has "inspect" and "image", the results of inspect, "default_runtime", and "process": {"argv", "directory", "environment",
+    "main": True if the process is the main process of the container}.
     """
     inspect, process = found["inspect"], found["process"]
     facts = container.container_facts(inspect, found["image"])
@@ -91,7 +92,7 @@ def _name(inspect: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
 
 
 def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
-    """Add lines about a command of the container that does more than start the server. It may hold keys and is not shown."""
+    """Add a line if the command of the container does more than start the server. The command may hold keys and is not shown."""
     config = inspect["Config"]
     if not process["main"] and process.get("user", "0") != "0":
         left_out.append(
@@ -113,7 +114,7 @@ def _processes(others: Sequence[Mapping[str, Any]], left_out: List[str]) -> None
 
 
 def _word(value: Any) -> str:
-    """Return the name of a program without unusual characters."""
+    """Return the name of a program or user, with each unusual character replaced by `?`."""
     return re.sub(r"[^\w./ +-]", "?", str(value))[:80]
 
 
@@ -125,7 +126,7 @@ def _resources(
     variables: Dict[str, Any],
     left_out: List[str],
 ) -> None:
-    """Translate the options of the container that have variables, and add a line for each other option."""
+    """Translate the options of the container that have variables. Add a line for each other option."""
     host = inspect["HostConfig"]
     managed = _access(facts, variables, left_out)
     variables["triton_server_shm_size"] = size(facts["shm_size"])
@@ -150,7 +151,7 @@ def _resources(
     if inspect["Config"].get("StopTimeout"):
         variables["triton_server_stop_timeout"] = inspect["Config"]["StopTimeout"]
     for key in sorted(set(managed) - {"cpuset", "memory", "entrypoint", "privileged"}):
-        # A server on the host's network gets published ports, which `_ports` reports.
+        # _ports() reports a server on the host's network, which gets published ports instead.
         if facts[key] != managed[key] and not (key == "network" and facts[key] == "host"):
             left_out.append(f"{key} {_shown(facts[key])}: the managed container has {_shown(managed[key])}")
     if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
@@ -173,14 +174,14 @@ def _resources(
 
 
 def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[str]) -> Dict[str, Any]:
-    """Translate the access to the cards. Return the privileges and limits of the managed container."""
+    """Translate the access to the cards, and return the privileges and limits of the managed container."""
     own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
     named = [request for request in facts["device_requests"] if device_access.BY_NAME.search(request)]
     way = device_access.CDI if named and not own else device_access.DEVICES
     variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else way
     if facts["privileged"]:
         return DEFAULTS
-    # A server that could write anywhere may need more directories than these.
+    # Without a read-only file system, the server may have written to more directories than its tmpfs mounts.
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     if not own and not named:
@@ -188,7 +189,7 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
     return {
         **DEFAULTS,
         **device_access.LEAST,
-        # The number of the old server may belong to an account of the host, which could then read the keys.
+        # The old user ID may belong to an account of the host, which could then read the keys.
         "user": "that of triton_server_user",
         "tmpfs": facts["tmpfs"] if facts["read_only"] else ["those of triton_server_tmpfs"],
         "devices": own,
@@ -198,7 +199,7 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
 
 
 def _by_name(way: str) -> List[str]:
-    """Return the device requests that replace names such as `all`, which do not name each NPU."""
+    """Return the device requests of the managed container, for an old container that does not name each NPU by its number."""
     return ["each NPU by its number"] if way == device_access.CDI else []
 
 
@@ -209,7 +210,7 @@ def _volumes(
     variables: Dict[str, Any],
     left_out: List[str],
 ) -> None:
-    """Translate the mounts, except those of the store and the driver. The store replaces the mount of the models."""
+    """Translate the mounts, except those of the models, the store and the driver. The store replaces the mount of the models."""
     held = repositories(process["argv"], process.get("directory") or "/")
     tmpfs = {path.rstrip("/") or "/" for path in inspect["HostConfig"].get("Tmpfs") or {}}
     kept = []
@@ -239,7 +240,7 @@ def _volumes(
 
 
 def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:
-    """Return the environment of the container, and the variables that a shell in it added for the server."""
+    """Return the environment that was set for the container, and the variables that a shell in it exported to the server."""
     base = container.environment(found["image"].get("Config") or {})
     whole = container.environment(found["inspect"]["Config"])
     given = {name: value for name, value in whole.items() if base.get(name) != value}
@@ -273,7 +274,7 @@ def _environment(
 
 
 def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variables: Dict[str, Any], left_out: List[str]) -> None:
-    """Translate the published ports. The managed server also publishes services that are on without a published port."""
+    """Translate the published ports. The managed server publishes every service that is on, even if it was not published before."""
     on_host = inspect["HostConfig"].get("NetworkMode") == "host"
     published = plain_run.published(inspect)
     addresses: List[str] = []
@@ -318,7 +319,7 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
 
 
 def size(number: int) -> str:
-    """Return bytes in the largest unit that divides them."""
+    """Return a number of bytes as text, in the largest unit that divides it, such as `512m`."""
     for letter, unit in (("g", 2**30), ("m", 2**20), ("k", 2**10)):
         if number and number % unit == 0:
             return f"{number // unit}{letter}"
@@ -334,14 +335,14 @@ def _shown(value: Any) -> str:
 
 
 def _named(name: str, value: Any) -> str:
-    """Return an option and its value as one line, without a value that may be a secret."""
+    """Return an option and its value as one line. A value that may be a secret is masked."""
     shown, equals = _shown(value), "=" if " " in name and not name.startswith("network ") else " "
     shown = "(a secret)" if is_secret(name, shown) or HASHED.search(shown) else shown
     return name + equals + (shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "...")
 
 
 def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
-    """Return the entry of a model in `triton_models`, without the path of its compiled file on the controller."""
+    """Return the entry of a model for `triton_models`. The caller adds the path of the compiled file on the controller."""
     element: Dict[str, Any] = {"name": name}
     counts = {
         group.get("count", 1) for group in (model["config"] or {}).get("instance_group") or [] if group.get("kind") == "KIND_MODEL"
@@ -358,13 +359,13 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
 
 
 def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
-    """Return the only compiled file of a model, in one of its versions, else None. Other files stay in its directory."""
+    """Return the path of a model's compiled file if there is exactly one and it is in the directory of a version, else None."""
     found = [path for path in model["files"] if path.endswith(".rbln")]
     return found[0] if len(found) == 1 and OF_VERSION.match(found[0]) else None
 
 
 def secrets(found: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
-    """Return the values that no result shows: those of the vault, and the keys of the command line, longest first."""
+    """Return the values that no result may show, longest first: the values of the vault, and the keys in the command line."""
     given = options(found["process"]["argv"][1:])[0]
     return sorted(
         {*vault.values(), *(key for _apis, _header, key in restricted(given))} - {""}, key=lambda value: (-len(value), value)
@@ -372,7 +373,7 @@ def secrets(found: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
 
 
 def masked(value: Any, texts: Sequence[str]) -> Any:
-    """Return the value without the secrets."""
+    """Return a value with each of these secrets replaced by `(secret)`."""
     if isinstance(value, str):
         for secret in texts:
             value = value.replace(secret, "(secret)")

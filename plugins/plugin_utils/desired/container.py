@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 # Environment variables that limit the SDK to some of the NPUs
 SELECTS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
-# The values that the engine records for options that are not set. They make the removal of an option from the inventory a difference.
+# The values that the engine records for options that are not set. With them, removing an option from the inventory is a difference.
 DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
     "cap_drop": [],
@@ -169,7 +169,7 @@ def sources(variables: Mapping[str, Any]) -> List[str]:
 def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     """Return the query for driver.driver_files.find; None if the container definition mounts no files of the driver.
 
-    From 3.0 on, the driver contains the SDK's libraries. If the engine finds the cards by CDI name, the vendor's spec mounts the files.
+    From 3.0 on, the driver contains the SDK's libraries. If the engine finds cards by CDI name, the vendor's spec mounts the files.
     """
     if device_access.by_name(variables) or not variables["triton_server_driver_files"]:
         return None

@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
 def forget(path: Optional[str]) -> None:
-    """Remove the previous results of a host, which must not remain if the host is unreachable. Raises AnsibleActionFail."""
+    """Remove the previous results of a host. They must not remain if the host is unreachable now. Raises AnsibleActionFail."""
     if not path:
         return
     try:
@@ -27,7 +27,7 @@ def forget(path: Optional[str]) -> None:
 
 
 def keep(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]]) -> None:
-    """Write the results, and remove from them the pictures, which are only for reports. Raises AnsibleActionFail."""
+    """Write the results to the file, then remove the pictures from `checks`. Raises AnsibleActionFail."""
     for check in checks:
         drawn = picture.data_uri(check.pop("picture", None))
         if drawn:
@@ -39,6 +39,6 @@ def keep(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]
         except OSError as error:
             raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None
     for check in checks:
-        # A picture does not help the reader of a failure on the screen.
+        # Pictures are only for reports. On the screen, they would hide the failures.
         check.pop("image", None)
         check.pop("picture", None)

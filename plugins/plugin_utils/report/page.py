@@ -14,8 +14,8 @@ TEMPLATES = os.path.join(COLLECTION, "files", "report")
 
 
 def page(fleet: Mapping[str, Any]) -> str:
-    """Return the page of an escaped view of a fleet (view.py)."""
-    # Most runs render no report, so the import is here.
+    """Return the HTML page of a fleet. `fleet` is the result of view.view(), escaped."""
+    # The import is here, because most runs do not render a report.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -23,7 +23,7 @@ def page(fleet: Mapping[str, Any]) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        # `fleet` is escaped already. Style and script come from this project.
+        # `fleet` is already escaped. Style and script come from this project.
         autoescape=False,
     )
     return environment.get_template("page.html.j2").render(fleet=fleet, nonce=secrets.token_hex(8))

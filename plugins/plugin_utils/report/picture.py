@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Small pictures for reports: pixels that a check sent, as a PNG in a data URI. Controller only, standard library alone."""
+"""Small pictures for reports: converts pixels from a check into a PNG in a data URI. Controller only, standard library only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import struct
 import zlib
 from typing import Any, Mapping, Optional
 
-# Longest side; what is larger is thinned out before it is sent here.
+# The longest side in pixels. Checks reduce larger pictures before they send them.
 SIDE = 64
-# PNG's colour types by the number of channels
+# {number of channels: colour type of PNG}
 COLOURS = {1: 0, 3: 2}
 
 
 def png(width: int, height: int, channels: int, pixels: bytes) -> bytes:
-    """Eight-bit pixels, row by row, grey or red-green-blue, as a PNG file."""
+    """Return a PNG file of eight-bit pixels, grey or red-green-blue, row by row. Raises ValueError."""
     line = width * channels
     if len(pixels) != line * height:
         raise ValueError(f"the picture has {len(pixels)} bytes, expected {line * height} for {width} x {height} x {channels}")
@@ -32,7 +32,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def data_uri(found: Any) -> Optional[str]:
-    """Return a picture of inference as a data URI; None for any other value, because it comes from a host."""
+    """Return the picture of a check as a data URI. Return None if the value, which comes from a host, is not a picture."""
     if not isinstance(found, Mapping):
         return None
     # A bool is an int in Python, but not in JSON.

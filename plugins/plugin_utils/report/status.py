@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 
 def document(when: str, before: Sequence[Any], fleet: Sequence[str], read: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return {"when", "hosts"} with the last reading of each host, which is in `before` for a host that was not read in this run.
+    """Return {"when": time, "hosts": entries}. A host that was not read in this run keeps its entry of `before`.
 
     `read` has the result of host_state (`state`) and the `release` of each host that was read.
     """

@@ -16,9 +16,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 Row = Dict[str, Any]
 
-# No count (bytes, milliseconds) reaches this.
+# Numbers of this size or larger are not shown. No count of bytes or milliseconds is as large.
 LARGEST = 1e18
-# An older reading is shown as stale.
+# Results that are older are shown as stale.
 STALE = timedelta(hours=24)
 # States of a host, the most severe first, and their levels
 LEVELS = {
@@ -33,7 +33,7 @@ LEVELS = {
     "in sync": "good",
     "proven": "good",
 }
-# Columns before and after those of the models: heading and kind
+# (heading, kind) of the columns before and after the columns of the models
 FIRST = (("Host", "host"), ("State", "state"))
 LAST = (("Cards", "cards"), ("Driver", "version"), ("Triton", "version"), ("SDK", "version"), ("Seen", "seen"))
 # The form of a picture. Other values are not shown.
@@ -41,7 +41,7 @@ PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
 
 
 def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict[str, Row], Dict[str, Row]]:
-    """Return {host: status} and {host: check results} of these hosts, without missing entries."""
+    """Return {host: status} and {host: check results} for these hosts. Hosts without an entry are left out."""
     status = _json(status_file).get("hosts")
     found = [status_entry for status_entry in status if isinstance(status_entry, dict)] if isinstance(status, list) else []
     statuses = {entry["host"]: entry for entry in found if entry.get("host") in hosts}
@@ -50,7 +50,7 @@ def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict
 
 
 def _json(path: str) -> Dict[str, Any]:
-    """Return the JSON object of a file; empty if it is missing or invalid."""
+    """Return the JSON object in a file; {} if the file is missing or invalid."""
     try:
         with open(path, encoding="utf-8") as source:
             found = json.load(source)
@@ -66,7 +66,7 @@ def view(
     results: Mapping[str, Row],
     now: datetime,
 ) -> Dict[str, Any]:
-    """Return the view. A kind of result is expected of every host if at least one host has it."""
+    """Return the view. If at least one host has a status, every host is expected to have one. The same holds for check results."""
     rows = [
         _row(
             host,
@@ -102,7 +102,7 @@ def view(
 
 
 def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime) -> Row:
-    """Return the row of a host. A result is None if no host has it, and empty if it is missing."""
+    """Return the row of a host. `status` and `result` are None if no host has them, and {} if only this host lacks them."""
     actual = _at(status, "actual")
     plan = [item for item in _list(_at(status, "plan")) if isinstance(item, dict)]
     checks = [check for check in _list(_at(result, "checks")) if isinstance(check, dict)]
@@ -145,7 +145,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "times": [{"what": what, "when": iso(at), "stale": _old(at, now)} for what, at in _moments(times)],
     }
     row["stale"] = any(time_["stale"] for time_ in row["times"])
-    # The first line is under the state of the host.
+    # The page shows the first line under the state of the host.
     lines = row["reasons"] + ["{what} is {actual}, expected {desired}".format(**step) for step in steps]
     row["first"], row["more"] = (lines[0] if lines else ""), max(len(lines) - 1, 0)
     row["seen"] = min((time_["when"] for time_ in row["times"]), default="")
@@ -155,7 +155,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
 def _states(
     status: Optional[Row], result: Optional[Row], plan: Sequence[Row], checks: Sequence[Row], wrong: Sequence[Row]
 ) -> List[Dict[str, str]]:
-    """Return the states of status and check results, the most severe first."""
+    """Return the states that follow from the status and the check results, the most severe first."""
     counts: Dict[str, str] = {}
     if status is not None:
         word = status.get("state") or "not read"
@@ -176,7 +176,7 @@ def _states(
 
 
 def _versions(actual: Any) -> Dict[str, str]:
-    """Return the versions that were read of a host."""
+    """Return {component: version} for the versions that are known of a host."""
     contents = _list(_at(actual, "image", "contents"))
     package = _word(_at(actual, "driver", "package", "version"))
     module = _word(_at(actual, "driver", "module"))
@@ -205,7 +205,10 @@ def _cards(actual: Any) -> List[Dict[str, str]]:
 
 
 def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks: Sequence[Row]) -> Dict[str, Row]:
-    """Return the cells of the matrix, {model: {"level", "word", "ms", "versions", "link"}}, for the models of the host."""
+    """Return {model: cell} for the models of the host. A cell is {"level", "word", "ms", "versions", "link"}.
+
+    "ms" is the median time of the correct answers, "link" the release that the `served/` link of the model points to.
+    """
     served = _mapping(_at(actual, "server", "served"))
     linked = _mapping(_at(actual, "models", "served"))
     planned = {str(item.get("name")) for item in plan if item.get("concern") == "models"}
@@ -220,7 +223,7 @@ def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks:
                 "state": _word(_at(entry, "state")),
                 "reason": _word(_at(entry, "reason")),
                 "release": _word(_at(entry, "release")),
-                # The release follows from the source, so both are in sync or neither is.
+                # The release follows from the source, so the served source is known if the served release is the desired one.
                 "source": _word(_at(wanted.get(model), "source")) if _is_wanted(entry, wanted.get(model)) else "",
             }
             for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
@@ -278,7 +281,7 @@ def _answers(checks: Sequence[Row]) -> List[Row]:
 
 
 def _place_pictures(rows: Sequence[Row]) -> None:
-    """Keep each picture once, in its first place. Other answers refer to it by its number."""
+    """Keep each picture only in the first answer that has it. All answers with the picture have its number."""
     numbers: Dict[str, int] = {}
     for row in rows:
         for group in row["answers"]:
@@ -295,7 +298,7 @@ def _moments(times: Mapping[str, Any]) -> List[Tuple[str, datetime]]:
 
 
 def moment(text: Any) -> Optional[datetime]:
-    """Return a time of the results; None for any other value."""
+    """Return the time in a text of the form that iso() returns; None for any other value."""
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -303,7 +306,7 @@ def moment(text: Any) -> Optional[datetime]:
 
 
 def iso(when: datetime) -> str:
-    """Return a time in UTC, to the second."""
+    """Return a UTC time as text such as 2026-01-31T12:00:00Z."""
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -318,7 +321,7 @@ def natural(name: str) -> List[Tuple[int, str]]:
 
 
 def escaped(found: Any) -> Any:
-    """Return a value with every text and key escaped for HTML."""
+    """Return a value with all texts and keys in it escaped for HTML."""
     if isinstance(found, str):
         return html.escape(found)
     if isinstance(found, Mapping):
@@ -348,5 +351,5 @@ def _word(found: Any) -> str:
 
 
 def _number(found: Any) -> bool:
-    """Return True for a number that can be shown, which is neither infinite nor too large for a float."""
+    """Return True for a number that can be shown: finite and below LARGEST."""
     return isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) < LARGEST

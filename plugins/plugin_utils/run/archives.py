@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read archives that hosts made, within limits of size and number of files, regular files only. Controller only.
 
-Nothing is unpacked to the disk. No archive of a host is kept; the files that were read are packed again.
+An archive may contain only ordinary files. Nothing is unpacked to the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text impo
 
 
 class Bounds(NamedTuple):
-    """The limits of an archive: bytes packed, bytes unpacked, and files."""
+    """The limits of an archive: packed bytes, unpacked bytes, and number of files."""
 
     packed: int
     unpacked: int
@@ -37,7 +37,7 @@ def no_larger_file(most: int) -> Iterator[None]:
 
 
 def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
-    """Return {name: content} of the files of a .tar.gz below its one directory. Raises InvalidText for any other content."""
+    """Return {name: content} of a .tar.gz whose files are all below the directory `root`. Raises InvalidText for anything else."""
     found: Dict[str, bytes] = {}
     try:
         # The whole archive is in memory, so a forged size in a header cannot make tarfile read past its end.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. An error is one line.
 
-Standard library only, because it reports missing packages.
+It uses the standard library only, because it also reports missing packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ssl
 import sys
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
-# The core of gRPC would write its own log to standard error.
+# Without this, the core of gRPC writes its own log to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Exit codes and their meaning. 130 and 141 are the codes of a shell for SIGINT and SIGPIPE.
 RIGHT, WRONG, MISTAKEN, NOT_ASKED, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
@@ -38,7 +38,7 @@ class End(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose errors are one line and whose help ends with the exit codes."""
+    """A parser of options that reports an error as one line. Its help ends with the exit codes."""
 
     def __init__(self, command: str, text: Optional[str]) -> None:
         about, _gap, more = (text or "").partition("\n\n")
@@ -76,7 +76,7 @@ def run(command: str, work: Callable[[], int]) -> int:
         _drop_output()
         return PIPE
     except OSError as error:
-        # Only standard output has no closer handler, such as on a full disk.
+        # All other files are handled where they are opened, so this error is one of standard output, such as a full disk.
         _drop_output()
         return _ended_with(command, MISTAKEN, f"standard output: {error.strerror or error}")
 
@@ -87,7 +87,7 @@ def _ended_with(command: str, code: int, why: str) -> int:
 
 
 def _drop_output() -> None:
-    """Discard the buffer of standard output, which Python would flush again at its end, with an error."""
+    """Discard the buffer of standard output. Python would flush it again at exit and report the error again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -109,7 +109,7 @@ def index(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return seconds above 0 and of at most a day, which is the longest wait of clients. Raises ArgumentTypeError."""
+    """Return a number of seconds above 0, and at most a day, the longest wait of clients. Raises ArgumentTypeError."""
     try:
         found = float(text)
     except ValueError:
@@ -120,14 +120,14 @@ def seconds(text: str) -> float:
 
 
 def name(text: str) -> str:
-    """Return a name that a request can hold. Raises ArgumentTypeError."""
+    """Return a name that can be part of the URL of a request. Raises ArgumentTypeError."""
     if not text.strip() or any(entry in text for entry in "/?#") or not text.isprintable():
         raise argparse.ArgumentTypeError(f"is {text!r}, expected a name of the server")
     return text
 
 
 def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
-    """Return the scheme, and host:port with the path, of a URL. The default is the first of `schemes`. Raises End."""
+    """Return the scheme of a URL, and its host:port with the path. The default is the first of `schemes`. Raises End."""
 
     def wrong(actual: str, expected: str) -> End:
         return End(MISTAKEN, f"{option} {actual}, expected {expected}")
@@ -156,7 +156,7 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
 
 
 def tls_files(given: Any) -> Dict[str, Optional[str]]:
-    """Return {"ca", "cert", "key"} of a command line, each a file that TLS can use or None. Raises End with all errors."""
+    """Return {"ca", "cert", "key"}: for each option a file that TLS can use, or None if not set. Raises End with all errors."""
     files: Dict[str, Optional[str]] = {key: getattr(given, key) for key in ("ca", "cert", "key")}
     wrong = [
         f"--{file} is {path!r}, expected a file" for file, path in files.items() if path is not None and not os.path.isfile(path)
@@ -172,7 +172,7 @@ def tls_files(given: Any) -> Dict[str, Optional[str]]:
 
 def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
     """Return the reasons why OpenSSL refuses these files."""
-    # A context without the authorities of the system, which take time to load
+    # This context does not load the authorities of the system, which would take time.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     wrong = []
     if files["ca"]:
@@ -197,7 +197,7 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
 
 
 def writable(path: str, option: str) -> None:
-    """Check that a result can be written later. Raises End."""
+    """Check that a result can be written to this path later. Raises End."""
     if path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
         return
     try:
@@ -213,7 +213,7 @@ def writable(path: str, option: str) -> None:
 
 
 def draft_of(path: str) -> str:
-    """Return the path of the draft of a result. A link is followed and stays."""
+    """Return the path of the draft of a result, beside the target of a link. So the link itself is not replaced."""
     return os.path.realpath(path) + ".draft"
 
 

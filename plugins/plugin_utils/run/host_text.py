@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text from hosts, converted to data before it is shown, written or used as a name. Controller only.
 
-Text from a host becomes no template, path or line of a file except by these functions.
+Only these functions may turn text from a host into a template, a path or a line of a file.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import yaml
 
 # Control characters, line ends of other systems, and characters that change the direction of text
 UNSEEN = re.compile("\r\n|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Deeper than any answer of a module. Deeper data would exhaust the stack of a parser.
+# The most levels of nesting. No answer of a module has as many, and deeper data would exhaust the stack of a parser.
 DEEPEST = 64
-# Bits of a number. No larger number is counted here, and no float holds it.
+# The most bits of a number. No real count or size is larger.
 WIDEST = 64
 NAME = 120
-# Characters of an answer, and the weight of each value beside its text
+# The most characters of an answer, and the characters that each value counts in addition to its text
 LONGEST, VALUE = 1 << 26, 8
 DIGEST = re.compile("[0-9a-f]{64}")
 # Text that is neither a template nor the header of a template
 PLAIN = re.compile(r"[\w ./:,;@+=*~&()-]*", re.ASCII)
-# Errors of an answer of an unexpected shape
+# Errors that are raised when an answer of an unexpected shape is read
 SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class Template(str):
-    """A text that Ansible evaluates. Any other text may come from a host and is written as it is."""
+    """A text that Ansible evaluates as a template. Any other text may come from a host and is written literally."""
 
 
 class InvalidText(ValueError):
-    """Text of a host that is invalid, with the actual and the expected value."""
+    """An invalid text of a host. The message has the actual and the expected value."""
 
 
 class InvalidAnswer(Exception):
-    """An answer of an unexpected shape, in one message."""
+    """An answer of a host that has an unexpected shape or size."""
 
 
 def sanitized(found: Any, deep: int = DEEPEST) -> Any:
@@ -87,7 +87,7 @@ def _seen(match: Match[str]) -> str:
 
 
 def indented(found: Any) -> Any:
-    """Return text with indented lines, so that none looks like a line of Ansible."""
+    """Return text with all lines but the first indented, so that no line looks like output of Ansible."""
     if isinstance(found, list):
         return [indented(entry) for entry in found]
     return re.sub(r"\n(?=[^\s])", "\n  ", found) if isinstance(found, str) else found
@@ -104,14 +104,14 @@ def comment(text: Any) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a file name for any text. Most texts are their own name, and no two texts share a name."""
+    """Return a file name for any text. Most texts are returned unchanged, and no two texts have the same name."""
     raw = text.encode("utf-8", "surrogatepass")
     name = re.sub(r"^\.", "%2E", urllib.parse.quote(raw, safe=" +,=@")) or "%"
     return name if len(name) <= NAME else f"{name[: NAME - 17]}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 def below(directory: str, path: str) -> str:
-    """Return the path of a file below a directory. Raises InvalidText for a path that leaves it."""
+    """Return the path of a file below a directory. Raises InvalidText for a path that leads out of the directory."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts) or not path.isprintable():
         raise InvalidText(f"the path is {line(path)[:200]!r}, expected one of a file below the directory of the model")
@@ -126,7 +126,7 @@ def digest(text: Any) -> str:
 
 
 def require(found: Mapping[str, Any], *names: str) -> None:
-    """Raise InvalidText for an answer without these parts. An empty answer must not count as in sync."""
+    """Raise InvalidText if an answer lacks one of these keys. An empty answer must not count as in sync."""
     missing = [name for name in names if name not in found]
     if missing:
         raise InvalidText(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, expected a complete answer")
@@ -163,7 +163,7 @@ def document(found: Dict[str, Any]) -> str:
 
 @contextmanager
 def parsing(host: str) -> Iterator[None]:
-    """Turn the error of an answer of an unexpected shape into InvalidAnswer, with the name of the host."""
+    """Convert errors that an answer of an unexpected shape causes into InvalidAnswer, with the name of the host."""
     try:
         yield
     except SHAPE_ERRORS as error:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of this collection, and files of the controller."""
+"""The directory of this collection, and functions that read files on the controller."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Dict
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 
-# Limits of a YAML file: bytes, values with all aliases expanded, and depth of nesting
+# Limits of a YAML file: bytes, number of values with all aliases expanded, and depth of nesting
 MOST_BYTES, MOST_VALUES, DEEPEST = 1 << 24, 1000000, 64
 COLLECTION = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../.."))
 
 
 def files_of(directory: str) -> Dict[str, bytes]:
-    """Return {relative path: content} of the files of a directory. Links are followed; bytecode is left out."""
+    """Return {relative path: content} of all files below a directory. Links are followed. Bytecode is left out."""
     found = {}
     for parent, names, files in trees.walk(directory, follow=True):
         names[:] = sorted(name for name in names if name != "__pycache__")
@@ -28,7 +28,7 @@ def files_of(directory: str) -> Dict[str, bytes]:
 
 
 def yaml_of(path: str) -> Any:
-    """Return the content of a YAML file, parsed by libyaml if present, which takes a tenth of the time.
+    """Return the content of a YAML file. libyaml parses it if present, in a tenth of the time.
 
     Raises OSError, UnicodeDecodeError or yaml.YAMLError if it is invalid or too large.
     """
@@ -41,14 +41,14 @@ def yaml_of(path: str) -> Any:
     except (RecursionError, OverflowError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise
-        # Such as an impossible date
+        # An example is an impossible date.
         raise yaml.YAMLError(str(error)) from None
     _refuse_too_much(found)
     return found
 
 
 def _refuse_too_much(found: Any) -> None:
-    """Raise yaml.YAMLError if aliases expand to more values than memory holds."""
+    """Raise yaml.YAMLError if there are too many values or levels. Aliases may expand to more values than memory holds."""
     left, seen = [(found, 0)], 0
     while left:
         value, depth = left.pop()

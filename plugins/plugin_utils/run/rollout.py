@@ -14,15 +14,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 MIB = 1 << 20
 SERIAL = "npufleet_rollout_serial"
-# Valid values of `serial`. Ansible takes other values for "all hosts at once", or ends with a traceback.
+# Valid sizes of batches. With other values, Ansible changes all hosts at once or ends with a traceback.
 COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PERCENT = re.compile(r"([1-9][0-9]?|100)%", re.ASCII)
-# Size of a batch: a number of hosts, or a percentage of the hosts of the rollout
+# The size of a batch: a number of hosts, or a percentage of all hosts of the rollout
 Size = Union[int, str]
 
 
 class PlannedHost(NamedTuple):
-    """The plan of a host: the concerns that change, and the missing bytes of models, None if unknown."""
+    """The plan of a host: the concerns that change, and the bytes of models to transfer, None if unknown."""
 
     host: str
     concerns: Sequence[str]
@@ -30,16 +30,16 @@ class PlannedHost(NamedTuple):
 
 
 class Duration(NamedTuple):
-    """The duration of the last change of a host, in seconds, and its concerns."""
+    """The last change of a host: its duration in seconds, and the concerns that it changed."""
 
     seconds: float
     concerns: Sequence[str]
 
 
 def parse_serial(value: Any) -> List[Size]:
-    """Return the sizes of batches in a value of npufleet_rollout_serial.
+    """Return the sizes of the batches that a value of npufleet_rollout_serial describes.
 
-    The value may be text of `-e`: `25%`, `3` or a list in JSON. Raises Refusal with every invalid entry.
+    With `-e` the value is text: `25%`, `3` or a list in JSON. Raises Refusal with every invalid entry.
     """
     if isinstance(value, str) and value.strip().startswith("["):
         with suppress(ValueError):
@@ -66,9 +66,9 @@ def _size(entry: Any) -> Optional[Size]:
 
 
 def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
-    """Return the common value of the hosts of a rollout; one batch if there is no host.
+    """Return the sizes that all hosts of a rollout have in common; ["100%"] if there is no host.
 
-    `values` has the sizes by host. Raises Refusal if hosts have different values.
+    `values` is {host: sizes}. Raises Refusal if hosts have different sizes.
     """
     hosts: Dict[str, List[str]] = {}
     for host, value in values.items():
@@ -85,7 +85,7 @@ def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
 
 
 def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
-    """Return the batches that `serial` of Ansible makes: each size once, then the last one repeatedly. No batch is empty."""
+    """Return the batches that Ansible forms with `serial`: each size once, then the last size repeatedly. No batch is empty."""
     entries, left, found = list(serial), list(hosts), []
     while left:
         entry = entries.pop(0) if len(entries) > 1 else entries[0]
@@ -97,7 +97,7 @@ def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
 
 
 def announcement(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration], total: int) -> str:
-    """Return the announcement of the batches ahead, the next one first. `total` is the number of hosts of the rollout."""
+    """Return the announcement of the remaining batches, in their order. `total` is the number of hosts of the rollout."""
     hosts = [host for batch in ahead for host in batch]
     names = "; then ".join(", ".join(host.host for host in batch) for batch in ahead)
     changed = ", ".join(dict.fromkeys(concern for host in hosts for concern in host.concerns))
@@ -111,7 +111,7 @@ def announcement(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str,
 
 
 def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
-    """Return the estimated duration: the sum of the slowest host of each batch."""
+    """Return the estimated duration as text: the sum of the durations of the slowest host of each batch."""
     seconds, unknown = 0.0, []
     for batch in ahead:
         slowest = 0.0

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The identity of this run for hosts, and the end of other runs of this machine. Controller only."""
+"""The ID by which hosts know this run, and a test whether another run of this machine has ended. Controller only."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
-# The form of run_id()
+# The form of the IDs that run_id() returns
 RUN = re.compile(r"(?P<place>[^/]*)/(?P<pid>[0-9]{1,10})/(?P<began>[0-9]*)", re.ASCII)
 
 
 def run_id() -> str:
-    """Return the id of this run: the namespace of its process ids, the main process, and the start of that process."""
+    """Return the ID of this run: the namespace of process IDs, the ID of the main process, and the start time of that process."""
     pid = os.getppid()
     return f"{_place()}/{pid}/{_began(pid)}"
 
 
 def has_ended(run: object) -> bool:
-    """Return True if a run that a host reports was started on this machine and has ended. Invalid text names no run."""
+    """Return True if a run that a host reports was started on this machine and has ended; False for an invalid ID."""
     match = RUN.fullmatch(run) if isinstance(run, str) else None
     return match is not None and match["place"] == _place() and _began(int(match["pid"])) != match["began"]
 
 
 def holder(host: str) -> Dict[str, str]:
-    """Return the owner of a lease for modules: the run, the person at this controller, and the inventory name of the host."""
+    """Return the owner of a lease for modules: this run, its user and controller, and the inventory name of the host."""
     person = os.environ.get("SUDO_USER") or getpass.getuser()
     return {"run": run_id(), "by": f"{person}@{socket.gethostname()}", "host": host}
 
 
 def _place() -> str:
-    """Return machine, boot and namespace of process ids, in which a process id and its start name one process."""
+    """Return machine, boot and namespace of process IDs. In these, a process ID and a start time identify one process."""
     boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     try:
         space = os.readlink("/proc/self/ns/pid")
@@ -45,6 +45,6 @@ def _place() -> str:
 
 
 def _began(pid: int) -> str:
-    """Return the start of a process in ticks since boot; empty if it does not exist."""
+    """Return the start time of a process in ticks since boot; empty if the process does not exist."""
     after_name = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return after_name[19] if len(after_name) > 19 else ""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The controller side of a transfer: routes, rsync and progress.
+"""The controller's side of a transfer of blobs to a host: routes, rsync and progress.
 
 ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. Meanwhile rsync on the host locks that
 directory, until the connection ends. The module model_blobs verifies and keeps the files.
@@ -30,8 +30,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import Store
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# Seconds between two lines of progress. A shorter transfer prints none.
+# Seconds between two lines of progress. A shorter transfer prints no line.
 PROGRESS = 10.0
+# Seconds between two attempts while another controller transfers to the host
 RETRY = 2.0
 # Seconds that rsync on the host waits for the lock
 LOCK_WAIT = 20
@@ -40,7 +41,7 @@ RSYNC_TIMEOUT = 120
 
 
 class Pace:
-    """The progress of a transfer: bytes, rate since the start, time left."""
+    """The progress of a transfer: transferred bytes, rate since the start, and time left."""
 
     def __init__(self, host: str, total: Optional[int], arrived: int, now: float) -> None:
         self.host, self.total, self.begun_at, self.begun = host, total, arrived, now
@@ -65,11 +66,11 @@ class Sender:
         self.here = variables["model_repository_fetch"] == "controller"
         self.fetching: Dict[str, str] = {}
         self.arrived: Dict[str, int] = {}
-        # Bytes that the host pulls, as reported by the host
+        # Total bytes that the host has to pull, as reported by the host
         self.pulled: Optional[int] = None
 
     def send(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-        """Copy these blobs to the host and return the result of the task. Raises StoreError."""
+        """Copy the missing blobs to the host and return the result of the task. Raises StoreError."""
         if not missing:
             return {"changed": False, "transferred": {}, "bytes_moved": 0}
         # The host reports the missing blobs, whose names become paths on the controller.
@@ -85,7 +86,7 @@ class Sender:
             raise StoreError(str(error)) from None
 
     def local(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        """Return {digest: file} for a host that is the controller itself. Raises StoreError."""
+        """Return {digest: file on the controller} if the host is the controller itself. Raises StoreError."""
         self.here = True
         try:
             return self._local(self._routes(missing, origins)) if missing else {}
@@ -181,7 +182,7 @@ class Sender:
         return answer.get("taken")
 
     def _clean_cache(self, needed: Mapping[str, Any]) -> None:
-        """Remove the files of the cache whose content does not match their digest, which every run would send again."""
+        """Remove files from the cache whose content does not match their digest. Every run would send them again."""
         for digest in needed:
             path = os.path.join(self.cache, digest)
             if os.path.isfile(path) and blobs.file_digest(path) != digest:
@@ -190,7 +191,7 @@ class Sender:
     # Pushing
 
     def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Push files by rsync. Returns False if another controller came first."""
+        """Push files with rsync. Return False if another controller came first."""
         pushes = {digest: entry for digest, entry in needed.items() if not entry["pull"]}
         if not pushes:
             return True
@@ -230,7 +231,7 @@ class Sender:
             "ssh_connection_multiplexing": True,
             "rsync_timeout": RSYNC_TIMEOUT,
             "rsync_opts": list(self.variables["model_repository_rsync_options"]),
-            # The process on the host holds the lock.
+            # The rsync process on the host holds the lock.
             "rsync_path": f"flock --timeout {LOCK_WAIT} {shlex.quote(self.incoming)} rsync",
         }
         context = self.action.play_context.copy()
@@ -301,7 +302,7 @@ class Sender:
         return files
 
     def _fetched(self) -> Optional[int]:
-        """Return the bytes that this process has fetched; None while another process fetches."""
+        """Return the bytes that this process has fetched; None if it has not started to fetch."""
         if not self.fetching:
             return None
         return sum(max(_size_of(partial), _size_of(partial[: -len(".partial")])) for partial in self.fetching.values())
@@ -309,7 +310,7 @@ class Sender:
     # Progress
 
     def _before(self, digests: Mapping[str, Any]) -> int:
-        """Return the bytes that had arrived before this run."""
+        """Return the bytes of these blobs that had arrived on the host before this run."""
         return sum(size for digest, size in self.arrived.items() if digest in digests)
 
     def _look(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
@@ -337,7 +338,7 @@ class Sender:
         return look
 
     def _watched(self, work: Callable[[], Any], look: Callable[[], Optional[int]], total: Optional[int], before: int = 0) -> Any:
-        """Run the work in a thread and print its progress. Returns its result and raises its error."""
+        """Run the work in a thread and print its progress. Return the result of the work, or raise its error."""
         ended: Dict[str, Any] = {}
         context = contextvars.copy_context()
 
