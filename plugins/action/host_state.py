@@ -194,7 +194,7 @@ class ActionModule(FleetAction):
     def _settled(self, handed: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
         """Return the result of the module. `between` has the times of the call and the return.
 
-        Another run may be restarting the server, which is no reason to refuse a change of models. So the call is repeated until that
+        Another run may be restarting the server, which is no reason to refuse a change of models. The call is repeated until that
         run has ended, for `wait` seconds at most.
         """
         deadline = time.monotonic() + wait
