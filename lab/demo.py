@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From a bare machine to hosts that read digits and classify photographs: lab, site.yml, status, check, a table, the report."""
+"""Demo from a bare machine to hosts that recognize digits and classify photographs: lab, site.yml, status, check, table, report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main() -> int:
     print(f"\ndemo: {time.monotonic() - began:.0f} s in all\n", flush=True)
     table = (sys.executable, "lab/demo_table.py", "--hosts", ",".join(hosts))
     shown = subprocess.run(table, cwd=ROOT, check=False).returncode
-    # The playbooks have rendered it: status first, then the check with both halves.
+    # status.yml has rendered the report, and check.yml has rendered it again with both parts.
     report = ROOT / "build/report/index.html"
     print(f"demo: the report is {report}" if report.exists() else "demo: there is no report", flush=True)
     return drifted or failed or shown or not report.exists()

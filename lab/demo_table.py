@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Print the state of the demo hosts: versions, cards, models with digests, and ten digits and two photographs with their labels.
 
-Reads build/status.json and build/check/<host>.json. The last line counts what is true; exit 1 unless all of it is good.
+Reads build/status.json and build/check/<host>.json. The last line counts serving hosts and passed checks. Exit 1 on any failure.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ import numpy as np
 from PIL import Image
 
 BUILD = Path(__file__).resolve().parents[1] / "build"
-DRAWN = 10
-# Grey levels of the images, and the first and last grey of the 256-colour palette
-LEVELS = 16
-GREYS = (232, 255)
-# Width of a photograph in characters, and number of its labels to print
-WIDE = 32
-LABELS = 3
+DRAWN = 10  # Number of digits to print
+LEVELS = 16  # Highest grey level of a digit's pixels
+GREYS = (232, 255)  # First and last grey of the 256-colour palette
+WIDE = 32  # Width of a photograph in characters
+LABELS = 3  # Number of labels to print for each photograph
 # Separator between the texts of an answer in a result
 BETWEEN = " | "
-# From dark to light, where there are no colours
+# Characters from dark to light, for photographs on terminals without colours
 SHADES = " ░▒▓█"
-# Above this level a pixel is drawn where there are no colours
+# Grey level above which a pixel of a digit is drawn on terminals without colours
 INK = 5
 GAP = "  "
 
 
 def read(path: Path) -> Any:
-    """Return the content of a JSON file, or None."""
+    """Return the content of a JSON file, or None if it cannot be read."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -76,12 +74,12 @@ def facts(status: Mapping[str, Any]) -> list[str]:
 
 
 def short(digest: str | None) -> str:
-    """Return the first digits of a digest, empty for none."""
+    """Return the first 12 digits of a digest, or an empty string without a digest."""
     return (digest or "").removeprefix("sha256:")[:12]
 
 
 def draw(image: Sequence[int], colour: bool) -> list[str]:
-    """Return the lines of a square image in half blocks, two pixels per character, in greys if the terminal has colours."""
+    """Return the lines of a square image. Each character is a half block for two pixels, in grey if the terminal has colours."""
     side = math.isqrt(len(image))
     image = [min(max(value, 0), LEVELS) for value in image]
     rows = [image[start : start + side] for start in range(0, side * side, side)]
@@ -97,11 +95,11 @@ def draw(image: Sequence[int], colour: bool) -> list[str]:
 
 
 def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
-    """Return the lines of ten requests: image, actual and expected label, and the latency of the client."""
+    """Return the lines for ten requests: image, actual label, expected label, and latency in the client."""
     drawable = [check for check in checks if len(check.get("image") or []) >= 4 and "label" in check]
     if not drawable:
         return ["  no answer to draw"]
-    # One model over one protocol; HTTP comes first.
+    # Only requests to one model over one protocol are shown. HTTP comes first in the results.
     kind = (drawable[0].get("model"), drawable[0].get("protocol"), len(drawable[0]["image"]))
     shown = [check for check in drawable if (check.get("model"), check.get("protocol"), len(check["image"])) == kind][:DRAWN]
     drawn = [draw(check["image"], colour) for check in shown]
@@ -117,7 +115,7 @@ def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
 
 
 def paint(picture: Image.Image, colour: bool) -> list[str]:
-    """Return the lines of a photograph of WIDE characters, two pixels per character if the terminal has colours, else one."""
+    """Return the lines of a photograph. A character shows two pixels if the terminal has colours, otherwise one pixel."""
     height = max(1, round(picture.height * WIDE / picture.width / 2))
     if colour:
         pixels = np.asarray(picture.convert("RGB").resize((WIDE, 2 * height)))
@@ -130,13 +128,13 @@ def paint(picture: Image.Image, colour: bool) -> list[str]:
 
 
 def photographs(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
-    """Return the lines of the photographs that were sent encoded, with their likeliest labels and the latency."""
+    """Return the lines for the photographs that were sent as JPEG or PNG, with their likeliest labels and the latency."""
     shown = [
         check
         for check in checks
         if check.get("model") == "image_classifier" and check.get("picture") and BETWEEN in str(check.get("got"))
     ]
-    # HTTP comes first.
+    # Only one protocol is shown. HTTP comes first in the results.
     shown = [check for check in shown if check["protocol"] == shown[0]["protocol"]]
     if not shown:
         return []

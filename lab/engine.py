@@ -1,4 +1,4 @@
-"""The Docker engine under the lab: the machine's own when one answers, else one that the lab starts and stops."""
+"""The Docker engine of the lab: the engine of the machine if it answers, otherwise one that the lab starts and stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BRIDGE = f"{PREFIX}engine"
 BRIDGE_ADDRESS = "172.31.239.1/24"
 CAP_SYS_RESOURCE = 24
 NEEDED_BYTES = 12 * 2**30
-# command -> Debian package that brings it
+# command -> Debian package that contains it
 TOOLS = {
     "dockerd": "docker.io",
     "docker": "docker.io",
@@ -35,7 +35,7 @@ TOOLS = {
 
 
 def docker(*arguments: str, stdin: str | bytes | None = None, check: bool = True) -> str:
-    """Run the docker client against the lab's engine."""
+    """Run the docker client with the lab's engine, and return its output."""
     return run(*client(), *arguments, stdin=stdin, check=check)
 
 
@@ -45,7 +45,7 @@ def client() -> list[str]:
 
 
 def is_ours() -> bool:
-    """Return True if the lab started the engine in use."""
+    """Return True if the lab itself started the engine that it uses."""
     return _pid() is not None
 
 
@@ -95,7 +95,7 @@ def require_machine() -> None:
 
 
 def start() -> None:
-    """Start an engine below build/ unless one answers."""
+    """Start an engine with its data below build/, unless an engine already answers."""
     require_machine()
     if answers():
         if capability_missing() and not is_ours():
@@ -176,7 +176,7 @@ def other_engines() -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # ended since it was listed
+        except OSError:  # The process has ended since it was listed.
             continue
         if line[0] == "dockerd" and "--config-file" in line:
             config = line[line.index("--config-file") + 1]
@@ -186,12 +186,12 @@ def other_engines() -> list[str]:
 
 
 def lab_bridges() -> list[str]:
-    """Return the bridges of the labs of all checkouts. They outlive an engine that was killed."""
+    """Return the network bridges of the labs of all checkouts. The bridges of a killed engine still exist."""
     return sorted(link["ifname"] for link in json.loads(run("ip", "-json", "link", "show")) if link["ifname"].startswith(PREFIX))
 
 
 def _remove_leftovers() -> None:
-    """Remove mounts, bridges, their firewall rules and runtime files of an engine that has ended."""
+    """Remove the mounts, bridges, firewall rules and runtime files that an ended engine left."""
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for mount in sorted((path for path in mounts if path.startswith(f"{HOME}/")), reverse=True):
         run("umount", "--lazy", mount)
@@ -204,7 +204,7 @@ def _remove_leftovers() -> None:
 
 
 def remove_rules(bridge: str) -> None:
-    """Delete the remaining firewall rules of a bridge of the lab."""
+    """Delete all firewall rules that name a bridge of the lab."""
     if shutil.which("iptables-save") is None:
         return
     for table in ("nat", "filter"):

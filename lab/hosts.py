@@ -16,21 +16,21 @@ from settings import ARTEFACT_PORT, ARTEFACTS, LABEL, OPS_USER, Lab, LabError, h
 from standins import kernel_package
 
 OPS_HOST = "ops1"
-# On a machine with control groups of version 1, the systemd of Debian 13 needs these parameters of its command line.
+# On a machine with control groups of version 1, the systemd of Debian 13 needs the parameters CGROUP_V1.
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 CGROUP_V1 = "SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=0 SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"
 KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"
-# The host that others may be copies of
+# Host from which other hosts are copied (LAB_COPIES=1)
 COPIED = "npu1"
 
 
 def host_names(count: int) -> list[str]:
-    """Return the hosts of a lab by number: first the operations host (artefacts, Prometheus), then the NPU hosts."""
+    """Return the host names by number: first the operations host (artefacts, Prometheus), then the NPU hosts."""
     return [OPS_HOST, *(f"npu{number}" for number in range(1, count + 1))]
 
 
 def existing(lab: Lab) -> dict[str, str]:
-    """Return {host: state} of the lab's containers."""
+    """Return {host: state} of the lab's existing containers, such as {"npu1": "running"}."""
     lines = docker("ps", "--all", "--filter", f"label={LABEL}={lab.name}", "--format", '{{.Label "npufleet.lab.host"}} {{.State}}')
     return dict(line.split() for line in lines.splitlines())
 
@@ -59,7 +59,7 @@ def network_exists(lab: Lab) -> bool:
 
 
 def prepare_state(lab: Lab) -> None:
-    """Create the lab's ssh key, become password and artefact login once, outside of git and readable by root only."""
+    """Create the lab's ssh key, become password and artefact password if they are missing. Only root can read them."""
     lab.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_key(lab.state / "id_ed25519")
     for name in ("become_password", "artefact_password"):
@@ -70,15 +70,15 @@ def prepare_state(lab: Lab) -> None:
 
 
 def make_key(path: Path) -> None:
-    """Create an ssh key without passphrase at `path`, unless it exists."""
+    """Create an ssh key without a passphrase at `path`, unless the file exists."""
     if not path.exists():
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "npufleet lab", "-f", str(path))
 
 
 def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login: str, copies: bool = False) -> bool:
-    """Start the hosts, each with its system. Return True if anything changed.
+    """Create and start the hosts of `systems` {host: system}. Return True if anything changed.
 
-    With `copies` new hosts with the system of npu1 are copies of npu1, with its packages, driver, engine and images.
+    With `copies`, a new host with the same system as npu1 is a copy of npu1, including its packages, driver, engine and images.
     """
     names, count = list(systems), len(systems) - 1
     refuse_conflicts(lab, names)
@@ -109,30 +109,30 @@ def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login
 
 
 def _copy(lab: Lab, names: list[str]) -> None:
-    """Make an image of npu1, and for each of these hosts a volume with what npu1's engine has."""
+    """Make an image of npu1, and for each of these hosts a volume with a copy of the data of npu1's engine."""
     say(f"copying {COPIED} for {', '.join(names)}")
     source = lab.container(COPIED)
-    # Files that an engine writes while it is copied would be incomplete.
+    # The engine is stopped, because files that it writes during the copy would be incomplete.
     docker("exec", source, "systemctl", "stop", "docker.socket", "docker.service")
     try:
         docker("commit", source, lab.copied)
         for name in names:
             places = [_place(f"{lab.container(host)}-docker") for host in (COPIED, name)]
             run("cp", "--archive", "--reflink=auto", f"{places[0]}/.", places[1])
-            # No two engines are the same
+            # Each engine needs a unique ID, and creates a missing one.
             Path(places[1], "engine-id").unlink(missing_ok=True)
     finally:
         docker("exec", source, "systemctl", "start", "docker.service")
 
 
 def _place(volume: str) -> str:
-    """Return the path of a volume, which is created if it is missing."""
+    """Create a volume unless it exists, and return its path."""
     docker("volume", "create", volume)
     return docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume)
 
 
 def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, artefact_login: str, copied: str = "") -> None:
-    """Create a host from the image of its system or the `copied` one, without starting it."""
+    """Create a host from the image `copied`, or from the image of its system, without starting the host."""
     say(f"creating host {name} ({system}) at {lab.address(number)}")
     mounts = ["--volume", f"{lab.container(name)}-docker:/var/lib/docker"]
     if name == OPS_HOST:
@@ -166,7 +166,7 @@ def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, a
 
 
 def _put(lab: Lab, name: str, path: str, text: str) -> None:
-    """Put one file into a host that may not have started yet."""
+    """Copy a file into a host, which does not have to run."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         entry = tarfile.TarInfo(path)
@@ -177,7 +177,7 @@ def _put(lab: Lab, name: str, path: str, text: str) -> None:
 
 
 def _wait_until_running(lab: Lab, name: str) -> None:
-    """Wait until systemd and sshd run, and set the key and the password of the user."""
+    """Wait until systemd and sshd run, and set the ssh key and the password of the user."""
     script = (
         "set -e; systemctl is-system-running --wait >/dev/null || { systemctl --failed --plain --no-legend; exit 1; }; "
         f"dpkg-query --status linux-image-$(uname -r) >/dev/null 2>&1 || dpkg --install {KERNEL_PACKAGE} >/dev/null; "
@@ -225,5 +225,5 @@ def down(lab: Lab) -> None:
 
 
 def remove_state(lab: Lab) -> None:
-    """Forget the lab's keys and passwords."""
+    """Remove the keys, passwords and facts of the lab."""
     shutil.rmtree(lab.state, ignore_errors=True)

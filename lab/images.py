@@ -1,4 +1,4 @@
-"""The lab's images: a base system, the host with systemd and sshd, and Triton out of its wheel."""
+"""The lab's images: a base system, the host with systemd and sshd, and Triton from its wheel."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PULLED_BASE = "docker.io/library/debian:{}-slim"
 INPUTS = "npufleet.lab.inputs"
 # Directories below usr/share that Debian's slim images lack
 NOT_SLIM = ("doc", "groff", "info", "lintian", "locale", "man")
-# Triton release -> version of the PyPI wheel nvidia-pytriton with it
+# Triton release -> version of the PyPI wheel nvidia-pytriton that contains it
 TRITON_WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
 
 
 def ensure_base(system: str) -> str:
-    """Return a Debian base image, pulled if a registry answers, else made by debootstrap."""
+    """Return the name of a Debian base image. Pull the image if a registry answers, otherwise make it with debootstrap."""
     image, pulled = base_image(system), PULLED_BASE.format(SYSTEMS[system])
     if inputs_of(image) is None:
         if os.environ.get("LAB_PULL", "1") == "1" and _pull(pulled):
@@ -59,7 +59,7 @@ def _debootstrap(image: str, suite: str) -> None:
 
 
 def slim(rootfs: Path) -> None:
-    """Remove documentation and translations like Debian's slim images, also of packages that are installed later."""
+    """Remove documentation and translations like Debian's slim images, and exclude them from packages that are installed later."""
     for name in NOT_SLIM:
         for path in (rootfs / "usr/share" / name).rglob("*"):
             if not path.is_dir() or path.is_symlink():
@@ -82,7 +82,7 @@ def debian_mirror() -> str:
 
 
 def ensure_host(system: str) -> str:
-    """Return the image of lab hosts of a system, built again if its build files differ."""
+    """Return the image name of lab hosts with this system. Build the image again if its build files have changed."""
     base, image = ensure_base(system), host_image(system)
     files = {
         "Dockerfile": ROOT / "lab/host/Dockerfile",
@@ -98,7 +98,7 @@ def ensure_host(system: str) -> str:
 
 
 def ensure_triton(release: str) -> dict[str, str]:
-    """Return {"path", "sha256", "image"} of the archive of a Triton image of this release on the artefact server."""
+    """Save the Triton image of this release as an archive for the artefact server. Return {"path", "sha256", "image": name}."""
     base = ensure_base(FIRST_SYSTEM)
     image = f"npufleet-lab/tritonserver:{release}-py3"
     archive = ARTEFACTS / "images" / f"tritonserver-{release}-py3.tar"
@@ -117,7 +117,7 @@ def ensure_triton(release: str) -> dict[str, str]:
 
 
 def _ensure(image: str, base: str, files: dict[str, Path], what: str) -> bool:
-    """Build `image` over `base` unless one of the same inputs exists. Return True if it was built."""
+    """Build `image` from `base`, unless it exists and its inputs have not changed. Return True if it was built."""
     digest = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", base).encode())
     for name, path in sorted(files.items()):
         digest.update(name.encode() + path.read_bytes())
@@ -150,6 +150,6 @@ def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str, 
 
 
 def inputs_of(image: str) -> str | None:
-    """Return the recorded inputs of an image, or None if the image does not exist."""
+    """Return the inputs that are recorded in an image, or None if the image does not exist."""
     found = docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{INPUTS}"}}}}', image, check=False)
     return found or None

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""The lab: lab.py base | up | down. The first makes the images of hosts and below, and needs nothing but Python.
+"""The lab: lab.py base | up | down. `base` makes the images of the hosts, and needs only Python.
 
-Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, with cards of
-both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
-what the lab has), LAB_COPIES (1: new hosts of npu1's system are copies of npu1, as it is by now), LAB_MODELS (what is placed:
-digits, or images for the image classifier too; default is what the lab has, digits for a new one), LAB_MONITORING (0: no host
-monitors the others; default is what the lab has, ops1 for a new one), LAB_CPU_SHARES (1024; with fewer, new hosts give way to
-those of other labs), LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
+Environment variables with their defaults; a lab that already exists keeps the values marked with *:
+  HOSTS (2), NPUS (2 per host, or those of one card), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_CPU_SHARES (1024)
+  LAB_NEXT*        another row, to which hosts can be upgraded; the cards are of a type that both rows support
+  SYSTEMS*         systems of the NPU hosts in turn (debian-12), such as debian-12,debian-13
+  LAB_COPIES       1: new hosts with the same system as npu1 are copies of the current npu1
+  LAB_MODELS*      digits, or images to add the image classifier (digits)
+  LAB_MONITORING*  0: no host monitors the others (ops1 does)
+  LAB_FAULTS       JSON, faults by host, such as {"npu2": [{"kind": "no_rsd0"}]}
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ import images
 import standins
 from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, FIRST_SYSTEM, OPS_USER, SYSTEMS, Lab, LabError, current_lab, die, say
 
-# Beside the facts of a lab
+# Name of a file in the state directory of a lab
 INVENTORY = "inventory.json"
-# The sets of models that inventories/lab knows how to place
+# The sets of models that inventories/lab can place on the hosts
 PLACINGS = ("digits", "images")
 
 
@@ -46,7 +48,7 @@ def main() -> None:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Labs of one checkout share its engine and its images: the second waits until the first is up, or down."""
+    """Run the block while no other lab of this checkout starts or stops, because all of them share its engine and its images."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,14 +56,14 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def base(_lab: Lab) -> None:
-    """Make the slow parts, while pip installs the packages for the rest."""
+    """Start the engine and build the images of the hosts. `make` runs this while pip installs the packages that `up` needs."""
     engine.start()
     for system in sorted(chosen_systems()):
         images.ensure_host(system)
 
 
 def up(lab: Lab) -> None:
-    """Artefacts, images, hosts; a second call changes nothing."""
+    """Make the artefacts and images, and start the hosts. A second call changes nothing."""
     count = int(os.environ.get("HOSTS", "2"))
     row = os.environ.get("LAB_RELEASE", "lab-24.01")
     if row not in standins.ROWS:
@@ -87,7 +89,7 @@ def up(lab: Lab) -> None:
         made = beside.submit(images_of, systems, rows)
         for name in rows:
             standins.ensure_index(name)
-        # The cards stay in their hosts, whatever row these go to
+        # The cards of a host stay the same when it is upgraded to the other row.
         models = {name: standins.ensure_models(name, card) for name in rows}
     bases = made.result()
     hosts.prepare_state(lab)
@@ -109,14 +111,14 @@ def up(lab: Lab) -> None:
 
 
 def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, str]]:
-    """Build the images of the hosts, and return those of Triton by row."""
+    """Build the images of the hosts and of Triton, and return the archives of Triton by row."""
     for system in sorted(set(systems.values())):
         images.ensure_host(system)
     return {name: images.ensure_triton(standins.ROWS[name]["triton"]) for name in rows}
 
 
 def systems_of(count: int, known: dict[str, str]) -> dict[str, str]:
-    """Return {host: system}. An existing host keeps its system."""
+    """Return {host: system}. An existing host keeps its system, which `known` contains."""
     setting, chosen = os.environ.get("SYSTEMS"), chosen_systems()
     first, *npu_hosts = hosts.host_names(count)
     systems = {first: FIRST_SYSTEM, **{name: chosen[number % len(chosen)] for number, name in enumerate(npu_hosts)}}
@@ -136,7 +138,7 @@ def chosen_systems() -> list[str]:
 
 
 def facts_path(lab: Lab) -> Path:
-    """Return the path of the facts of a running lab."""
+    """Return the path of the file with the facts of a running lab."""
     return lab.state / "facts.json"
 
 
@@ -147,7 +149,7 @@ def facts_of(lab: Lab) -> dict[str, Any]:
 
 
 def artefacts_of(facts: dict[str, Any], model: str, address: str) -> dict[str, dict[str, str]]:
-    """Return the compiled files of a model for each row of the lab, in the form of an inventory."""
+    """Return the compiled files of a model for each row of the lab, in the form of `artefacts` in `triton_models`."""
     made = [models[model] for models in facts["models"].values()]
     return {
         entry["key"]: {
@@ -170,18 +172,18 @@ def down(lab: Lab) -> None:
 
 
 def write_inventory(lab: Lab, facts: dict[str, Any]) -> bool:
-    """Write the output of inventories/lab/hosts.py for the running lab. Return True if it changed."""
+    """Write the file that inventories/lab/hosts.py prints for the running lab. Return True if it changed."""
     path, text = lab.state / INVENTORY, json.dumps(inventory(lab, facts))
     if path.exists() and path.read_text() == text:
         return False
-    # It contains passwords.
+    # The file contains passwords.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as sink:
         sink.write(text)
     return True
 
 
 def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the lab as an Ansible inventory."""
+    """Return the Ansible inventory of the lab."""
     names = hosts.host_names(facts["count"])
     hostvars = {
         name: {"ansible_host": lab.address(number), "lab_container": lab.container(name)} for number, name in enumerate(names)

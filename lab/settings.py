@@ -16,7 +16,7 @@ LABEL = "npufleet.lab"
 SYSTEMS = {"debian-12": "bookworm", "debian-13": "trixie"}
 # System of the operations host and of the images of Triton
 FIRST_SYSTEM = "debian-12"
-# Name of the lab of `make lab` and `make demo`
+# Name of the lab that `make lab` and `make demo` start
 FIRST_LAB = "lab"
 OPS_USER = "ops"
 ARTEFACT_PORT = 8480
@@ -37,12 +37,12 @@ class Lab:
 
     @property
     def state(self) -> Path:
-        """Directory of this lab's key, passwords and inventory facts."""
+        """Directory of this lab's ssh key, passwords and facts for its inventory."""
         return BUILD / "labs" / self.name
 
     @property
     def cache(self) -> Path:
-        """Cache and image lock of the controller, kept when the lab stops, so that the next start is quick."""
+        """Cache and lock file of the controller. They stay when the lab stops, so that the next start is quick."""
         return BUILD / "cache" / self.name
 
     @property
@@ -65,7 +65,7 @@ class Lab:
 
     @property
     def copied(self) -> str:
-        """Image of a host that others are copies of."""
+        """Name of the image from which copies of a host are created."""
         return f"npufleet-lab/copied:{self.name}"
 
     def container(self, host: str) -> str:
@@ -73,7 +73,7 @@ class Lab:
 
 
 def current_lab() -> Lab:
-    """Return the lab of the environment: LAB (default `lab`), LAB_SUBNET (default by name, a /24), LAB_CPU_SHARES (1024)."""
+    """Return the lab of the environment variables LAB (`lab`), LAB_SUBNET (a /24, default by name) and LAB_CPU_SHARES (1024)."""
     name = os.environ.get("LAB") or FIRST_LAB
     numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244, "models": 245, "runfile": 246}
     subnet = os.environ.get("LAB_SUBNET") or f"172.31.{numbers.get(name, 243)}.0/24"

@@ -1,4 +1,4 @@
-"""The part of onnxruntime's wheel that the stand-in SDK needs, without tools, C library and their dependencies."""
+"""A reduced wheel of onnxruntime: the part that the stand-in SDK needs, without tools, C library and their dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 EPOCH = (2024, 1, 1, 0, 0, 0)
 NEEDED = ("numpy",)
-# Below the package: what `import onnxruntime` reads
+# Paths in the package that `import onnxruntime` reads
 PARTS = ("__init__.py", "LICENSE", "Privacy.md", "ThirdPartyNotices.txt", "capi/")
 C_LIBRARY = "capi/libonnxruntime.so"
 
@@ -41,7 +41,7 @@ def is_imported(name: str) -> bool:
 
 
 def stays(line: str) -> bool:
-    """Return True if a line of the metadata stays: only the tools need other packages."""
+    """Return True if a line of the metadata stays. Only the removed tools need packages other than those of NEEDED."""
     return not line.startswith("Requires-Dist:") or line.split(":", 1)[1].strip().startswith(NEEDED)
 
 

@@ -13,23 +13,23 @@ from pathlib import Path
 import slim_wheel
 from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 
-# release row -> the inputs of its artefacts
+# release row -> the versions and card types for which its artefacts are made
 ROWS = {
     "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "cards": ("RBLN-CA12",), "driver": "1.1.67"},
     "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "cards": ("RBLN-CA22",), "driver": "2.0.1"},
-    # The newest Triton with a wheel, with the driver and the SDK of 26.05
+    # The newest Triton that has a wheel, together with the driver and the SDK of 26.05
     "lab-26.05": {
         "triton": "24.10",
         "sdk": "0.11.2+lab",
         "shape": "0.11",
         "driver": "3.2.2",
-        # The last one lets hosts be upgraded from the first row to this one, and back.
+        # lab-24.01 also supports RBLN-CA12, so that hosts can be upgraded from that row to this one, and back.
         "cards": ("RBLN-CA25", "RBLN-CA12"),
     },
 }
-# NPUs of a card that has more than one
+# Number of NPUs of the card types that have more than one
 NPUS_OF_CARD = {"RBLN-CA25": 4}
-# Models that are compiled here, each by lab/models/<name>.py
+# Models of the lab. lab/models/<name>.py makes and compiles each of them.
 MODELS = ("digits", "resnet50")
 DRIVERS = ("1.1.67", "1.2.92", "2.0.1", "3.2.2")
 IMAGE_PYTHON = "3.11"
@@ -47,13 +47,13 @@ def ensure_drivers() -> dict[str, dict[str, str]]:
 
 
 def ensure_toolkit() -> str:
-    """Make a public repository with the vendor's container toolkit, and return its path below the artefact server's root."""
+    """Create the apt repository with the stand-in container toolkit, and return its path below the artefact server's root."""
     _script("lab/driver/toolkit.py", str(ARTEFACTS / "public"))
     return "public"
 
 
 def card_of(row: str, following: str | None = None) -> str:
-    """Return the card type of a lab: the first one of the row that the following row, if any, also has."""
+    """Return the card type of a lab: the first type of `row` that the row `following`, if any, also supports."""
     fitting = [card for card in ROWS[row]["cards"] if card in ROWS[following or row]["cards"]]
     if not fitting:
         raise LabError(f"LAB_NEXT is {following}, expected a row with a card of {row}: {' or '.join(ROWS[row]['cards'])}")
@@ -61,7 +61,7 @@ def card_of(row: str, following: str | None = None) -> str:
 
 
 def npus_of(card: str, count: str | None) -> tuple[int, int]:
-    """Return (NPUs, cards) of a host. The default is 2 NPUs, or those of one card if it has more."""
+    """Return the numbers (NPUs, cards) of a host. The default is 2 NPUs, or one card if the card has more NPUs."""
     each = NPUS_OF_CARD.get(card, 1)
     npus = int(count) if count else max(2, each)
     if npus % each:
@@ -70,17 +70,17 @@ def npus_of(card: str, count: str | None) -> tuple[int, int]:
 
 
 def kernel_package() -> Path:
-    """Return the stub of the running kernel's package, which hosts hold together with the driver."""
+    """Return the path of the stub package of the running kernel. Hosts hold this package together with the driver."""
     return next((ARTEFACTS / "drivers").glob(f"linux-image-{os.uname().release}_*.deb"))
 
 
 def sdk_version(row: str) -> str:
-    """Return the version of the row's stand-in SDK. It changes with the source, so that images and models are built again."""
+    """Return the version of the row's stand-in SDK. It contains a digest of the source, so changes cause new images and models."""
     return f"{ROWS[row]['sdk']}.s{digest_of(ROOT / 'lab/sdk')[:8]}"
 
 
 def ensure_index(row: str) -> None:
-    """Make a package index with the stand-in SDK and the other packages of the image."""
+    """Create the package index with the stand-in SDK and the other packages of the image."""
     simple = ARTEFACTS / "simple"
     _script("lab/sdk/build.py", sdk_version(row), str(simple / "rebel-compiler"))
     for wheel in wheels_of_image():
@@ -96,15 +96,15 @@ def ensure_index(row: str) -> None:
 
 
 def wheels_of_image() -> list[Path]:
-    """Download the other packages of the image from the machine's package index."""
+    """Download the other packages of the image from the machine's package index, and return their paths."""
     listing = ROOT / "lab/sdk/requirements_image.txt"
     return download("--no-deps", "--requirement", str(listing), into=BUILD / "wheels" / "image")
 
 
 def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]]:
-    """Compile the models of a row for its own or another card, and return {model: {"key", "path", "sha256"}}.
+    """Compile the models of a row for its default card or for `card`. Return {model: {"key": <card>/<SDK line>, "path", "sha256"}}.
 
-    The path is below the artefact server's root. The record of a file has its path plus .json.
+    `path` is relative to the artefact server's root. The record of a file has the same path with the suffix .json.
     """
     card = card or card_of(row)
     key = f"{card.removeprefix('RBLN-')}/{ROWS[row]['shape']}"
@@ -125,7 +125,7 @@ def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]
 
 
 def digest_of(*directories: Path) -> str:
-    """Return the SHA-256 over the Python files of these directories and their paths."""
+    """Return the SHA-256 of the paths and the contents of all Python files in these directories."""
     digest = hashlib.sha256()
     for path in sorted(path for directory in directories for path in directory.rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT)}\0{sha256_of(path)}\n".encode())
@@ -133,12 +133,12 @@ def digest_of(*directories: Path) -> str:
 
 
 def wheels_of_triton(version: str) -> list[Path]:
-    """Download the wheel with Triton."""
+    """Download the wheel that contains Triton, and return its path in a list."""
     return download("--no-deps", f"nvidia-pytriton=={version}", into=BUILD / "wheels" / f"triton-{version}")
 
 
 def download(*what: str, into: Path) -> list[Path]:
-    """Run `pip download` for the Python of the image, unless its result exists."""
+    """Run `pip download` for the Python of the image, unless its result exists. Return the paths of the wheels."""
     done = into / ".done"
     inputs = json.dumps([Path(word).read_text() if word.endswith(".txt") else word for word in what])
     if not done.exists() or done.read_text() != inputs:

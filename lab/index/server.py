@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Emulated vendor index and artefact server: static files over HTTP behind a login, with package pages for pip.
+"""Emulated vendor index and artefact server: it serves static files over HTTP behind a login, and package pages for pip.
 
-Started with a JSON file: {"root": directory, "address": "0.0.0.0", "port": 8480, "login": "user:password"}.
-Below /simple/<package>/ a directory of wheels is listed as pip expects it (links with #sha256=...). /public/ has no login.
+Its argument is a JSON file: {"root": directory, "address": "0.0.0.0", "port": 8480, "login": "user:password"}.
+/simple/<package>/ lists a directory of wheels in the form that pip expects (links with #sha256=...). /public/ requires no login.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Handler(SimpleHTTPRequestHandler):
             super().do_HEAD()
 
     def allowed(self) -> bool:
-        # The path is resolved first, because an address may contain dots.
+        # The path is resolved first, because a URL may contain `..`.
         if os.path.relpath(self.translate_path(self.path), self.directory).startswith("public/"):
             return True
         given = self.headers.get("Authorization", "")

@@ -1,4 +1,4 @@
-"""Compile a model of the lab like a site, with files/compile/rbln_compile.py and the stand-in SDK."""
+"""Compilation of the lab's models with files/compile/rbln_compile.py, the program that sites also use, and the stand-in SDK."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROGRAM = ROOT / "files/compile/rbln_compile.py"
 def compile_onnx(
     name: str, onnx: bytes, inputs: list[dict[str, Any]], batches: tuple[int, ...], card: str, version: str, directory: Path
 ) -> dict[str, str]:
-    """Write NAME-CARD-LINE.rbln and its record into `directory`: {"path", "sha256"}.
+    """Compile an ONNX model into `directory`: <name>-<card>-<line>.rbln and its record. Return {"path", "sha256"} of the file.
 
-    `inputs` are {"name", "shape": without the batch, "dtype"}; `version` is that of the SDK to compile with.
+    `inputs` are {"name", "shape" (without the batch dimension), "dtype"}. `version` is that of the SDK; <line> is its minor line.
     """
     line = ".".join(version.split(".")[:2])
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Train `digits` from scikit-learn's real handwritten digits and compile it: digits.py CARD SDK_VERSION DIRECTORY.
 
-The network is one layer of fixed random features under ReLU and one linear layer that is solved for, not descended to:
-a closed form gives the same model on every machine. Prints {"path", "sha256", "accuracy"} as JSON.
+The network is one layer of fixed random features with ReLU, and one linear layer. The linear layer is solved in closed form and not
+trained by gradient descent, so that every machine makes the same model. Prints {"path", "sha256", "accuracy"} as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_ACCURACY = 0.95
 def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (train images, held-out images, train labels, held-out labels); images are float32 [n, 64], 0 to 16.
 
-    The digits are sorted by writer, so they are shuffled and stratified.
+    The data set is sorted by writer, so the digits are shuffled and stratified.
     """
     digits = load_digits()
     return train_test_split(
@@ -37,7 +37,7 @@ def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fit(images: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, np.ndarray]:
-    """Return weights {"w1" [64, HIDDEN], "b1", "w2" [HIDDEN, 10], "b2"}, float32, rounded so that machines agree."""
+    """Return weights {"w1" [64, HIDDEN], "b1", "w2" [HIDDEN, 10], "b2"}, float32, rounded to be equal on all machines."""
     random = np.random.RandomState(seed)
     w1 = np.round(random.normal(size=(64, HIDDEN)) / 64, 4)
     b1 = np.round(random.normal(size=HIDDEN) / 4, 4)
@@ -74,7 +74,7 @@ def as_onnx(weights: dict[str, np.ndarray]) -> bytes:
 
 
 def main(card: str, version: str, directory: Path) -> None:
-    """Train, compile, save, report."""
+    """Train the network, compile it, and print the result as JSON."""
     train, held_out, train_labels, held_out_labels = split()
     weights = fit(train, train_labels)
     accuracy = float((predict(weights, held_out).argmax(1) == held_out_labels).mean())

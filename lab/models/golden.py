@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write files/golden/digits: held-out images in blocks of the digits 0 to 9, and the scores that the model gives them.
 
-Only images are taken that the model, and the same fit from other seeds, reads right by a clear margin, so that a check
-that fails means a wrong server and not a hard image. The labels of the data set are in files/checks/*.yml.
+The model, and models from other seeds, recognize each of these images by a clear margin. So a failed check means a faulty
+server and not a difficult image. The labels of the images are in files/checks/*.yml.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MARGIN = 0.3
 
 
 def main() -> None:
-    """Choose and write."""
+    """Choose the images, and write them and their scores."""
     train, held_out, train_labels, labels = split()
     clear = np.ones(len(labels), bool)
     for seed in (SEED, 1, 2, 3):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make the lab's `resnet50` and compile it: resnet50.py CARD SDK_VERSION DIRECTORY.
 
-A network with the inputs and outputs of ResNet-50, its stem and its head, and fixed random weights between them: two
-million multiplications for a picture, so that a CPU can stand in for an NPU. It tells pictures apart, but not what is on them.
+The network has the inputs and outputs of ResNet-50, but only a few layers, with fixed random weights. It needs two million
+multiplications for a picture, so that a CPU can stand in for an NPU. It distinguishes pictures, but its labels have no meaning.
 Prints {"path", "sha256"} as JSON.
 """
 
@@ -19,21 +19,21 @@ from onnx import TensorProto, helper, numpy_helper
 
 BATCHES = (1, 2, 3, 4)
 CLASSES = 1000
-# One by which the photographs of the golden data have five clear classes each
+# With this seed each photograph of the golden data has five classes with clearly different scores.
 SEED = 20240176
-# Spread of the scores: the likeliest class of a picture has about half of the probability.
+# Factor that spreads the scores, so that the likeliest class of a picture has about half of the probability
 SPREAD = 4
 
 
 def weights(seed: int = SEED) -> dict[str, np.ndarray]:
-    """Return weights {"w1" [16, 3, 7, 7], "w2" [64, 16, 3, 3], "w3" [256, CLASSES]}, float32, rounded so that machines agree."""
+    """Return weights {"w1" [16, 3, 7, 7], "w2" [64, 16, 3, 3], "w3" [256, CLASSES]}, float32, rounded to agree on all machines."""
     random = np.random.RandomState(seed)
     shapes = {"w1": (16, 3, 7, 7), "w2": (64, 16, 3, 3), "w3": (256, CLASSES)}
     made = {}
     for name, shape in shapes.items():
         fan_in = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
         made[name] = random.normal(size=shape) * (2 / fan_in) ** 0.5
-    # Features are never negative: without their common part, which all pictures share, scores follow what differs.
+    # Features are never negative, so all pictures share a large part of their scores. This part is removed here.
     made["w3"] = SPREAD * (made["w3"] - made["w3"].mean(axis=0))
     return {name: np.round(array, 4).astype(np.float32) for name, array in made.items()}
 
@@ -62,7 +62,7 @@ def as_onnx(seed: int = SEED) -> bytes:
 
 
 def main(card: str, version: str, directory: Path) -> None:
-    """Compile, save, report."""
+    """Compile the network, and print the result as JSON."""
     inputs = [{"name": "INPUT__0", "shape": [3, 224, 224], "dtype": "float32"}]
     print(json.dumps(compile_onnx("resnet50", as_onnx(), inputs, BATCHES, card, version, directory)))
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write the arrays for the checks of the image models: the results of onnxruntime for the photographs, without a server.
+"""Write the arrays for the checks of the image models, which onnxruntime computes from the photographs without a server.
 
-Arrays of the photographs go to files/golden, results of the lab's network to lab/golden. The photographs are not changed;
-README.md beside them names their sources.
+files/golden gets the arrays for the shipped checks, lab/golden those for the checks of the lab's network. The photographs are not
+changed. The README.md in their directory names their sources.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "files/golden"
 LAB = ROOT / "lab/golden"
 PHOTOGRAPHS = ("coffee.png", "chelsea.jpg")
-# The made-up pictures of the check `largest batch`, which says the same of them
+# The generated pictures of the check `largest batch`. These values have to equal those in the check file.
 NOISE = {"shape": (4, 3, 224, 224), "seed": 1, "low": -2, "high": 2}
 
 
@@ -40,13 +40,13 @@ def pictures() -> np.ndarray:
 
 
 def noise() -> np.ndarray:
-    """Return float32 [4, 3, 224, 224], generated like the inputs of a check."""
+    """Return pictures float32 [4, 3, 224, 224], generated like the inputs of a check."""
     low, high = NOISE["low"], NOISE["high"]
     return (low + (high - low) * np.random.RandomState(NOISE["seed"]).random_sample(NOISE["shape"])).astype(np.float32)
 
 
 def scores(images: np.ndarray) -> np.ndarray:
-    """Return the scores float32 [n, 1000] of images [n, 3, 224, 224] by onnxruntime."""
+    """Return the scores float32 [n, 1000] that onnxruntime computes for images [n, 3, 224, 224]."""
     session = onnxruntime.InferenceSession(as_onnx(), providers=["CPUExecutionProvider"])
     return session.run(None, {"INPUT__0": images})[0]
 

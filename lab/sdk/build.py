@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the stand-in wheel: build.py VERSION DIRECTORY. Equal input gives equal bytes; nothing is downloaded."""
+"""Make the stand-in wheel: build.py VERSION DIRECTORY. Equal input gives equal bytes. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build(version: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     wheel = directory / f"rebel_compiler-{version}-py3-none-any.whl"
     partial = wheel.with_suffix(".partial")
-    # Stored, because compressed bytes depend on the machine's zlib.
+    # The files are stored without compression, because compressed bytes depend on the machine's zlib.
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         for name, content in files.items():
             archive.writestr(zipfile.ZipInfo(name, EPOCH), content)
