@@ -1,19 +1,19 @@
-"""Triton backend `rbln`: a model is a compiled file, with as much of a config.pbtxt as its owner wants to write.
+"""Triton backend `rbln`: serves a compiled file. The fields of its config.pbtxt that the file determines may be left out.
 
-An instance runs on the NPU of its index. The requests of a batch are copied once, into the memory that the NPU's process reads. The
-batch is padded to the next compiled size and run. Its output is split into one response per request, in order, which execute()
-returns. With two instances on one NPU, one assembles its batch while the other one is running.
+The index of an instance selects its NPU. The inputs of a batch are copied once, into memory that the device process reads. The
+batch is padded to the next compiled size. Its output is split into one response for each request, in the order of the requests.
+If two instances share an NPU, one instance assembles its next batch while the batch of the other instance runs.
 
 Parameters of a model:
-  npus               "0,1": NPUs that its instances may use, in turn; default: all visible NPUs
-  npus_per_instance  "2": a model that spans NPUs takes consecutive ones; default 1
-  device_timeout_ms  time limit of a run, including its wait for the runs of other instances. Then the run fails and the
-                     process of the NPU is restarted; default 10000
+  npus               "0,1": NPUs on which its instances are distributed; default: all visible NPUs
+  npus_per_instance  "2": number of consecutive NPUs that one instance of the model needs; default 1
+  device_timeout_ms  time limit of a run, including the wait for runs of other instances. A run that exceeds it fails, and
+                     the device process is restarted; default 10000
   isolation          "process" (default): the SDK runs in a process that can be killed; "none": it runs in Triton's stub
   runtime_per_bucket "true" or "false": whether each compiled size has its own runtime of the SDK; default: "true" for an SDK
                      before 0.11, else "false"
-  batches            "1,2,4": compiled batch sizes in the order of the file, needed if neither the SDK nor a record has them
-The compiled file is `model.rbln` in the version directory, or what the config calls `default_model_filename`.
+  batches            "1,2,4": compiled batch sizes in the order of the file, required if neither the SDK nor a record has them
+The compiled file is `model.rbln` in the version directory, or the `default_model_filename` of the config.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from npufleet_rbln.metrics import Metrics
 from npufleet_rbln.sdk import SDK
 
 DEVICE_TIMEOUT_MS = 10000
-# To ask whether a request was cancelled is a message to the server: only for one that has waited.
+# Seconds after which a request is checked for cancellation. Each check is a message to the server.
 CANCEL_AFTER_S = 0.02
-# Options of mallopt, and the bytes that a stub keeps instead of returning them to the kernel. Otherwise every large input causes
-# page faults again.
+# Options of mallopt, and the bytes that a stub keeps instead of returning them to the kernel. Without this, every large input
+# would cause page faults.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 256 << 20
 
 
 class TritonPythonModel:
-    """One instance: one compiled file on one NPU, or on the several that it spans."""
+    """An instance of a model: a compiled file on one NPU, or on several NPUs."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Fill in what the config leaves out of inputs, outputs and batch size; no NPU is touched for it."""
+        """Add missing inputs, outputs and batch size to the config, without using an NPU."""
         said = config.as_dict()
         if said.get("input") and said.get("output"):
             return config
@@ -91,13 +91,13 @@ class TritonPythonModel:
             "config": config,
             "path": compiled.find(os.path.join(args["model_repository"], args["model_version"]), config),
             "instance": args["model_instance_name"],
-            # The SDK's own limit, in whole seconds, should expire first, because a killed process may leave its card wedged.
+            # The time limit of the SDK, in whole seconds, should expire first, because killing a process may wedge its card.
             "timeout_s": max(0, (timeout_ms - 500) // 1000),
         }
         self._metrics: Optional[Metrics] = None
         self._device = Device(job, isolation == "process", timeout_ms / 1000, self._changed)
         plan = self._device.plan
-        # (name, whether it is bfloat16)
+        # (name, True if the tensor is bfloat16)
         self._inputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].inputs]
         self._outputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].outputs]
         if any(half for _name, half in (*self._inputs, *self._outputs)) and not bfloat16.known(pb_utils):
@@ -110,8 +110,8 @@ class TritonPythonModel:
             "version": args["model_version"],
             "npu": self._device.npu,
             "instance": args["model_instance_name"],
-            # A reload has two instances of one name for a moment: with equal labels they would share counters, and the one that
-            # ends would free those of the other inside the server.
+            # During a reload, two instances of the same name exist. With equal labels they would share counters, and the end of
+            # the old instance would free the counters of the new one in the server.
             "process": str(os.getpid()),
         }
         self._metrics = Metrics(pb_utils, labels, parameter(config, "npufleet_source"), parameter(config, "npufleet_release"))
@@ -123,7 +123,7 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Return one response for each request, in order. A request that cannot be run fails alone."""
+        """Return one response for each request, in order. A request that cannot be run does not affect the others."""
         responses: List[Any] = [None] * len(requests)
         arrived = time.monotonic()
         items = []
@@ -134,13 +134,13 @@ class TritonPythonModel:
                 responses[index] = self._failure(error)
         groups = self._batcher.groups(items)
         for group in groups:
-            # Triton reads the outputs only after execute() returns, and the next run overwrites them: copy all but the last.
+            # Triton reads outputs after execute() has returned. A later run would overwrite them, so copy all but the last.
             for entry, response in zip(group, self._run(group, group is not groups[-1])):
                 responses[entry.index] = response
         return responses
 
     def _item(self, request: Any, index: int, arrived: float) -> Item:
-        """Return a request with its inputs in the order of the file."""
+        """Return a request with its inputs in the order of the compiled file. Raises Fault."""
         tensors = []
         for name, half in self._inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
@@ -150,7 +150,7 @@ class TritonPythonModel:
         return self._batcher.item(request, tensors, index, arrived)
 
     def _run(self, items: List[Item], copy: bool) -> List[Any]:
-        """Run requests as one batch, and wait for it."""
+        """Run requests as one batch, wait for it, and return their responses. `copy` copies the outputs."""
         kept = [part for part in items if not self._cancelled(part)]
         if len(kept) < len(items):
             done = iter(self._run(kept, copy) if kept else [])
@@ -161,7 +161,7 @@ class TritonPythonModel:
             rows = sum(part.rows for part in items)
             bucket = self._batcher.bucket(items, rows)
             padding = 0
-            # Without isolation, a single request that exactly fills its bucket is run without a copy.
+            # Without isolation, a single request that exactly fills its bucket needs no copy.
             if not (len(items) == 1 and rows == self._batcher.plan.sizes[bucket] and lane.give(items[0].tensors)):
                 first = 0
                 for item in items:
@@ -172,7 +172,7 @@ class TritonPythonModel:
         except Fault as error:
             if error.trace:
                 pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
-            # Each request needs its own response: Triton crashes if one response is returned twice.
+            # Create a response for each request, because Triton crashes if a response object is returned twice.
             return [self._failure(error) for _item in items]
         assert self._metrics is not None
         self._metrics.batch(len(items), rows, padding, ended - began)
@@ -185,7 +185,7 @@ class TritonPythonModel:
         return responses
 
     def _cancelled(self, item: Item) -> bool:
-        """Return True if the client of this request no longer waits."""
+        """Return True if the client has cancelled this request."""
         if time.monotonic() - item.arrived < CANCEL_AFTER_S or not hasattr(item.request, "is_cancelled"):
             return False
         return bool(item.request.is_cancelled())
@@ -199,7 +199,7 @@ class TritonPythonModel:
         )
 
     def _failure(self, error: Fault) -> Any:
-        """Return an error response in one line, without traceback or path, and log the rest."""
+        """Count an error, and return its response: one line without traceback and paths."""
         if self._metrics is not None:
             self._metrics.error(error.kind)
         code = getattr(pb_utils.TritonError, CODES[error.kind])
@@ -210,13 +210,13 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: the request was cancelled", code))
 
     def _changed(self, fault: bool, message: str) -> None:
-        """Log and count that the NPU stopped answering, or answers again."""
+        """Log that the NPU stopped answering or answers again, and set the metric."""
         (pb_utils.Logger.log_error if fault else pb_utils.Logger.log_info)(f"model {self._name}: {message}")
         if self._metrics is not None:
             self._metrics.fault(fault)
 
     def finalize(self) -> None:
-        """Release the NPU."""
+        """Release the NPU and the metrics."""
         self._device.close()
         if self._metrics is not None:
             self._metrics.close()

@@ -1,1 +1,1 @@
-"""Parts of the `rbln` backend; model.py beside this package is what Triton loads."""
+"""Parts of the `rbln` backend. Triton loads model.py, which is next to this package."""

@@ -1,4 +1,4 @@
-"""Requests of several clients joined into batches of the compiled sizes, and their outputs split again."""
+"""Join the requests of several clients into batches of the compiled sizes, and split the outputs of a batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .errors import Fault
 
 @dataclass(eq=False)
 class Item:
-    """A request that can be run: its inputs in the order of the file, its rows, and a bucket for it.
+    """A valid request: its inputs in the order of the compiled file, its number of rows, and its bucket.
 
-    The bucket is the largest one, or without a batch dimension the one with the same shapes.
+    With a batch dimension, `bucket` is the largest bucket. Otherwise it is the bucket with the shapes of the request.
     """
 
     request: Any
@@ -27,7 +27,7 @@ class Item:
 
 
 class Batcher:
-    """The rules by which requests fit the buckets of a plan."""
+    """The assignment of requests to the buckets of a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -36,11 +36,11 @@ class Batcher:
             (tensor.name, tensor.shape[1:], tensor.dtype, memory_dtype(tensor.dtype)) for tensor in plan.buckets[0].inputs
         ]
         order = sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__)
-        # By rows: the smallest bucket that holds them, whatever order the file has them in.
+        # The index is a number of rows, the value the smallest bucket with at least that many rows.
         self._by_rows = [next(index for index in order if plan.sizes[index] >= rows) for rows in range(self.limit + 1)]
 
     def item(self, request: Any, tensors: List[np.ndarray], index: int = 0, arrived: float = 0.0) -> Item:
-        """Return a request with checked inputs. Raises Fault with the reason against it."""
+        """Check the inputs of a request, and return it as an item. Raises Fault."""
         if not self.plan.batched:
             return Item(request, tensors, 1, self._by_shape(tensors), index, arrived)
         rows = len(tensors[0]) if tensors[0].ndim else 0
@@ -69,7 +69,7 @@ class Batcher:
         raise Fault(f"inputs are {found}, compiled is {' or '.join(map(str, wanted))}", "bad_request")
 
     def groups(self, items: Sequence[Item]) -> List[List[Item]]:
-        """Join requests, in their order, into batches of at most the largest compiled size."""
+        """Join requests, in their order, into batches that do not exceed the largest compiled size."""
         joined: List[List[Item]] = []
         rows = 0
         for item in items:
@@ -81,11 +81,11 @@ class Batcher:
         return joined
 
     def bucket(self, items: Sequence[Item], rows: int) -> int:
-        """Return the bucket for a batch of `rows`."""
+        """Return the bucket for a batch of these requests, which have `rows` rows in total."""
         return self._by_rows[rows] if self.plan.batched else items[0].bucket
 
     def put(self, inputs: Sequence[Sequence[np.ndarray]], item: Item, first: int) -> None:
-        """Write a request's rows into a lane's inputs, behind the `first` ones."""
+        """Write the rows of a request into the inputs of a lane, from row `first` on."""
         for into, tensor in zip(inputs[item.bucket], item.tensors):
             if self.plan.batched:
                 into[first : first + item.rows] = tensor
@@ -93,7 +93,7 @@ class Batcher:
                 np.copyto(into, tensor)
 
     def pad(self, inputs: Sequence[np.ndarray], bucket: int, rows: int) -> int:
-        """Fill the rest of a bucket with zeros; how many rows that is."""
+        """Fill the rest of a bucket with zeros. Return the number of filled rows."""
         padding = self.plan.sizes[bucket] - rows
         if padding:
             for into in inputs:
@@ -101,5 +101,5 @@ class Batcher:
         return padding
 
     def cut(self, outputs: Sequence[np.ndarray], first: int, item: Item) -> List[np.ndarray]:
-        """Return the rows of a request in the outputs of a lane, without a copy."""
+        """Return the rows of a request, from row `first` on, as views of the outputs of a lane."""
         return [tensor[first : first + item.rows] for tensor in outputs] if self.plan.batched else list(outputs)

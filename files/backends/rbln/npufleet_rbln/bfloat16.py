@@ -1,7 +1,7 @@
-"""bfloat16 between Triton and numpy, which has none: both lend it as DLPack, and here its elements are 16 bits without a meaning.
+"""Exchange bfloat16 tensors between Triton and numpy through DLPack. numpy has no bfloat16, so their elements become uint16.
 
-Triton's Tensor.as_numpy() refuses bfloat16 and points at DLPack (python_backend, since release 24.08); numpy's DLPack refuses it
-too. A capsule is a struct with the address and the type of the memory. Only the type is replaced; nothing is copied.
+Triton's Tensor.as_numpy() refuses bfloat16 and recommends DLPack (python_backend, since release 24.08), but numpy's DLPack refuses
+bfloat16 too. A DLPack capsule is a struct with the address and the type of the memory. Only the type is replaced, without a copy.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, Tuple
 
 import numpy as np
 
-# DLManagedTensor (dlpack.h): pointer to the data, device type and id, number of dimensions, then the type's code, bits and lanes
+# Offset of the type code in DLManagedTensor (dlpack.h), after the data pointer, device type, device id and number of dimensions
 CODE_AT = 8 + 4 + 4 + 4
 UNSIGNED, BFLOAT = 1, 4
 
-# What a capsule is called whose memory somebody took: the name has to live as long as it.
+# Name of a capsule whose memory was taken over. The name has to live as long as the capsule.
 TAKEN = ctypes.c_char_p(b"used_dltensor")
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -27,7 +27,7 @@ _rename.restype, _rename.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_ch
 
 
 class _Lent:
-    """A capsule as numpy's from_dlpack takes it."""
+    """A capsule with the interface that numpy's from_dlpack requires."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -50,18 +50,18 @@ def read(tensor: Any) -> np.ndarray:
 
 
 def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
-    """Triton's bfloat16 tensor of these bits, uint16. `utils` is Triton's module."""
+    """Return a bfloat16 tensor of Triton with these bits (uint16). `utils` is Triton's module."""
     capsule = _relabel(np.ascontiguousarray(bits).__dlpack__(), BFLOAT)
     try:
         return utils.Tensor.from_dlpack(name, capsule)
     finally:
-        # Triton calls one that it took "used_dlpack", also where it then refuses it; numpy does not know that for taken.
+        # Triton renames a capsule to "used_dlpack", even if it then refuses the tensor. numpy only knows the name of TAKEN.
         if not _is_called(capsule, b"dltensor"):
             _rename(capsule, TAKEN)
 
 
 def known(utils: Any) -> bool:
-    """Return True if the python backend of this Triton has bfloat16, which is from 24.08 on."""
+    """Return True if the python backend of this Triton supports bfloat16, which it does since 24.08."""
     try:
         tensor_of(utils, "NONE", np.zeros(1, np.uint16))
     except utils.TritonModelException:

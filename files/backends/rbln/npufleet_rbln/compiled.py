@@ -1,7 +1,7 @@
-"""Inputs and outputs of a compiled file, compared with the config of a model. This file uses no NPU.
+"""Read the inputs and outputs of a compiled file, and compare them with the config of a model, without using an NPU.
 
-The facts come from the SDK's `inspect`, else from the record that the compile step left beside the file
-(`model.rbln.json`), else from the config and its parameter `batches`.
+The first available source counts: the `inspect` function of the SDK, the record that the compile step wrote next to the file
+(`model.rbln.json`), or the config with its parameter `batches`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .errors import Fault
 
 CONFIG = "config.pbtxt"
 COMPILED_FILE = "model.rbln"
-# Triton's types by numpy's names; what is missing here no compiled file takes.
+# {numpy's name of a type: Triton's type}. Compiled files support no other types.
 TYPES = {
     "bool": "TYPE_BOOL",
     "uint8": "TYPE_UINT8",
@@ -37,13 +37,13 @@ TYPES = {
 }
 NUMPY = {triton: numpy for numpy, triton in TYPES.items()}
 BFLOAT16 = "bfloat16"
-# INPUT__0, OUTPUT__1: Triton's convention for a tensor by its position, whatever the file calls it.
+# Triton's names for tensors by position, such as INPUT__0 and OUTPUT__1. The names in the file do not matter then.
 POSITION = re.compile(r"(?:IN|OUT)PUT__(\d+)$")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of one bucket: whole shape, batch included, and numpy's name of its type; the vendor may not know the name."""
+    """A tensor of one bucket: its name (None if unknown), its shape including the batch, and numpy's name of its type."""
 
     name: Optional[str]
     shape: Tuple[int, ...]
@@ -52,7 +52,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One list of fixed shapes that the file was compiled for. `outputs` is empty where nothing tells them before a run."""
+    """One set of fixed shapes that the file was compiled for. `outputs` is empty if they are unknown before a run."""
 
     inputs: Tuple[Tensor, ...]
     outputs: Tuple[Tensor, ...]
@@ -60,20 +60,20 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Facts:
-    """A compiled file: its buckets in their order, its card and compiler, and the source of these facts."""
+    """The description of a compiled file: its buckets in their order, its card, its compiler, and the source of these facts."""
 
     source: str
     buckets: Tuple[Bucket, ...]
     npu: Optional[str] = None
     compiler: Optional[str] = None
     devices: Optional[int] = None
-    # Why the SDK's own word is not among it
+    # Why the result of the SDK's `inspect` could not be used, empty if it was used
     flaw: str = ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a model: tensors in the order of the file with the names of the config, and the batch size of each bucket."""
+    """The plan of a model: tensors in the order of the file with the names of the config, and the rows of each bucket (`sizes`)."""
 
     batched: bool
     buckets: Tuple[Bucket, ...]
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def limit(self) -> int:
-        """Rows of the largest bucket; without a batch a request is one row."""
+        """The rows of the largest bucket, 1 without a batch dimension."""
         return max(self.sizes)
 
     def as_dict(self) -> Dict[str, Any]:
@@ -90,7 +90,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Plan:
-        """Return the plan of the data of `as_dict`."""
+        """Return the plan from the result of `as_dict`."""
         return cls(bool(raw["batched"]), tuple(_bucket(bucket) for bucket in raw["buckets"]), tuple(raw["sizes"]))
 
 
@@ -100,7 +100,7 @@ def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
 
 
 def numbers(text: str, what: str) -> List[int]:
-    """Numbers out of a list such as "1,2,4"."""
+    """Return the numbers of a list such as "1,2,4", the value of parameter `what`. Raises Fault."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise Fault(f"parameter {what} is {text!r}, expected numbers such as 1,2,4")
@@ -108,7 +108,7 @@ def numbers(text: str, what: str) -> List[int]:
 
 
 def number(config: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a parameter that is one number of 1 and above."""
+    """Return the value of a parameter that is a number of at least 1. Raises Fault."""
     text = parameter(config, name, str(default))
     if not text.strip().isdecimal() or int(text) < 1:
         raise Fault(f"parameter {name} is {text!r}, expected a number of 1 and above")
@@ -116,7 +116,7 @@ def number(config: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def find(directory: str, config: Mapping[str, Any]) -> str:
-    """Path of the compiled file in a version directory."""
+    """Return the path of the compiled file in a version directory. Raises Fault."""
     file = config.get("default_model_filename") or COMPILED_FILE
     path = os.path.join(directory, file)
     if not os.path.isfile(path):
@@ -125,7 +125,7 @@ def find(directory: str, config: Mapping[str, Any]) -> str:
 
 
 def facts_of(path: str, config: Mapping[str, Any], inspected: Optional[Mapping[str, Any]]) -> Facts:
-    """Return the facts of the file: `inspected` (None or a flaw if the SDK has none), else its record, else the config."""
+    """Return the facts from `inspected`, the record or the config. Without facts, `inspected` is None or {"flaw": reason}."""
     record = _record(path)
     flaw = (inspected or {}).get("flaw", "")
     if inspected is not None and not flaw:
@@ -153,7 +153,7 @@ def _bucket(raw: Mapping[str, Any]) -> Bucket:
 
 
 def _record(path: str) -> Optional[Facts]:
-    """Return the record beside the file, or None. Raises Fault if it belongs to another file or cannot be read."""
+    """Return the record next to the file, None without a record. Raises Fault if it is unreadable or of another file."""
     name = os.path.basename(path) + ".json"
     try:
         with open(path + ".json", encoding="utf-8") as stream:
@@ -177,7 +177,7 @@ def _record(path: str) -> Optional[Facts]:
 
 
 def batches_of(config: Mapping[str, Any]) -> Optional[List[int]]:
-    """Parameter `batches`, None where it is not given."""
+    """Return the parameter `batches`, None if it is not set. Raises Fault."""
     if "batches" not in (config.get("parameters") or {}):
         return None
     found = numbers(parameter(config, "batches"), "batches")
@@ -187,7 +187,7 @@ def batches_of(config: Mapping[str, Any]) -> Optional[List[int]]:
 
 
 def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
-    """Return the known bucket for each size of the parameter `batches`: only the first dimension differs."""
+    """Repeat the only known bucket for each size of the parameter `batches`, with another first dimension."""
     batches = batches_of(config)
     if batches is None or not config.get("max_batch_size"):
         return facts
@@ -203,7 +203,7 @@ def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
 
 
 def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
-    """Return the facts of the config for a file without a description; its outputs are learnt from a run at load."""
+    """Return the facts from the config, for a file without a description. Its outputs are unknown until a run during the load."""
     inputs = config.get("input") or []
     if not inputs or not config.get("output"):
         raise Fault(
@@ -228,17 +228,17 @@ def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
 
 
 def memory_dtype(dtype: str) -> np.dtype[Any]:
-    """Return the numpy type of a tensor in memory: bfloat16, which numpy lacks, has 16 bits."""
+    """Return the numpy type of a tensor in memory. It is uint16 for bfloat16, which numpy does not have."""
     return np.dtype(np.uint16 if dtype == BFLOAT16 else dtype)
 
 
 def _dims(entry: Mapping[str, Any]) -> List[int]:
-    """Dimensions of a config's tensor as the backend sees them."""
+    """Return the dimensions of a tensor in the config, or those of its `reshape`."""
     return [int(size) for size in (entry.get("reshape") or {}).get("shape", entry["dims"])]
 
 
 def can_batch(buckets: Sequence[Bucket]) -> bool:
-    """Return True if the buckets differ only in the first dimension, which all tensors of a bucket share."""
+    """Return True if buckets only differ in the first dimension, which is the same for all tensors of a bucket."""
 
     def rest(bucket: Bucket) -> Any:
         return [(tensor.name, tensor.shape[1:], tensor.dtype) for tensor in (*bucket.inputs, *bucket.outputs)]
@@ -251,7 +251,7 @@ def can_batch(buckets: Sequence[Bucket]) -> bool:
 
 
 def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
-    """Return the missing fields of a config: any of `max_batch_size`, `input`, `output`."""
+    """Return the fields that a config lacks: `max_batch_size`, `input` and `output`."""
     first = facts.buckets[0]
     rows = int(config.get("max_batch_size") or 0)
     said = [*(config.get("input") or []), *(config.get("output") or [])]
@@ -263,7 +263,7 @@ def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
         if not config.get(side) and tensors:
             added[side] = []
             for index, tensor in enumerate(tensors):
-                # Buckets of a model without a batch may differ anywhere: such a dimension is open.
+                # Without a batch dimension, buckets may differ in any dimension, which then becomes -1.
                 same = [getattr(bucket, side + "s")[index].shape for bucket in facts.buckets]
                 shape = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*same)]
                 name = tensor.name or f"{prefix}__{index}"
@@ -272,7 +272,7 @@ def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
 
 
 def plan_of(config: Mapping[str, Any], facts: Facts) -> Plan:
-    """Return the plan of the model. Raises Fault with every contradiction between config and file."""
+    """Return the plan of the model. Raises Fault with all contradictions between config and compiled file."""
     wrong: List[str] = []
     rows = int(config.get("max_batch_size") or 0)
     batches = batches_of(config)
@@ -310,7 +310,7 @@ def _shapes(buckets: Sequence[Bucket]) -> str:
 def _order(
     side: str, named: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Tensor]], batched: bool, wrong: List[str], learnt: bool
 ) -> List[str]:
-    """Return the names of the config in the order of the file; contradictions are added to `wrong`."""
+    """Return the names of the config in the order of the file. Add contradictions to `wrong`."""
     if learnt:
         return [name["name"] for name in named]
     first = found[0]
@@ -320,7 +320,7 @@ def _order(
         return []
     by_name = {name["name"]: name for name in named}
     if all(POSITION.match(name["name"]) for name in named):
-        # Whatever order they are written in, their number is their place.
+        # The number in the name is the position in the file. The order in the config does not matter.
         places = sorted(named, key=lambda name: int(POSITION.match(name["name"]).group(1)))  # type: ignore[union-attr]
     elif all(entry.name for entry in first):
         missing = [entry.name for entry in first if entry.name not in by_name]
@@ -339,13 +339,13 @@ def _order(
             wanted = _dims(path)
             if len(wanted) != len(dims) or any(mine not in (-1, size) for mine, size in zip(wanted, dims)):
                 wrong.append(f"{side} {path['name']} has dims {wanted}, in the file {dims}")
-            if batched:  # the others differ in the batch alone
+            if batched:  # all other buckets only differ in the batch dimension
                 break
     return [place["name"] for place in places]
 
 
 def against_sdk(facts: Facts, version: str) -> List[str]:
-    """Return the reasons why this SDK cannot run the file: both have to belong to one minor line."""
+    """Return why this SDK cannot run the file, empty if it can. Both need the same major and minor version."""
     mine, theirs = (re.match(r"\d+\.\d+", text or "") for text in (version, facts.compiler))
     if mine and theirs and mine.group() != theirs.group():
         return [f"the file was compiled with SDK {facts.compiler}, here is {version}: compile it again with {mine.group()}"]
@@ -353,7 +353,7 @@ def against_sdk(facts: Facts, version: str) -> List[str]:
 
 
 def against_card(facts: Facts, cards: Mapping[int, Optional[str]], wanted: int) -> List[str]:
-    """Return the reasons why these NPUs do not fit the file: their type and number."""
+    """Return the reasons why the type or the number of these NPUs does not fit the file."""
     wrong = []
     for npu, card in cards.items():
         if facts.npu and card and facts.npu != card:
@@ -364,7 +364,7 @@ def against_card(facts: Facts, cards: Mapping[int, Optional[str]], wanted: int) 
 
 
 def npus_of(instance: str, usable: Sequence[int], each: int) -> List[int]:
-    """Return the NPUs of an instance: groups of `each` usable NPUs, by the trailing index of its name."""
+    """Return the NPUs of an instance. The index at the end of its name selects a group of `each` usable NPUs."""
     index = instance.rsplit("_", 1)[-1]
     if not index.isdigit():
         raise Fault(f"instance {instance} has no trailing index to choose an NPU by")

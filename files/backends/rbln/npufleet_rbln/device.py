@@ -1,4 +1,4 @@
-"""The stub's side of an NPU: a lane that carries a batch, and the process behind it, which is restarted when it hangs."""
+"""The stub's side of an NPU: the lane that transports a batch, and the device process, which is restarted if it hangs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .compiled import Plan
 from .errors import Fault
 from .shared import ENDED, START, Views, attach
 
-# A large model over a slow link takes minutes; a wedged card takes for ever.
+# Time limit of a load. A large model over a slow link takes minutes, and a wedged card never answers.
 LOAD_TIMEOUT_S = 300.0
-# Between attempts to start again, doubled each time.
+# Pauses between attempts to restart the device process. The pause doubles each time.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-# For a process to be gone after it was killed.
+# Time for a killed process to end
 END_TIMEOUT_S = 5.0
 CODE = "import sys; sys.path[:] = sys.argv[3].split('\\n'); from npufleet_rbln.worker import main; main(sys.argv[1:])"
 
 
 class Lane:
-    """The memory of one batch, and a channel to the thread that runs it. `given` takes inputs by reference in the same process."""
+    """The memory of one batch, and a channel to its runner. `given` passes inputs by reference within a process."""
 
     def __init__(self, channel: socket.socket, views: Views, given: Optional[List[Any]]) -> None:
         self._channel, self._given = channel, given
@@ -38,19 +38,19 @@ class Lane:
         self.since = 0.0
 
     def submit(self, bucket: int) -> None:
-        """Start a run of this bucket's inputs."""
+        """Start a run of the inputs in this bucket."""
         self.since = time.monotonic()
         self._channel.send(START.pack(bucket))
 
     def give(self, inputs: Sequence[np.ndarray]) -> bool:
-        """Hand over the inputs of the next batch without a copy. Return False if another process has to read them."""
+        """Pass the inputs of the next batch without a copy. Return False if the runner is another process, which needs a copy."""
         if self._given is None:
             return False
         self._given[:] = [[np.asarray(tensor, order="C") for tensor in inputs]]
         return True
 
     def wait(self, seconds: float) -> Tuple[float, float]:
-        """Return when the run began and ended. Raises TimeoutError if it does not end in time, Fault if it failed."""
+        """Wait for the run, and return when it began and ended. Raises TimeoutError after `seconds`, Fault if it failed."""
         self._channel.settimeout(max(0.001, seconds))
         message = self._channel.recv(1 << 16)
         if len(message) < ENDED.size:
@@ -63,7 +63,7 @@ class Lane:
         return began, ended
 
     def settle(self) -> None:
-        """Wait without a limit until no run is under way."""
+        """Wait, without a time limit, until no run is in progress."""
         if self.since:
             self._channel.settimeout(None)
             self._channel.recv(1 << 16)
@@ -71,7 +71,7 @@ class Lane:
 
 
 class Backing:
-    """The runner of a lane: a process that can be killed, or a thread of this process that cannot."""
+    """The runner of a lane: a device process, which can be killed, or a thread of this process, which cannot."""
 
     def __init__(self, job: Mapping[str, Any], isolated: bool) -> None:
         kinds = socket.AF_UNIX, socket.SOCK_SEQPACKET
@@ -83,7 +83,7 @@ class Backing:
         self._others = [control, channel]
 
     def start(self) -> None:
-        """Load. Where that fails, `end` has to follow, as where it succeeds: there may be a process."""
+        """Load the model. The caller has to call `end` later, also after a failure, because the process may exist."""
         hello = self._process(self._job, self._others) if self._isolated else self._thread(self._job, self._others)
         self.npu: str = hello["npu"]
         self.source: str = hello["source"]
@@ -129,7 +129,7 @@ class Backing:
         return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def probe(self, seconds: float) -> None:
-        """Run once with zeros, in the smallest bucket."""
+        """Run the smallest bucket once with zeros. Raises the errors of Lane.wait."""
         lane = self.lane
         bucket = min(range(len(self.plan.sizes)), key=self.plan.sizes.__getitem__)
         for tensor in lane.inputs[bucket]:
@@ -138,7 +138,7 @@ class Backing:
         lane.wait(seconds)
 
     def end(self, seconds: float = 0.0) -> bool:
-        """End the process, after `seconds` by force; whether it is gone. One that sleeps in the driver cannot be."""
+        """End the process, and kill it after `seconds`. Return False if it still exists, because it hangs in the driver."""
         for entry in (self.control, self._channel):
             with contextlib.suppress(OSError):
                 entry.shutdown(socket.SHUT_RDWR)
@@ -159,9 +159,9 @@ class Backing:
 
 
 class Device:
-    """An instance's NPU, kept in service: `backing` is what runs now, None while there is nothing that would answer.
+    """The NPU of an instance. A keeper thread restarts its runner. `backing` is the current runner, None while no runner is ready.
 
-    `job` goes to the worker; `changed(fault, message)` is called when the NPU stops answering and when it answers again.
+    `job` is passed to the worker. `changed(fault, message)` is called when the NPU stops answering and when it answers again.
     """
 
     def __init__(self, job: Mapping[str, Any], isolated: bool, timeout_s: float, changed: Callable[[bool, str], None]) -> None:
@@ -174,7 +174,7 @@ class Device:
         self._lock = threading.Lock()
         self._faulty = False
         first = threading.Event()
-        # The kernel ends the device process with the thread that started it, so this one lives as long as the instance.
+        # The kernel kills the device process when the thread that started it ends, so this thread lives as long as the instance.
         self._keeper = threading.Thread(target=self._keep, args=(first,), name="keeper", daemon=True)
         self._keeper.start()
         first.wait()
@@ -183,14 +183,14 @@ class Device:
         self.plan = self.backing.plan
 
     def ready(self) -> Backing:
-        """Return the running process. Raises Fault at once if there is none."""
+        """Return the current runner. Raises Fault at once if no runner is ready."""
         backing = self.backing
         if backing is None:
             raise self._why or Fault(f"NPU {self.npu} is not ready", "device")
         return backing
 
     def run(self, backing: Backing, lane: Lane, bucket: int) -> Tuple[float, float]:
-        """Run a bucket and wait for it, for at most the device timeout. Return when the run began and ended."""
+        """Run a bucket, and wait at most for the device timeout. Return when the run began and ended. Raises Fault."""
         if self.backing is not backing:
             raise self.broke(backing, "device")
         try:
@@ -209,7 +209,7 @@ class Device:
         return times
 
     def broke(self, backing: Backing, kind: str) -> Fault:
-        """Take this backing out of service; the keeper starts another. The reason, for those who wait."""
+        """Take this runner out of service, so that the keeper starts another runner. Return the error for the requests."""
         with self._lock:
             if self.backing is backing:
                 what = f"did not answer within {self.timeout_s * 1000:.0f} ms" if kind == "timeout" else "lost its process"
@@ -230,7 +230,7 @@ class Device:
             self._changed(fault, message)
 
     def _keep(self, first: threading.Event) -> None:
-        """Start what runs, and start it again whenever it ends, until the instance is closed."""
+        """Start the runner, and restart it whenever it ends, until the instance is closed. Set `first` after the first start."""
         pause = FIRST_PAUSE_S
         while not self._closing.is_set():
             backing: Optional[Backing] = None
@@ -267,7 +267,7 @@ class Device:
             self._bury(backing, 5.0 if self._closing.is_set() else 0.0)
 
     def _bury(self, backing: Backing, seconds: float = 0.0) -> None:
-        """End it, and wait until it is gone: what sleeps in the driver holds the NPU, and another one would only join it."""
+        """End a runner, and wait until its process is gone. A process that hangs in the driver would also block a new process."""
         gone = backing.end(seconds)
         if not gone and backing.process is not None:
             why = f"NPU {self.npu}: its device process {backing.process.pid} does not end, not even killed"
@@ -282,21 +282,21 @@ class Device:
         return Fault(f"NPU {self.npu} could not be started again: {type(error).__name__}: {error}", "device")
 
     def _watch(self, backing: Backing) -> None:
-        """Return when the backing ended, was taken out of service, or the instance is closed."""
+        """Wait until the runner has ended or was taken out of service, or until the instance is closed."""
         backing.control.settimeout(None)
         if self._isolated:
             with contextlib.suppress(OSError):
-                backing.control.recv(1)  # nothing is ever sent: it returns at the process's end
+                backing.control.recv(1)  # returns when the process ends, because it sends nothing
             if not self._closing.is_set():
                 self.broke(backing, "device")
             return
         self._broken.wait()
         if not self._closing.is_set():
-            # A thread cannot be killed. If the call returns after all, the NPU is used again.
+            # A thread cannot be killed. Wait for its call, and start a new runner if the call returns.
             backing.lane.settle()
 
     def close(self) -> None:
-        """Give the NPU back."""
+        """End the runner and its keeper."""
         self._closing.set()
         self._broken.set()
         backing = self.backing
@@ -307,7 +307,7 @@ class Device:
 
 
 def _python() -> str:
-    """Return the first interpreter of this version on the path, because the stub embeds its own."""
+    """Return a Python interpreter of this version. sys.executable may be the stub, which embeds Python."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for found in (sys.executable, shutil.which(name), shutil.which("python3")):
         if found and os.path.basename(found).startswith("python"):

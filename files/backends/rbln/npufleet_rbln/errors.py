@@ -1,10 +1,10 @@
-"""Errors, each with a kind for the metrics and one line with the next step."""
+"""Errors: each has a kind for the metrics, and a message of one line with the next step."""
 
 from __future__ import annotations
 
 import re
 
-# The kinds of rbln_errors_total, and the code of Triton's error that a client gets for each.
+# {kind in rbln_errors_total: code of the error that a client of Triton gets}
 CODES = {
     "bad_request": "INVALID_ARG",
     "too_large": "INVALID_ARG",
@@ -16,7 +16,7 @@ CODES = {
 
 
 class Fault(Exception):
-    """The reason why a model cannot be loaded or a request cannot be answered, for its sender."""
+    """The reason why a model cannot be loaded or a request cannot be answered. The message is for the client."""
 
     def __init__(self, message: str, kind: str = "internal", trace: str = "") -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ def words(text: object) -> str:
 
 
 def vendor(error: BaseException, npu: str) -> Fault:
-    """Return the next step for an error of the SDK, followed by the vendor's text."""
+    """Return an error of the SDK as a Fault: a message with the next step, followed by the vendor's text."""
     if isinstance(error, Fault):
         return error
     said = words(error)

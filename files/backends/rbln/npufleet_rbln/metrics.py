@@ -1,6 +1,6 @@
-"""The counters of an instance on Triton's metrics endpoint.
+"""The metrics of an instance on Triton's metrics endpoint.
 
-Each change is a message to the server and its answer, 0.1 ms, so counts are gathered here and handed over once a second.
+Each update of a metric is a message to the server and takes 0.1 ms, so counts are collected here and sent once a second.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ INTERVAL_S = 1.0
 
 
 class Metrics:
-    """Counters of one instance, labelled with model, version, npu and instance. `utils` is Triton's module."""
+    """The metrics of one instance. `utils` is Triton's module, `source` and `release` are digests of the model's release."""
 
     def __init__(self, utils: Any, labels: Mapping[str, str], source: str, release: str) -> None:
         family = utils.MetricFamily
-        self._families: list[Any] = []  # a metric ends with its family
+        self._families: list[Any] = []  # the server removes the metrics of a family when the family is deleted
         self._waiting: Dict[str, float] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -62,13 +62,13 @@ class Metrics:
             self._waiting[kind] = self._waiting.get(kind, 0) + requests
 
     def fault(self, fault: bool) -> None:
-        """Set the gauge of the NPU's fault at once, because the watchdog waits for it."""
+        """Set the gauge of a fault immediately, because the watchdog waits for it."""
         gauge = self._fault
         if gauge is not None:
             gauge.set(int(fault))
 
     def flush(self) -> None:
-        """Hand over what was counted since the last time."""
+        """Send the counts since the last call to the server."""
         with self._lock:
             counts, self._waiting = self._waiting, {}
         for name, count in counts.items():
@@ -80,7 +80,7 @@ class Metrics:
             self.flush()
 
     def close(self) -> None:
-        """Pass on the remaining counts, and remove the metrics, which the server keeps as long as these objects live."""
+        """Send the remaining counts, and delete the metric objects, so that the server removes the metrics."""
         self._closing.set()
         self._thread.join()
         self.flush()

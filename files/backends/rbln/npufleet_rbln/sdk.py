@@ -1,6 +1,6 @@
-"""The vendor's SDK in its forms 0.6, 0.9 and 0.11, behind one face. Imported where an NPU may be touched, never at import.
+"""One interface for the versions 0.6, 0.9 and 0.11 of the vendor's SDK. The SDK itself is only imported when SDK() is called.
 
-The version of the SDK decides whether one runtime serves all buckets (docs.rbln.ai, bucketing and Python API of each version).
+From 0.11 on, one runtime serves all buckets (docs.rbln.ai, bucketing and Python API of each version).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from .compiled import BFLOAT16, TYPES
 from .errors import Fault
 
-# A run of one bucket: inputs to outputs.
+# A function that runs one bucket: it takes the inputs and returns the outputs
 Run = Callable[[Sequence[np.ndarray]], List[np.ndarray]]
-# From here on one runtime serves all buckets and chooses by the shapes that it is given.
+# First version whose runtime serves all buckets. It selects the bucket by the shapes of the inputs.
 SHARED_FROM = (0, 11)
 
 
 class SDK:
-    """The `rebel` module of this image."""
+    """The SDK of this image, its Python module `rebel`."""
 
     def __init__(self) -> None:
         try:
@@ -31,11 +31,11 @@ class SDK:
 
     @property
     def version(self) -> str:
-        """Version of the SDK, empty where neither module nor package says it."""
+        """The version of the SDK, empty if neither the module nor its package has it."""
         found = getattr(self._rebel, "__version__", "")
         if found:
             return str(found)
-        # Here, as each process of a model would else import it
+        # Imported here, so that a process imports this package only if it is needed
         from importlib.metadata import PackageNotFoundError, version
 
         try:
@@ -44,7 +44,7 @@ class SDK:
             return ""
 
     def inspect(self, path: str) -> Optional[Dict[str, Any]]:
-        """Return the facts that the SDK reads from a compiled file: None before 0.9, {"flaw": reason} if they are unknown."""
+        """Return the SDK's facts about a compiled file: None before 0.9, {"flaw": reason} if their form is unknown."""
         inspect = getattr(self._rebel.RBLNCompiledModel, "inspect", None)
         if inspect is None:
             return None
@@ -65,13 +65,13 @@ class SDK:
         return name(npu) if name else None
 
     def per_bucket(self, text: str) -> bool:
-        """Return True if each bucket has its own runtime, by the parameter `runtime_per_bucket`, else by the SDK."""
+        """Return True if each bucket needs its own runtime. `text` is the parameter `runtime_per_bucket`, which may be empty."""
         if text not in ("", "true", "false"):
             raise Fault(f"parameter runtime_per_bucket is {text!r}, expected true or false")
         return text == "true" if text else _numbers(self.version) < SHARED_FROM
 
     def load(self, path: str, buckets: int, npus: Sequence[int], timeout_s: int, per_bucket: bool) -> List[Run]:
-        """Load a compiled file onto its NPUs and return a run for each bucket."""
+        """Load a compiled file onto its NPUs, and return a run function for each bucket."""
         common = {"tensor_type": "np", "device": npus[0] if len(npus) == 1 else list(npus)}
         create = self._rebel.RBLNCompiledModel(path).create_runtime
         if not per_bucket:
@@ -80,7 +80,7 @@ class SDK:
 
 
 def sdk_array(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the array of a tensor for the SDK: the 16 bits of bfloat16 get the type of ml_dtypes, because numpy has none."""
+    """Return an array for the SDK. For bfloat16, uint16 becomes the type of ml_dtypes, because numpy has no such type."""
     if dtype != BFLOAT16:
         return array
     try:
@@ -96,7 +96,7 @@ def _numbers(version: str) -> Tuple[int, ...]:
 
 
 def _make(create: Callable[..., Any], timeout_s: int, **options: Any) -> Any:
-    """Return a runtime, with the vendor's time limit in whole seconds if this version of the SDK has one."""
+    """Return a runtime, with a time limit in whole seconds if this version of the SDK has that option."""
     if timeout_s:
         try:
             return create(timeout=timeout_s, **options)
@@ -106,7 +106,7 @@ def _make(create: Callable[..., Any], timeout_s: int, **options: Any) -> Any:
 
 
 def _get(entry: Any, name: str) -> Any:
-    """Return a field of the result of `inspect`, a mapping or an object by version, or None."""
+    """Return a field, or None, of the result of `inspect`, which is a mapping or an object depending on the version."""
     return entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
 
 
@@ -116,7 +116,7 @@ def _fields(found: Any) -> List[str]:
 
 
 def _plain(found: Any) -> Dict[str, Any]:
-    """Return the result of `inspect` as plain data. Raises if its form is unknown."""
+    """Return the result of `inspect` as JSON data. Raises ValueError, KeyError, TypeError or AttributeError for an unknown form."""
 
     def tensor(entry: Any) -> Dict[str, Any]:
         shape, dtype, name = _get(entry, "shape"), _get(entry, "dtype"), _get(entry, "name")
@@ -146,7 +146,7 @@ def _plain(found: Any) -> Dict[str, Any]:
 
 
 def _arrays(found: Any) -> List[np.ndarray]:
-    """Return the outputs of a run, one array, a list or a tuple, as a list."""
+    """Return the outputs of a run as a list. The SDK returns one array, a list or a tuple."""
     arrays = list(found) if isinstance(found, (list, tuple)) else [found]
     for entry in arrays:
         if not isinstance(entry, np.ndarray):

@@ -1,4 +1,4 @@
-"""The interface of the stub and its device process: shared memory of the tensors, and messages about it."""
+"""The interface between the stub and its device process: shared memory for the tensors, and messages about runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from .compiled import Plan, Tensor, memory_dtype
 
 PAGE = 4096
-# To the device process: the bucket to run.
-# From it: 0 and when the run began and ended (CLOCK_MONOTONIC, s), or 1, both times, and an error as JSON.
+# START, to the device process: the bucket to run. ENDED, from the device process: 0 for success or 1 for an error, and when the run
+# began and ended (seconds of CLOCK_MONOTONIC). An error follows as JSON.
 START = struct.Struct("<I")
 ENDED = struct.Struct("<Bdd")
 
 
 class Views:
-    """Arrays over the shared memory: `inputs[bucket][position]`, `outputs[bucket][position]`.
+    """Arrays in the shared memory: `inputs[bucket][position]` and `outputs[bucket][position]`.
 
     All buckets of a tensor begin at the same offset, so the rows of a smaller bucket are the first rows of a larger one.
     """
@@ -39,13 +39,13 @@ class Views:
 
 
 def _room(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes for a tensor in any bucket, in whole pages."""
+    """Return the size of the memory for a tensor in its largest bucket, in bytes of whole pages."""
     largest = max(int(np.prod(tensor.shape, dtype=np.int64)) * memory_dtype(tensor.dtype).itemsize for tensor in tensors)
     return max(PAGE, -(-largest // PAGE) * PAGE)
 
 
 def allot(plan: Plan) -> int:
-    """Return the descriptor of new memory for the tensors. It has no name, so nothing of it can remain in /dev/shm."""
+    """Allocate memory for the tensors, and return its descriptor. The memory has no name that could remain in /dev/shm."""
     sides = [*zip(*(bucket.inputs for bucket in plan.buckets)), *zip(*(bucket.outputs for bucket in plan.buckets))]
     descriptor = os.memfd_create("rbln-tensors", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, sum(_room(tensors) for tensors in sides))
@@ -53,7 +53,7 @@ def allot(plan: Plan) -> int:
 
 
 def attach(descriptor: int) -> mmap.mmap:
-    """Return the memory of a descriptor, with all pages present, and close the descriptor."""
+    """Map the memory of a descriptor with all pages present, and close the descriptor."""
     try:
         return mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0x8000))
     finally:

@@ -1,6 +1,6 @@
-"""The side that touches the NPU: it loads the compiled file and runs the batches that the stub submits.
+"""The part that uses the NPU: it loads the compiled file, and runs the batches that the stub submits.
 
-It is a process of its own, which the stub can kill when a call of the vendor never returns, or a thread of the stub.
+It runs in its own process, which the stub can kill if a call of the SDK never returns, or in a thread of the stub.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 class Worker:
-    """One loaded model. `job` is {config, path, instance, timeout_s} as `device.Device` makes it."""
+    """A loaded model. `job` is {"config", "path", "instance", "timeout_s"}, which model.py creates."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.npu = "?"
@@ -70,24 +70,24 @@ class Worker:
         self.descriptor = allot(self.plan)
         self.memory = attach(os.dup(self.descriptor))
         self.source = f"{facts.source}, as {facts.flaw}" if facts.flaw else facts.source
-        # Inputs that a stub of the same process hands over by reference.
+        # Inputs that a stub in the same process passes by reference
         self.given: List[Sequence[np.ndarray]] = []
 
     def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
-        """Return a bucket with the outputs of a run with zeros."""
+        """Run a bucket with zeros, and return the bucket with the outputs of that run."""
         outputs = run([sdk_array(np.zeros(tensor.shape, memory_dtype(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])
         return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
 
     def hello(self) -> Dict[str, Any]:
-        """Return the facts for the stub."""
+        """Return the message to the stub after a successful load."""
         return {"plan": self.plan.as_dict(), "npu": self.npu, "source": self.source}
 
     def close(self) -> None:
-        """Let a run that is under way end, for at most a second."""
+        """Wait for a current run to end, for at most a second."""
         self._running.acquire(timeout=1)
 
     def serve(self, channel: socket.socket) -> None:
-        """Run each batch that the stub submits, until it closes its end of the channel."""
+        """Run each batch that the stub submits, until the stub closes its end of the channel."""
         views = Views(self.memory, self.plan)
         while True:
             try:
@@ -101,7 +101,7 @@ class Worker:
             try:
                 self._run(bucket, self.given.pop() if self.given else views.inputs[bucket], views.outputs[bucket])
                 answer = ENDED.pack(0, began, time.monotonic())
-            except Exception as error:  # an exception that escaped would end the thread
+            except Exception as error:  # an uncaught exception would end the thread
                 fault = vendor(error, self.npu)
                 told = {"message": str(fault), "kind": fault.kind, "trace": traceback.format_exc()[-16000:]}
                 answer = ENDED.pack(1, began, time.monotonic()) + json.dumps(told).encode()
@@ -127,9 +127,9 @@ class Worker:
 
 
 def refusal(error: BaseException) -> Dict[str, Any]:
-    """Return the error for the stub if a worker could not be created."""
+    """Return the message to the stub if a worker could not be created."""
     if isinstance(error, Fault):
-        # What the vendor raised is behind it; a refusal of ours needs no traceback.
+        # Only an error of the SDK, which is the cause of the Fault, needs a traceback.
         trace = traceback.format_exc()[-16000:] if error.__cause__ else ""
         return {"refused": str(error), "kind": error.kind, "trace": trace}
     return {"refused": f"{type(error).__name__}: {words(error)}", "kind": "internal", "trace": traceback.format_exc()[-16000:]}
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> None:
     libc.prctl(PR_SET_NAME, b"rbln-device", 0, 0, 0)
     if os.getppid() != int(arguments[1]):
         os._exit(1)  # The stub ended before prctl() took effect.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stub decides when this ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the stub ends this process
     try:
         worker = Worker(json.loads(control.recv(1 << 20)))
     except BaseException as error:
@@ -153,6 +153,6 @@ def main(arguments: Sequence[str]) -> None:
     rights = array.array("i", [worker.descriptor])
     control.sendmsg([json.dumps(worker.hello()).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     os.close(worker.descriptor)
-    control.recv(1)  # the stub says nothing more: this returns when it closes its end
+    control.recv(1)  # returns when the stub closes its end, because it sends nothing more
     worker.close()
     os._exit(0)  # Threads of the vendor may still run.
