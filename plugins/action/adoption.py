@@ -24,6 +24,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 MARK = "adoption.json"
+# Bytes of a file that one call of the host returns
 PIECE = 32 << 20
 # Concerns of hosts with NPUs, except those that are systemd units. Units that watch the server are installed later.
 ADOPTED = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and not concern.unit]

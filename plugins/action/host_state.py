@@ -116,7 +116,7 @@ class ActionModule(FleetAction):
             return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
         given = ("prove", "linked", "timeout", "store")
         arguments = {key: self._task.args[key] for key in given if key in self._task.args}
-        # The mark does not depend on the desired state.
+        # Without concerns, only the maintenance mark is read, which needs no desired state.
         proof = boolean(arguments.get("prove", False))
         wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
         handed = self._handed(variables, wanted, host)
@@ -153,7 +153,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _handed(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:
-        """Return the keys that every request to the module has."""
+        """Return the part of the request that every call of the module has."""
         mark = "{}/{}".format(variables["npufleet_root"], lease.MARK)
         return {"desired": wanted, "host": host, "mark": mark, "run": runs.run_id()}
 

@@ -95,7 +95,7 @@ class ActionModule(FleetAction):
 def _limit(handed: Mapping[str, Any], accept_within: float) -> float:
     """Return the seconds that a change takes with its checks and its rollback, if each step takes its whole time limit.
 
-    The time to load is counted once for all models. With more time, a host without power would delay the run for hours.
+    The time to load is counted once for all models. With a longer limit, a host without power would delay the run for hours.
     """
     times, checks = handed["container"], (handed.get("checks") or {}).get("document") or {}
     # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.

@@ -36,10 +36,11 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
-# Keys of a result that Ansible acts on
+# Keys that are removed from a result, because Ansible would act on them
 NOT_A_RESULT = ("invocation", "ansible_stats")
-# Keys whose texts are displayed
+# Keys of a result whose texts Ansible displays
 DISPLAYED = ("msg", "report", "refusals", "warnings", "errors")
+# The prefix of the facts in which Ansible reports the interpreter of a host
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
 # Seconds for which a lost connection is retried even after the time limit, and seconds between two attempts
 RECONNECT, PAUSE = 60.0, 2.0
@@ -66,10 +67,7 @@ def _trusted(value: Any) -> Any:
 
 
 def host_variables(templar: Any, task_vars: Mapping[str, Any], moment: str = "") -> Templated:
-    """Return the variables of a host, and the defaults of the roles for all other variables.
-
-    `moment` is the directory that FleetAction._moment returns.
-    """
+    """Return the variables of a host, over the defaults of all roles. `moment` is the result of FleetAction._moment()."""
     merged = dict(role_defaults())
     given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
     merged.update(task_vars)

@@ -58,10 +58,7 @@ def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Templat
 def _close(
     given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
 ) -> None:
-    """Translate the restricted APIs. The managed server has one list for HTTP and gRPC, and one key.
-
-    The key is that of the group of APIs with model control, or else of the largest group.
-    """
+    """Translate the restricted APIs. The managed server has one list of APIs for HTTP and gRPC, and one key for all of them."""
     groups = restricted(given)
     for name, value in given:
         unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired container of the server, in the form of concerns.container.container_facts."""
+"""The desired container of the server, in the form that concerns.server.container.container_facts returns."""
 
 from __future__ import annotations
 

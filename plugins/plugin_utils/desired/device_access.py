@@ -35,7 +35,7 @@ BY_NAME = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
 EACH = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
 # The number of a group other than root's
 GROUP = re.compile(r"[1-9][0-9]{0,9}")
-# No account of a system may have a larger number.
+# The largest number of an account
 LARGEST_USER = 2**31 - 1
 
 
@@ -95,7 +95,7 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
 
 
 def reader(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"group", "needed"}: the group that may read the server's keys, and True if the server is not root and needs it."""
+    """Return {"group", "needed"}: the group that may read the server's keys in addition to root, True if the server needs it."""
     return {"group": user(variables), "needed": not privileged(variables)}
 
 

@@ -67,7 +67,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "root": root,
         "directory": variables["monitoring_probe_directory"],
         "files": {
-            # The removal of the container also takes time.
+            # After the limit of the checks, the program still has to remove their container.
             "service": SERVICE_TEXT.format(library=library.path(), config=CONFIG, patience=seconds["limit"] + 60),
             "timer": TIMER_TEXT.format(interval=seconds["interval"], jitter=seconds["jitter"]),
             "config": json.dumps(config, indent=2, sort_keys=True) + "\n",

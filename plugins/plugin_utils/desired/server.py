@@ -94,8 +94,7 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores; None without keys.
 
-    If the keys change, they are written to another file, which needs another mount. So the container is replaced, and the previous
-    container keeps its own file.
+    Changed keys are in another file, with another mount. So the container is replaced, and the previous one keeps its own file.
     """
     if not keys:
         return None

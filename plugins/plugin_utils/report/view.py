@@ -205,10 +205,7 @@ def _cards(actual: Any) -> List[Dict[str, str]]:
 
 
 def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks: Sequence[Row]) -> Dict[str, Row]:
-    """Return {model: cell} for the models of the host. A cell is {"level", "word", "ms", "versions", "link"}.
-
-    "ms" is the median time of the correct answers, "link" the release that the `served/` link of the model points to.
-    """
+    """Return {model: {"level", "word", "ms": median time, "versions", "link": release of the `served/` link}} for a host."""
     served = _mapping(_at(actual, "server", "served"))
     linked = _mapping(_at(actual, "models", "served"))
     planned = {str(item.get("name")) for item in plan if item.get("concern") == "models"}

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Read archives that hosts made, within limits of size and number of files, regular files only. Controller only.
+"""Archives that were made on hosts, read with limits on their size and their number of files. Controller only.
 
-An archive may contain only ordinary files. Nothing is unpacked to the disk.
+Only regular files are accepted. Nothing is unpacked to the disk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _inflated(raw: bytes, most: int) -> bytes:
 
 
 def _name(member: tarfile.TarInfo, root: str) -> str:
-    """Return the name of an ordinary file below the root. Raises InvalidText for any other member."""
+    """Return the name of a regular file below the root. Raises InvalidText for any other member."""
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
         raise InvalidText(f"the archive has {line(member.name)[:80]!r}, which is no ordinary file")
     base, slash, name = member.name.partition("/")

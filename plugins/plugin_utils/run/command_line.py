@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. An error is one line.
 
-It uses the standard library only, because it also reports missing packages.
+This module uses the standard library only, because it also reports missing packages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
 def run(command: str, work: Callable[[], int]) -> int:
     """Run a command and return its exit code. An error is one line on standard error."""
-    # Standard output may be closed, and its encoding may lack a letter of a file or an answer.
+    # Standard output may be closed, and its encoding may not support every character of a file or an answer.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     for stream in (sys.stdout, sys.stderr):

@@ -23,6 +23,7 @@ UNSEEN = re.compile("\r\n|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 DEEPEST = 64
 # The most bits of a number. No real count or size is larger.
 WIDEST = 64
+# The most characters of a file name
 NAME = 120
 # The most characters of an answer, and the characters that each value counts in addition to its text
 LONGEST, VALUE = 1 << 26, 8
@@ -46,7 +47,7 @@ class InvalidAnswer(Exception):
 
 
 def sanitized(found: Any, deep: int = DEEPEST) -> Any:
-    """Return an answer as data, with visible characters, small numbers and limited nesting only. Raises InvalidText."""
+    """Return an answer as data that has only visible characters, small numbers and limited nesting. Raises InvalidText."""
     if isinstance(found, str):
         return UNSEEN.sub(_seen, found)
     if isinstance(found, int):
@@ -58,7 +59,7 @@ def sanitized(found: Any, deep: int = DEEPEST) -> Any:
     if isinstance(found, (list, tuple)):
         return type(found)(sanitized(entry, deep - 1) for entry in found)
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
-        # Warnings and errors in the form of Ansible
+        # Warnings and errors are dataclasses of Ansible.
         fields = (field.name for field in dataclasses.fields(found))
         return dataclasses.replace(found, **{name: indented(sanitized(getattr(found, name), deep - 1)) for name in fields})
     return found
@@ -119,7 +120,7 @@ def below(directory: str, path: str) -> str:
 
 
 def digest(text: Any) -> str:
-    """Return a SHA-256 digest in hexadecimal. Raises InvalidText for any other text."""
+    """Return a text that is a SHA-256 digest in hexadecimal. Raises InvalidText for any other value."""
     if not (isinstance(text, str) and DIGEST.fullmatch(text)):
         raise InvalidText(f"the digest is {line(text)[:80]!r}, expected a SHA-256 digest")
     return text

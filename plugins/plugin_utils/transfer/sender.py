@@ -64,7 +64,9 @@ class Sender:
         self.incoming = str(action._task.args.get("incoming") or variables["npufleet_incoming"])
         self.cache = os.path.join(variables["npufleet_cache"], "blobs")
         self.here = variables["model_repository_fetch"] == "controller"
+        # {digest: partial file} of the blobs that this process fetches
         self.fetching: Dict[str, str] = {}
+        # {digest: bytes} that had arrived on the host before this run
         self.arrived: Dict[str, int] = {}
         # Total bytes that the host has to pull, as reported by the host
         self.pulled: Optional[int] = None
