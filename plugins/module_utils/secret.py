@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of secrets (names of secrets, logins in addresses), and digests in their place ("sealed" values).
+"""Detection of secrets (by their names, and logins in addresses), and digests that replace them ("sealed" values).
 
-A digest is an HMAC under a key that exists for one query of one host. Two digests tell if the actual value equals the desired one.
-Unlike a hash of a short password, a digest cannot be attacked with guesses.
+A digest is an HMAC with a key that is used for one query of one host only. The actual and the desired value are equal if their
+digests are equal. Without the key nobody can find a short password by trying guesses, as with a plain hash.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ WORDS = (
     r"|connection[_-]?string|webhook|(?<![a-z])vault_)"
 )
 SECRET_NAME = re.compile(WORDS, re.IGNORECASE)
-# Docker's config.json
+# Names of secrets in Docker's config.json. They count only as whole names, because many harmless names contain them.
 EXACT_NAMES = ("auth", "identitytoken", "registrytoken")
-# The second form is a password with characters that should be percent-encoded. Digits before a slash are a port.
+# The second alternative accepts passwords with characters that should be percent-encoded, unless they look like a port and a path.
 _LOGIN = (
     r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)"
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"
@@ -30,50 +30,51 @@ _LOGIN = (
 LOGIN = re.compile(_LOGIN + "(?=@)", re.IGNORECASE)
 LOGIN_AT = re.compile(_LOGIN + "@", re.IGNORECASE)
 _QUERY = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
-# A login between scheme and path, after any number of slashes. It may contain spaces if the whole text is an address.
+# A login between scheme and path, after any number of slashes. If the whole text is an address, the login may contain spaces.
 _HEAD = r"(?:[a-z][a-z0-9+.-]{0,20}:[/\\]{2,9}|(?:https?|ftps?):[/\\])"
 _AUTHORITY = re.compile(r"\b" + _HEAD + r"[^/\\?#\s@]{0,400}@", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
-# user:password@host without a scheme. An image has its digest after the @.
+# user:password@host without a scheme. The @ before an image's digest is no login.
 _SCHEMELESS = re.compile(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
-# The scheme of an object store, which Triton accepts before the address of its server
+# The scheme of an object store that Triton accepts in front of the http or https address of the store
 _STORE = re.compile(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
-# An @ may be encoded repeatedly: as %40, and that as %2540.
+# How often percent-encoding is decoded to find an @: it may be encoded as %40, and that again as %2540.
 DECODED = 3
 
+# Hexadecimal digits of a digest that are kept
 DIGITS = 12
-# Shorter values occur in ordinary words.
+# Fewest characters of a secret that is masked in texts. Shorter values also occur in ordinary words.
 SHORTEST = 6
-# Numbers, sizes and switches, which are not secret
+# Values that are not secret: numbers, sizes and switches
 SMALL = re.compile(r"|-?\d{1,4}(?:[.,:]\d{1,4}){0,15}|\d{1,9}[kmgt]i?b?|true|false|yes|no|on|off|none", re.IGNORECASE)
 PATHS = re.compile(r"(?:/[\w.+-]+)+/?(?::(?:/[\w.+-]+)+/?){0,9}")
 PATH_NAME = re.compile(r"(?:^|_)(?:path|dir|directory|file|home|root)$", re.IGNORECASE)
-# Options of tritonserver whose values cannot be secret, and the form of these values
+# Options of tritonserver whose values are not secret if they match CLEAR_VALUE
 CLEAR_OPTIONS = (
     "model-repository", "model-store", "model-control-mode", "load-model", "log-format", "backend-directory", "repoagent-directory",
     "cache-directory", "http-address", "grpc-address", "metrics-address", "rate-limit", "rate-limit-resource",
 )  # fmt: skip
 CLEAR_VALUE = re.compile(r"[\w.*:/-]{1,300}")
-# Options with a value in the form `setting=value`, and the form of the setting
+# Options of tritonserver with a value in the form `setting=value`, and the pattern of `setting`
 SETTINGS = re.compile(r"[\w-]+-config|host-policy|(?:http|grpc)-restricted-(?:api|protocol)")
 SETTING = re.compile(r"[\w-]{1,60}(?:[,:][\w-]{1,60}){0,9}")
 OPTION = re.compile(r"(--[\w-]{1,64})(?:=(.*))?", re.DOTALL)
-# Lines of a unit that cannot hold a secret
+# Lines of a systemd unit that cannot contain a secret
 UNIT_LINE = re.compile(r"|#.*|\[\w+\]|(?:Limit\w+|Wants|After|EnvironmentFile)=[^@]*")
 
 
 def looks_secret(name: str) -> bool:
-    """Return True if a value of this name may be secret."""
+    """Return True if a value with this name may be secret."""
     return SECRET_NAME.search(name) is not None or name.lower() in EXACT_NAMES
 
 
 def replace_logins(text: str, replacement: str = "") -> str:
-    """Return the text with each login of an address, including its @, replaced."""
+    """Return the text with the login of each address replaced, including the @."""
     return LOGIN_AT.sub(lambda found: found["keep"] + replacement, text)
 
 
 def has_login(text: str, schemeless: bool = True) -> bool:
-    """Return True if an address in the text has a login; with `schemeless`, user:password@host is an address, too."""
+    """Return True if an address in the text has a login. With `schemeless`, user:password@host counts as an address, too."""
     if "@" not in text and "%" not in text:
         return False
     for _time in range(DECODED):
@@ -83,7 +84,7 @@ def has_login(text: str, schemeless: bool = True) -> bool:
             return True
         if "%" not in text:
             return False
-        # Few texts need this import.
+        # This import is slow, and few texts need it.
         from urllib.parse import unquote
 
         text = unquote(text)
@@ -91,15 +92,15 @@ def has_login(text: str, schemeless: bool = True) -> bool:
 
 
 def mask_logins(text: str) -> str:
-    """Return the text with its logins masked, or a mask if a login cannot be separated from the rest."""
+    """Return the text with its logins masked, or only a mask if a login remains."""
     shown = replace_logins(text, "***@")
     return "***" if has_login(shown.replace("***@", ""), schemeless=False) else shown
 
 
 def address_secrets(value: Any) -> List[str]:
-    """Return the secrets of the addresses in a value: logins with their @, and queries, which may hold a signature or token.
+    """Return the secrets of the addresses in a value: logins with their @, and queries, which may contain a signature or token.
 
-    As values of a no_log option, these are masked in all other options of a module, too.
+    If a no_log option has these secrets, Ansible also masks them in all other options of a module.
     """
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -124,7 +125,7 @@ def seal(value: str, key: str) -> str:
 
 
 def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
-    """Return nested values with each sealed that may be secret. A value named in `clear` is sealed only if it has an @."""
+    """Return nested values with those sealed that may be secret. A value whose name is in `clear` is sealed only if it has an @."""
     if isinstance(values, Mapping):
         return {field: seal_values(values[field], key, clear, str(field)) for field in values}
     if isinstance(values, (list, tuple)):
@@ -139,7 +140,7 @@ def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = ""
 
 
 def seal_command(words: Sequence[str], key: str) -> List[str]:
-    """Return a command line with each value sealed that may be secret; names of options remain readable."""
+    """Return a command line with those values sealed that may be secret. Names of options remain readable."""
     shown: List[str] = []
     option = ""
     for place, word in enumerate(words):
@@ -172,7 +173,7 @@ def _seal_option(option: str, value: str, key: str) -> str:
 
 
 def seal_unit(text: str, key: str) -> str:
-    """Return a unit file with all values sealed but limits and order."""
+    """Return a systemd unit with the values of all lines sealed, except for lines that match UNIT_LINE."""
 
     def line(word: str) -> str:
         if UNIT_LINE.fullmatch(word):
@@ -184,7 +185,7 @@ def seal_unit(text: str, key: str) -> str:
 
 
 def remove_values(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:
-    """Return the text with each raw value masked that is not among those shown; a server repeats its options in errors."""
+    """Return the text with each `raw` value masked that is not in `shown`, for errors in which a server repeats its options."""
     hidden = set()
     for value in set(raw) - set(shown):
         hidden |= {value, value.partition("=")[2], value.rpartition("=")[2]}

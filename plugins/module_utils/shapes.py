@@ -1,12 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of servers, tools and host files: parsed within limits, and compared with an expected shape.
+"""The parser for untrusted JSON, which comes from servers, tools and host files. It limits the data and compares it with a shape.
 
-No other code parses such JSON.
-
-A shape is a type, a compiled pattern that all of a text matches, [shape] for a list, a tuple of alternative shapes,
-{"field": shape} for an object (a field whose name ends with `?` is optional, other fields are ignored), or {pattern: shape} for an
-object whose names match the pattern.
+A shape is one of: a type; a compiled pattern that matches a whole string; [shape] for a list of any length; a tuple of alternative
+shapes; {"field": shape} for an object, where `?` at the end of a name marks an optional field, and fields without a shape are
+ignored; {pattern: shape} for an object whose names all match the pattern.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ NAMES = {
 }
 # Limit of the characters of a name or value in a message
 SHOWN = 60
-# Limits of untrusted JSON: bytes (default), nested levels, digits of a number
+# Limits of untrusted JSON: bytes (SIZE, a default), nested levels (DEPTH), digits of a whole number (DIGITS)
 SIZE, DEPTH, DIGITS = 1 << 24, 64, 20
 
 
 class FileContent(NamedTuple):
-    """The content of a file, or the reason why it cannot be used (`flaw`)."""
+    """The content of a file, or in `flaw` the reason why the content cannot be used. Both are None if the file does not exist."""
 
     content: Any
     flaw: Optional[str]
@@ -46,7 +44,7 @@ class FileContent(NamedTuple):
 
 
 def read(path: str, shape: Shape, size: int = SIZE) -> FileContent:
-    """Return the content of a JSON file, with a flaw if it is too large or does not match the shape."""
+    """Return the content of a JSON file, or its flaw: unreadable, too large, no JSON, or not of the shape."""
     try:
         with open(path, "rb") as source:
             content = parse(source.read(size + 1), size)
@@ -59,18 +57,18 @@ def read(path: str, shape: Shape, size: int = SIZE) -> FileContent:
 
 
 def _unreadable(path: str, error: OSError) -> Tuple[Optional[str], bool]:
-    """Return why a file cannot be read (None if it does not exist), and if it exists."""
+    """Return (the reason why a file cannot be read or None if it does not exist, True if it exists)."""
     if not isinstance(error, FileNotFoundError):
         return f"it cannot be read ({error.strerror})", True
     return ("it is a broken link", True) if os.path.islink(path) else (None, False)
 
 
 def parse(raw: Union[str, bytes], size: int = SIZE) -> Any:
-    """Return the data of untrusted JSON. Raises ValueError for invalid JSON and for values beyond the limits of this module."""
+    """Return the data of untrusted JSON. Raises ValueError if the JSON is invalid or exceeds a limit of this module."""
     if len(raw) > size:
         raise ValueError(f"it has more than {size} bytes")
     try:
-        # json.loads would guess the encoding of bytes.
+        # The bytes must be UTF-8. json.loads would guess their encoding.
         text = raw.decode() if isinstance(raw, bytes) else raw
         data = json.loads(text, parse_constant=_reject_constant, parse_int=_whole, parse_float=_finite, object_pairs_hook=_unique)
     except RecursionError:
@@ -92,7 +90,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 def _whole(digits: str) -> int:
-    # Python needs seconds to convert very long numbers.
+    # Python needs seconds to convert a very long number.
     if len(digits) > DIGITS:
         raise ValueError(f"it has a number of {len(digits)} digits")
     return int(digits)
@@ -106,7 +104,7 @@ def _finite(digits: str) -> float:
 
 
 def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    """Return an object of these names and values. Raises ValueError for a duplicate name."""
+    """Return the dict of an object. Raises ValueError if a name occurs twice."""
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _value in pairs]
@@ -124,7 +122,7 @@ def parse_as(raw: Union[str, bytes], shape: Shape, size: int = SIZE) -> Any:
 
 
 def mismatch(value: Any, shape: Shape) -> Optional[str]:
-    """Return the first difference of a value from its shape, None if it matches."""
+    """Return the first difference between a value and its shape, None if the value matches."""
     return next(_mismatches(value, shape, ""), None)
 
 
@@ -148,13 +146,13 @@ def _mismatches(value: Any, shape: Shape, where: str) -> Iterator[str]:
             yield from _mismatches(value, of_type[0], where)
         else:
             yield _wrong_type(value, [_type(alternative) for alternative in shape], where)
-    # isinstance() would take true for 1.
+    # isinstance() would accept true as an int.
     elif type(value) is not shape:  # pylint: disable=unidiomatic-typecheck
         yield _wrong_type(value, (shape,), where)
 
 
 def _type(shape: Shape) -> type:
-    """Return the type of the values that match a shape."""
+    """Return the Python type of the values that match a shape."""
     if isinstance(shape, re.Pattern):
         return str
     return shape if isinstance(shape, type) else type(shape)
@@ -190,7 +188,7 @@ def _shown(text: str) -> str:
 
 
 def read_lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:
-    """Return the valid values of a file with one JSON value per line, the flaws of the other lines, and if the file exists."""
+    """Return (valid values, flaws of the other lines or None, True if the file exists) of a file with one JSON value per line."""
     try:
         with open(path, "rb") as source:
             raw = source.read().split(b"\n")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Read-only access to a host: commands, files, packages, units."""
+"""Commands on a host, and its facts: files, packages, units, free space."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-# Default limit of the output of a command, in bytes
+# Default limit of a command's output, in bytes
 OUTPUT = 1 << 26
 # The database of dpkg
 DPKG = "/var/lib/dpkg"
-# The rows of dpkg-query by the state of the database
+# The output of dpkg-query for the last state of the database (_dpkg_state)
 _CACHE: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 
 def untranslated() -> Dict[str, str]:
-    """Return the environment of a command whose output is parsed: its messages are in English."""
-    # Some programs, such as those in Python, read LANGUAGE before LC_ALL.
+    """Return an environment in which commands print English messages, because their output is parsed."""
+    # For some programs, such as those in Python, LANGUAGE overrides LC_ALL.
     return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
 
 
 class OutputTooLarge(OSError):
-    """The error of a command whose output is too large."""
+    """The error of a command that prints too much."""
 
 
 def capture(
@@ -41,7 +41,7 @@ def capture(
 
     Kills the command and raises subprocess.TimeoutExpired after `seconds`, or OutputTooLarge after `size` bytes.
     """
-    # Most calls of a module run no command, and do not need these imports.
+    # These imports are slow, and most calls of modules run no command.
     import selectors
     import threading
 
@@ -76,7 +76,7 @@ def capture(
 
 
 def _write(stdin: Any, content: bytes) -> None:
-    """Write the standard input of a command, which may end before it has read everything."""
+    """Write the standard input of a command. It is no error if the command ends without reading everything."""
     with suppress(OSError, ValueError), stdin:
         left = memoryview(content)
         while left:
@@ -84,7 +84,7 @@ def _write(stdin: Any, content: bytes) -> None:
 
 
 def run(*command: str, timeout: float = 60) -> Tuple[int, str]:
-    """Return the exit code and the output of a command: its standard output, or its standard error if that is empty."""
+    """Run a command, and return (exit code, output). The output is standard output or, if that is empty, standard error."""
     try:
         done = capture(command, timeout)
     except FileNotFoundError:
@@ -99,12 +99,12 @@ def run(*command: str, timeout: float = 60) -> Tuple[int, str]:
 
 
 def timestamp(at: Optional[float] = None) -> str:
-    """Return a time in UTC as the files of a host have it: now, or a number of seconds since 1970."""
+    """Return a time as UTC text, such as 2026-01-02T03:04:05Z. `at` is in seconds since 1970, by default now."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def free_space(path: str) -> Tuple[int, int]:
-    """Return (file system, free bytes) of a directory, which does not have to exist yet."""
+    """Return (device number, free bytes) of a directory's file system. The directory does not have to exist yet."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     status = os.statvfs(path)
@@ -112,7 +112,7 @@ def free_space(path: str) -> Tuple[int, int]:
 
 
 def which(name: str, extra_path: str = "") -> Optional[str]:
-    """Return the path of a program in PATH or `extra_path`, None if it does not exist. Importing shutil would take longer."""
+    """Return the path of a program in PATH or `extra_path`, None if there is no such program. The import of shutil is too slow."""
     for directory in f"{os.environ.get('PATH', os.defpath)}:{extra_path}".split(":"):
         path = os.path.join(directory, name)
         if directory and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -130,9 +130,9 @@ def read_text(path: str) -> Optional[str]:
 
 
 def installed_packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
-    """Return {name: {"version", "held"}} of the installed Debian packages; a name may end with `*`.
+    """Return {name: {"version", "held"}} of those Debian packages that are installed. A name may end with `*`.
 
-    With `broken`, packages that are unpacked but not configured are included, without a version.
+    With `broken`, packages that are unpacked but not configured are included. Their version is None.
     """
     if not names:
         return {}
@@ -147,7 +147,7 @@ def installed_packages(names: List[str], broken: bool = False) -> Dict[str, Dict
 
 
 def _dpkg_state() -> Tuple[object, ...]:
-    """Return a value that changes with the database of dpkg, empty if that cannot be read."""
+    """Return a value that differs after each change of dpkg's database; an empty tuple if the database cannot be read."""
     try:
         status = os.stat(DPKG + "/status")
         return (status.st_ino, status.st_mtime_ns, *sorted(os.listdir(DPKG + "/updates")))
@@ -156,7 +156,7 @@ def _dpkg_state() -> Tuple[object, ...]:
 
 
 def _dpkg_rows(state: Tuple[object, ...]) -> List[List[str]]:
-    """Return [name, version, selection, status] of each package. dpkg-query always reads the whole database."""
+    """Return [name, version, selection, status] of each package. All are queried at once: dpkg-query always reads all of them."""
     if state not in _CACHE:
         form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
         code, output = run("dpkg-query", "--show", "--showformat", form)
@@ -170,7 +170,7 @@ def _dpkg_rows(state: Tuple[object, ...]) -> List[List[str]]:
 
 
 def unit_states(*names: str) -> Dict[str, Dict[str, Any]]:
-    """Return {name: {"enabled", "active"}} of systemd units; "active" is the ActiveState, such as `active` or `failed`."""
+    """Return {name: {"enabled", "active"}} of systemd units. "active" is systemd's ActiveState, such as `active` or `failed`."""
     found: Dict[str, Dict[str, Any]] = {name: {"enabled": False, "active": "unknown"} for name in names}
     output = run("systemctl", "show", "--property=Id,ActiveState,UnitFileState", *names)[1] if names else ""
     for block in output.split("\n\n"):

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the driver that a container needs: the vendor's tool, and from driver 3.0 on the libraries of the SDK.
+"""The files of the driver that a container needs: the vendor's tool, and from driver 3.0 on the libraries that the SDK opens.
 
-The vendor's container toolkit mounts the same files (github.com/RBLN-SW/rbln-container-toolkit). Before 3.0 the SDK has its own.
+Before driver 3.0 these libraries were part of the SDK. The vendor's container toolkit mounts the same files
+(github.com/RBLN-SW/rbln-container-toolkit).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 
-# Library directories of distributions; the first one that has a name counts.
+# Library directories of distributions. If several have a library of the same name, the first directory counts.
 DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 LIBRARY = re.compile(r"(librbln-[a-z0-9_]+\.so)(?:\.[0-9]+)*")
-# The SDK opens this name, which a driver may lack, and finds no NPU without it (torch-rbln, pull request 130).
+# The SDK opens the library by this name and finds no NPU without it (torch-rbln, pull request 130). Some drivers lack this name.
 NEEDED = "librbln-thunk.so"
-# The loader of every image searches this directory without a cache.
+# The dynamic loader of every image searches this directory, even if it is not in the loader's cache.
 CONTAINER_LIBRARIES = "/usr/lib"
 # The SDK runs this program to list NPUs (rebel 0.10.1 and 0.11.0).
 TOOL = "/usr/bin/rbln-smi"
@@ -28,9 +29,9 @@ BIND = re.compile(rf"(?:{_FILE}|{_TOOL}):(?:{CONTAINER_LIBRARIES}/{LIBRARY.patte
 
 
 def find(desired: Mapping[str, Any]) -> Dict[str, List[str]]:
-    """Return {"binds": bind mounts of the existing files, "missing": descriptions of the missing ones}.
+    """Return {"binds": bind mounts of the existing files, "missing": descriptions of the missing files}.
 
-    `desired`: {"libraries": if the driver includes libraries, "driver": its version}.
+    `desired` is {"libraries": True if the driver includes libraries, "driver": the version of the driver}.
     """
     binds, missing = {}, []
     tool = vendor_tool.find_tool()
@@ -49,13 +50,13 @@ def find(desired: Mapping[str, Any]) -> Dict[str, List[str]]:
 
 
 def _libraries() -> Dict[str, str]:
-    """Return {name: path} of each library by all of its names, including the one without a version."""
+    """Return {name: path} of the libraries. Each library has all of its names, and always the name without a version."""
     found: Dict[str, str] = {}
     for directory in DIRECTORIES:
         names = os.listdir(directory) if os.path.isdir(directory) else []
         for name in filter(LIBRARY.fullmatch, names):
             path = os.path.join(directory, name)
-            # The engine would mount a broken link as a directory.
+            # For a broken link, the engine would create and mount a directory.
             if os.path.isfile(path):
                 found.setdefault(name, path)
     for name in sorted(found, key=len):
@@ -64,6 +65,6 @@ def _libraries() -> Dict[str, str]:
 
 
 def is_driver_file(path: str) -> bool:
-    """Return True if a path of a container belongs to the driver."""
+    """Return True if this path is that of a driver file."""
     directory, name = os.path.split(path)
     return path in vendor_tool.TOOLS or (directory in DIRECTORIES and LIBRARY.fullmatch(name) is not None)

@@ -1,26 +1,26 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's installer of a driver."""
+"""Runs of the vendor's driver installer."""
 
 from __future__ import annotations
 
-# run_command of a module would not end the child processes. pylint: disable=ansible-bad-function
+# A module's run_command would not end the installer's child processes. pylint: disable=ansible-bad-function
 import os
 import signal
 import subprocess
 from contextlib import suppress
 from typing import IO, List, Optional
 
-# Limit of the output lines in a message, and the bytes at the end of the log that are searched for them
+# Limit of the log lines in a message (SHOWN), and the bytes at the end of the log from which they are taken (TAIL)
 SHOWN = 30
 TAIL = 16384
-# Seconds between SIGTERM and SIGKILL
+# Seconds between SIGTERM and SIGKILL, in which the installer may end by itself
 PATIENCE = 30.0
 
 
 def run(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
     """Run an installer, and return its exit code, or None if it was ended after the timeout."""
-    # Its children are in its session, and are ended with it. pylint: disable=consider-using-with
+    # The installer has a session of its own, so that its children can be ended with it. pylint: disable=consider-using-with
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         return process.wait(timeout)
@@ -36,7 +36,7 @@ def run(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
 
 
 def last_lines(path: str) -> str:
-    """Return the last lines of a log."""
+    """Return the last non-empty lines of a log."""
     with open(path, "rb") as source:
         source.seek(max(os.path.getsize(path) - TAIL, 0))
         lines = source.read().decode("utf-8", "replace").splitlines()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The operating system and the kernel of a host, compared with a release row."""
+"""Comparison of a host's operating system and kernel with a release row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def system_refusals(row: Mapping[str, Any], os_release: str, kernel: str) -> Lis
         others = [name for name, other in row["rows"].items() if found in other["systems"]]
         choice = f", or choose release {' or '.join(others)}" if others else ""
         reasons.append(f"the system is {found}, expected {' or '.join(supported)} {release}. Install one of them{choice}")
-    # For an unsupported system, the kernel is compared with the rules of all supported ones.
+    # On an unsupported system, a kernel is accepted if it matches the rule of any supported system.
     rules = [supported[found]] if found in supported else sorted(set(supported.values()))
     if rules and not any(kernel_fits(kernel, rule) for rule in rules):
         expected = f"expected {' or '.join(rules)} {release}"
@@ -30,7 +30,7 @@ def system_refusals(row: Mapping[str, Any], os_release: str, kernel: str) -> Lis
 def kernel_fits(kernel: str, rule: str) -> bool:
     """Return True if a kernel such as `6.8.0-49-generic` matches a rule such as `==6.8.0,<=6.8.0-138` or `<=5.14.0-570.116.1`.
 
-    Each part of the rule compares as many numbers of version and build as it has.
+    Numbers of the kernel that a part of the rule does not have are not compared: `==6.8.0` matches every build.
     """
     version, _dash, rest = kernel.partition("-")
     build = re.match(r"\d+(?:\.\d+)*", rest)
@@ -45,7 +45,7 @@ def kernel_fits(kernel: str, rule: str) -> bool:
 
 
 def remarks(row: Mapping[str, Any], os_release: str = "/etc/os-release") -> List[str]:
-    """Return warnings about the operating system under the release row."""
+    """Return a warning if the vendor has not fully tested the release row on this operating system."""
     found = _system(read_text(os_release) or "")
     if found not in row.get("untested_systems", []):
         return []
@@ -53,7 +53,7 @@ def remarks(row: Mapping[str, Any], os_release: str = "/etc/os-release") -> List
 
 
 def _system(os_release: str) -> str:
-    """Return the name of the operating system in release rows, such as ubuntu-22.04."""
+    """Return the name of the operating system as release rows write it, such as ubuntu-22.04."""
     facts = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     return "{}-{}".format(facts.get("ID", "unknown"), facts.get("VERSION_ID", ""))
 

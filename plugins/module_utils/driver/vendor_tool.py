@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's tool, under any of its names, which lists the cards and the processes that have them open.
+"""Queries of the vendor's tool (rbln-smi or rbln-stat), which lists the cards and the processes that have them open.
 
-The tool numbers the NPUs of each RSD group from 0. Only a device node or a bus address identifies a card.
+The tool numbers the NPUs of each RSD group from 0. So only a device node or a bus address identifies a card.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
-# Each group has a node; /dev/rsd0 is the node of the default group.
+# The device nodes of RSD groups. /dev/rsd0 is the node of the default group.
 GROUP_NODES = "/dev/rsd[0-9]*"
-# The vendor's tool by age: rbln-smi replaces rbln-stat, /usr/bin replaces /usr/local/bin.
+# Paths of the tool, in the order in which they are tried. rbln-smi is the newer name, and /usr/bin the newer directory.
 TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-smi", "/usr/bin/rbln-stat")
 
-# Some versions print most numbers as text.
+# A whole number, which some versions of the tool print as text
 WHOLE = (int, re.compile("[0-9]{1,19}"))
-# A name in messages and plans: a short line
+# A short line of text, which plans and messages show
 NAME = re.compile("[ -~]{0,200}")
 ANSWER = {
     "KMD_version": NAME,
     "devices": [
         {
             "npu": WHOLE,
-            # Below /dev
+            # The name of the node below /dev
             "device": re.compile(r"[A-Za-z0-9][\w.-]{0,63}"),
             "name": NAME,
             "status": NAME,
@@ -43,16 +43,16 @@ ANSWER = {
 
 
 def find_tool() -> Optional[str]:
-    """Return the path of the tool, None without one."""
-    # An engine creates a missing bind source as a directory.
+    """Return the path of the tool, None if the host has none."""
+    # A directory may have the path, because an engine creates missing bind sources as directories.
     return next((path for path in TOOLS if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def query_tool() -> Dict[str, Any]:
-    """Return {"path", "version", "devices", "contexts", "holders"} or {"error"}, equal for all versions of the tool.
+    """Return {"path", "version", "devices", "contexts", "holders"} or {"error"}, in one format for all versions of the tool.
 
-    A device has its "group" if the tool reports it. Groups are queried if numbers repeat; "groups_error" is the reason why they are
-    unknown on a host with several groups.
+    "contexts" is the number of contexts, "holders" the contexts with their cards. A device has a "group" if the tool reports one.
+    If numbers of NPUs repeat, the groups are queried. "groups_error" is the reason why that failed on a host with several groups.
     """
     path = find_tool()
     if path is None:
@@ -78,7 +78,7 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order of their numbers in a process: by group and number, or as listed if these repeat."""
+    """Return the devices in the order in which a process numbers them: by group and number, or as listed if these repeat."""
     places = {(device.get("group", 0), device["npu"]) for device in devices}
     if len(places) < len(devices):
         return list(devices)
@@ -86,10 +86,10 @@ def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, 
 
 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
-    """Return how a driver has lost its cards, None if it has not: seen after processes that had them open were killed.
+    """Return how the driver has lost its cards, None if it has not. This happens after processes with open cards were killed.
 
-    The tool numbers every card of a group 0, or lists no card beside device nodes. Only a reload of the module or a reboot helps.
-    While groups are not known, no card counts as lost, because a reload needs all cards free.
+    The tool then numbers all cards of a group 0, or lists no card although `nodes` exist. Only a reload of the module or a reboot
+    helps. If the groups are unknown, no card counts as lost, because a needless reload would end the servers on all cards.
     """
     devices = tool.get("devices")
     if devices is None:
@@ -107,7 +107,7 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
 
 
 def _run(path: str, *options: str) -> Tuple[str, str]:
-    """Return (output, error) of the tool; one of them is empty."""
+    """Run the tool, and return (output, error), of which at least one is empty."""
     code, output = run(path, *options)
     if code:
         return "", f"{path} ended with {code}: {output[:200]}"
@@ -115,7 +115,7 @@ def _run(path: str, *options: str) -> Tuple[str, str]:
 
 
 def query_groups() -> Dict[str, Any]:
-    """Return {"groups": {node name of an NPU: number of its group}} or {"error"}."""
+    """Return {"groups": {name of an NPU's node: number of its group}} or {"error"}."""
     path = find_tool()
     if path is None:
         return {"error": "there is no vendor's tool"}
@@ -138,9 +138,9 @@ def _group(device: Mapping[str, Any]) -> Optional[int]:
 
 
 def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the contexts, each with the "cards" that it may be on.
+    """Return {"npu", "cards", "pid", "process"} of each context. "cards" are the cards on which it may be.
 
-    The SDK opens the node of one group, so all contexts of a process are on NPUs of one group.
+    The SDK opens the node of only one group, so all contexts of a process are on NPUs of the same group.
     """
     numbers: Dict[int, Set[int]] = {}
     for device in devices if _grouped(devices) else ():
@@ -158,7 +158,7 @@ def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[st
 
 
 def parse_tool(output: str) -> Dict[str, Any]:
-    """Return {"version", "devices", "contexts", "holders"} of the JSON of `rbln-stat -j`, or {"error"}."""
+    """Return {"version", "devices", "contexts", "holders"} from the JSON that the tool prints with `-j`, or {"error"}."""
     try:
         answer = shapes.parse_as(output, ANSWER)
         devices = [

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of a host that does not step: seconds since its boot. The time of day is for people, logs and other machines only.
+"""A clock that does not step: the seconds since boot. The time of day may step, and is only for people, logs and other machines.
 
-A moment is kept in a file as a mark, {"boot", "uptime"}: after a reboot it is no longer valid.
+Files keep a moment as a mark, {"boot": ID of the boot, "uptime": seconds}. A mark is valid until the next reboot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STARTED = 19
 
 
 def boot() -> str:
-    """Return the ID of this boot, of the kernel and of the first process, whose start identifies it in a container."""
+    """Return an ID of this boot: that of the kernel, and the start of process 1, which also identifies a start of a container."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as source:
             kernel = source.read().strip()
@@ -28,7 +28,7 @@ def boot() -> str:
 
 
 def uptime() -> float:
-    """Return the seconds since boot, those of a suspended host included."""
+    """Return the seconds since boot, including the time in which the host was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -38,7 +38,7 @@ def mark() -> Dict[str, Any]:
 
 
 def since(moment: Mapping[str, Any]) -> Optional[float]:
-    """Return the seconds since a mark; None if it is of another boot, of the future, or no mark."""
+    """Return the seconds since a mark; None if the mark is invalid, from another boot, or in the future."""
     at = moment.get(UPTIME)
     if type(at) not in (int, float) or moment.get(BOOT) != boot():
         return None
@@ -47,9 +47,9 @@ def since(moment: Mapping[str, Any]) -> Optional[float]:
 
 
 def age(moment: Mapping[str, Any], at: float) -> float:
-    """Return the seconds since a mark that also has the time of day `at`, which counts after a reboot, or without a mark.
+    """Return the seconds since a mark. If the mark is not valid any more, use its time of day `at` (seconds since 1970).
 
-    What happened in an earlier boot is at least as old as this one, whatever the time of day says.
+    A mark of an earlier boot is at least as old as this boot, even if the time of day was changed.
     """
     seconds = since(moment)
     if seconds is not None:
@@ -58,13 +58,13 @@ def age(moment: Mapping[str, Any], at: float) -> float:
 
 
 def process_started(pid: int) -> Optional[float]:
-    """Return the uptime at which a process started, None if it is gone."""
+    """Return the uptime in seconds at which a process started, None if the process is gone."""
     found = _started(pid)
     return int(found) / os.sysconf("SC_CLK_TCK") if found else None
 
 
 def _started(pid: int) -> str:
-    """Return the start of a process in ticks since boot, empty if it is gone."""
+    """Return the start of a process in ticks since boot, as text; an empty string if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as source:
             fields = source.read().rpartition(")")[2].split()

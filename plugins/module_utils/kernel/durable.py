@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are on the disk as a whole before they count."""
+"""Files that are replaced as a whole: after a crash, a file has either its old or its new content."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 
 
 def write(path: str, text: str, mode: int = 0o644) -> None:
-    """Write a file in one piece, and its directory if that is missing. Raises OSError."""
+    """Replace a file as a whole, and create its directory if it is missing. Raises OSError."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     draft = path + ".new"
     with open(draft, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as sink:
-        # A run that was killed may have left the draft with another mode.
+        # A killed run may have left the temporary file with another mode.
         os.fchmod(sink.fileno(), mode)
         sink.write(text)
         sink.flush()

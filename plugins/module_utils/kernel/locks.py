@@ -17,12 +17,9 @@ MODE = 0o600
 
 
 def opened(path: str) -> IO[Any]:
-    """Open a lock file that its owner alone can open, whatever the umask is. A file that others could open is corrected.
-
-    Raises OSError, also for a link or a pipe.
-    """
+    """Open or create a lock file, and make sure that only its owner can open it. Raises OSError, also for a link or a pipe."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-    # If it raises, such as for a pipe, it has closed the file.
+    # If fdopen raises, such as for a pipe, it has closed the handle.
     lock = os.fdopen(handle, "r+", encoding="ascii")
     try:
         if stat.S_IMODE(os.fstat(handle).st_mode) != MODE:
@@ -34,7 +31,7 @@ def opened(path: str) -> IO[Any]:
 
 
 def take(lock: IO[Any], deadline: float) -> bool:
-    """Lock an open file. Return False if another process holds it until the deadline, a time of `time.monotonic`."""
+    """Lock an open file. Return False if another process keeps its lock until the deadline, a time of `time.monotonic`."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,7 +45,7 @@ def take(lock: IO[Any], deadline: float) -> bool:
 def held(lock: IO[Any]) -> bool:
     """Return True if another process has locked an open file.
 
-    The caller shares the lock until the file is closed. Others that test it do not notice; others that lock it wait for a moment.
+    If not, the caller gets a shared lock until it closes the file. Another `held` still succeeds; another `take` waits until then.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Directory trees of other accounts, of any depth, which may change while they are read. No function is recursive."""
+"""Directory trees that belong to other accounts: of any depth, and changed while they are read. No function is recursive."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import secrets
 import stat
 from typing import Iterator, List, Optional, Tuple
 
-# Levels below the top that a walk visits; a model has two
+# Limit of the levels below the top that a walk visits. A model has two.
 DEPTH = 100
-# Largest number of entries that one call removes, because an owner could add new ones for ever
+# Limit of the entries that one call removes, because the owner could add new entries for ever
 ENTRIES = 1_000_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def walk(top: str, follow: bool = False) -> Iterator[Tuple[str, List[str], List[str]]]:
-    """Yield (directory, names of directories, names of other entries) from the top down, sorted.
+    """Yield (directory, names of directories, names of other entries) from the top down, sorted, as os.walk does.
 
-    Directories are left out of the walk by removing their names. Links are followed with `follow` only. Directories that cannot be
-    read are passed over, as by os.walk. Below DEPTH levels nothing is visited: directories there are among the other entries.
+    The caller may remove names of directories that it does not want to visit. Links are followed only with `follow`. Unreadable
+    directories are skipped. Directories DEPTH levels below the top are not visited: they are among the other entries.
     """
     waiting = [(top, 0)]
     while waiting:
@@ -48,10 +48,10 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def remove(path: str) -> int:
-    """Remove what is at a path, of whatever kind, and nothing behind a link. Returns the bytes of the files that it removed.
+    """Remove a file, link or directory tree, but not the target of a link. Return the bytes of the removed files.
 
-    Safe beside an owner who changes the tree at the same time: every step is one name in a directory that is open. Needs the same
-    few descriptors for any depth. Raises OSError if something stays.
+    The owner may change the tree meanwhile, because each step uses one name in an open directory. The number of open descriptors
+    does not depend on the depth. Raises OSError if something remains.
     """
     try:
         found = os.lstat(path)
@@ -70,9 +70,9 @@ def remove(path: str) -> int:
 
 
 def _empty(top: int) -> int:
-    """Remove all that is in an open directory. Directories of a lower level are moved up, and removed there."""
+    """Remove the content of an open directory. Lower directories are first moved up into it. Return the bytes of the files."""
     freed = count = 0
-    # No other entry has this prefix.
+    # The prefix is random, so that no other entry has it.
     prefix = f".npufleet-{secrets.token_hex(8)}-"
     names = os.listdir(top)
     while names:
@@ -92,9 +92,9 @@ def _empty(top: int) -> int:
 
 
 def _flatten(name: str, top: int, prefix: str, count: int) -> Tuple[int, int]:
-    """Remove a directory, and move those in it up, under names of the prefix and a number above the count.
+    """Remove a directory, but first move its directories up to `top`, named by the prefix and a number above the count.
 
-    Returns the bytes of the files that it removed, and the new count.
+    Return (bytes of the removed files, new count).
     """
     freed = 0
     inner = os.open(name, _DIRECTORY, dir_fd=top)

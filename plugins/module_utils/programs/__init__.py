@@ -1,5 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that are sent to hosts: an archive of Python files for a container, and the library that a host keeps."""
+"""Programs that the controller sends to hosts: archives of Python files, and the library of this collection on a host."""
 
 from __future__ import annotations

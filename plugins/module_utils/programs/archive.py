@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Python files as one archive that a Python of the standard library runs.
+"""Archives of Python files that python3 runs as a program, with the standard library alone.
 
-It is made on the controller alone; the same files make the same bytes.
+The controller makes them. The same files always result in the same bytes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Dict, Mapping, Set
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 TIME = (1980, 1, 1, 0, 0, 0)
-# Import statements: the module and the names that are taken from it, or the modules themselves. A text that looks like one brings a
-# file too many. A parser would take most of the time of a plan.
+# Import statements: `from MODULE import NAMES`, or `import MODULES`. A pattern is enough, because a text that only looks like an
+# import just adds a needless file. A parser would take most of the time of a plan.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
-# A directory may be named by a link, which moves while the program imports from it.
+# The __main__.py of an archive. realpath is needed because a link to a version may move while the program still imports files.
 MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"
 
 
 @functools.cache
 def of(entry: str) -> bytes:
-    """Return a module of module_utils, such as `engine.check_client`, with all that it imports there, as a program."""
+    """Return a module of module_utils, such as `engine.check_client`, and all modules that it needs there, as a program."""
     return packed(_files(entry), PREFIX + entry)
 
 
 @functools.cache
 def digest(entry: str) -> str:
-    """Return the SHA-256 of the sources of a module of module_utils and of all that it imports there."""
+    """Return the SHA-256 of the sources of a module of module_utils and of all modules that it needs there."""
     content = hashlib.sha256()
     for name, source in sorted(_files(entry).items()):
         content.update(f"{name}\0{source}\0".encode())
@@ -40,8 +40,8 @@ def digest(entry: str) -> str:
 
 
 def packed(files: Mapping[str, str], main: str) -> bytes:
-    """Return files by their path, and the packages around them, as a program that calls the main() of a module."""
-    # Imported here, as hosts pack nothing.
+    """Return {path: source} as a program that calls main() of a module. Missing __init__.py files of packages are added."""
+    # This import is slow, and hosts never pack.
     import zipfile
 
     names = dict(files)
@@ -58,14 +58,14 @@ def packed(files: Mapping[str, str], main: str) -> bytes:
 
 
 def _files(entry: str) -> Dict[str, str]:
-    """Return {path in the archive: source} of a module and of what it imports of module_utils."""
+    """Return {path in the archive: source} of a module and of all modules that it needs in module_utils."""
     files: Dict[str, str] = {}
     _collect(entry, files)
     return files
 
 
 def _collect(module: str, files: Dict[str, str]) -> None:
-    """Add a module, the packages around it, and what they import of module_utils."""
+    """Add a module, its packages, and all modules that these import from module_utils."""
     parts = module.split(".")
     for depth in range(1, len(parts)):
         _collect(".".join(parts[:depth]), files)
@@ -81,7 +81,7 @@ def _collect(module: str, files: Dict[str, str]) -> None:
 
 
 def imports(source: str) -> Set[str]:
-    """Return what a source imports of module_utils, and the names that it takes from there, which may be modules too."""
+    """Return the modules of module_utils that a source imports, and the names that it imports from them: they may be modules."""
     found: Set[str] = set()
     for module, names, plain in IMPORT.findall(source):
         if plain:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The library: the code of this collection as a host keeps it, compiled. Modules and units run from it.
+"""The library: the code of this collection on a host, compiled. Modules and systemd units run from it.
 
-Each version has a directory of its own, named by its digest, that is never changed. The link `current` points to the version that
-changed the host last. Python runs a version by its directory: commands.py has the commands. A process that runs a version holds its
-directory, so that no later version removes what the process still has to import.
+Each version has its own directory, which is named by the version's digest and never changes. The link `current` points to the
+version that changed the host last. `python3 DIRECTORY` runs the commands in commands.py. A process locks the directory of its
+version, so that no later version removes files that the process may still import.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import List
 
 HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
-# The programs that systemd keeps running, as modules of module_utils
+# The programs that systemd units run, each with its module in module_utils
 ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe"}
-# File in a version: the digest of each program, over its own sources alone. A program is restarted when its digest changes, and not
-# with each version of the library.
+# The file in a version that has the digest of each program. The digest covers only the sources that the program needs, so that not
+# every new version of the library restarts the program.
 PROGRAMS = "programs.json"
-# Exit code of the command `resume` while the run may still be at work
+# Exit code of the command `resume` if the run of the change may still be at work
 BUSY = 75
-# Seconds after which an unfinished directory belongs to a run that was killed
+# Seconds after which an unfinished and unlocked directory was left by a killed run
 DRAFT = 3600.0
-# The name of the library before version 0.2
+# The path of the library in versions before 0.2
 FORMER = "/usr/local/lib/npufleet/npufleet_change.pyz"
 
 
 def path(version: str = CURRENT) -> str:
-    """Return the directory of a version, which Python runs."""
+    """Return the directory of a version."""
     return os.path.join(HOME, version)
 
 
 def programs(directory: str = "") -> str:
-    """Return the path of the digests of the programs in a directory, that of the current version without one."""
+    """Return the path of the file with the programs' digests in a version's directory, by default that of the current version."""
     return os.path.join(directory or path(), PROGRAMS)
 
 
 def hold(directory: str) -> int:
-    """Keep a version from being removed until this process ends. Return the descriptor that does it. Raises OSError."""
+    """Lock a version until this process ends, so that it is not removed. Return the descriptor of the lock. Raises OSError."""
     import fcntl
 
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -48,7 +48,7 @@ def hold(directory: str) -> int:
 
 
 def install(version: str, packed: bytes) -> bool:
-    """Unpack the archive of a version, unless the host has that version. Return True if it was unpacked. Raises OSError."""
+    """Unpack the archive of a version, unless the host already has the version. Return True if it was unpacked. Raises OSError."""
     if os.path.isdir(path(version)):
         return False
     import fcntl
@@ -56,13 +56,13 @@ def install(version: str, packed: bytes) -> bool:
     import tempfile
 
     os.makedirs(HOME, exist_ok=True)
-    # Whatever the umask is, no other account may put files where root imports them.
+    # The umask must not allow other accounts to put files into a directory from which root imports.
     for directory in (os.path.dirname(HOME), HOME):
         os.chmod(directory, 0o755)
     draft = tempfile.mkdtemp(prefix=f".{version}.", dir=HOME)
     handle = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # As long as the directory is locked, it belongs to a run at work.
+        # The lock shows other runs that this run is still at work.
         fcntl.flock(handle, fcntl.LOCK_EX)
         _unpack(packed, draft, path(version))
     except BaseException:
@@ -77,15 +77,15 @@ def install(version: str, packed: bytes) -> bool:
 
 
 def activate(version: str) -> bool:
-    """Make a version the current one. Return True if another one was. The previous version stays, and those that processes hold.
+    """Make a version the current one, and remove other versions. Return True if the current version changed.
 
-    Raises OSError if the host does not have the version.
+    The previous version and locked versions are kept. Raises OSError if the host does not have the version.
     """
     if os.path.realpath(path()) == path(version) and os.path.isdir(path(version)):
         return False
     if not os.path.isdir(path(version)):
         raise OSError(f"{path(version)} is missing, expected the library that this call came from. Run the playbook again.")
-    # Imported here, as most calls do not get here
+    # This import is slow, and most calls change no version.
     import shutil
 
     before = os.path.basename(os.path.realpath(path()))
@@ -102,14 +102,14 @@ def activate(version: str) -> bool:
 
 
 def _superseded(*kept: str) -> List[str]:
-    """Return the other versions that no process holds, and what killed runs have left."""
+    """Return the names of directories to remove: versions except `kept` and locked ones, and directories of killed runs."""
     import time
 
     found = []
     for name in os.listdir(HOME):
         if name in kept or os.path.islink(path(name)) or not os.path.isdir(path(name)):
             continue
-        # The age is by the time of day, which may be set meanwhile.
+        # The age of a directory is no proof, because the time of day can step. So the lock is tested as well.
         recent = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT
         if not recent and not _is_held(path(name)):
             found.append(name)
@@ -117,7 +117,7 @@ def _superseded(*kept: str) -> List[str]:
 
 
 def _is_held(directory: str) -> bool:
-    """Return True if a run unpacks a directory, or a process runs it."""
+    """Return True if a run is unpacking a directory, or a process runs from it."""
     import fcntl
 
     try:
@@ -142,7 +142,7 @@ def _unpack(packed: bytes, draft: str, target: str) -> None:
 
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         archive.extractall(draft)
-    # No file of it is ever changed, so that Python does not have to compare dates.
+    # The files never change, so Python does not have to check if a compiled file is older than its source.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(draft, quiet=2, ddir=target, invalidation_mode=mode)
     for directory, _names, files in os.walk(draft):
@@ -153,7 +153,7 @@ def _unpack(packed: bytes, draft: str, target: str) -> None:
 
 
 def _flush(name: str, mode: int) -> None:
-    """Make a path readable whatever the umask is, and flush it to the disk."""
+    """Set the mode of a path, independent of the umask, and flush the path to the disk."""
     os.chmod(name, mode)
     handle = os.open(name, os.O_RDONLY)
     try:

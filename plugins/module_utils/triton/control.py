@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and unloads by gRPC, with the library that the image carries, inside the server's own container.
+"""Loads and unloads over gRPC, sent by a process in the server's container, which uses the grpc package of the image.
 
-The requests are put together here (grpc_service.proto of Triton): to import tritonclient takes 0.6 s of a core.
-A load over HTTP keeps one of Triton's few HTTP threads until it ends, and all keep-alive connections that it serves wait so long.
+The process encodes the requests itself (grpc_service.proto of Triton), because the import of tritonclient takes 0.6 s of a core.
+A load over HTTP would block one of Triton's few HTTP threads, with all keep-alive connections of that thread, until the load ends.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 
-# The port inside the container
+# Triton's gRPC port in the container
 PORT = 8001
-# Seconds that a client takes beyond its request: python3 has to start in the container
+# Seconds that the process may take in addition to its request, mainly to start python3 in the container
 GRACE = 60.0
-# Characters of Triton's words that are kept, as many as the client sends
+# Limit of the characters of Triton's message. PROGRAM has the same limit.
 WORDS = 4000
 ANSWER = {"code": str, "words": shapes.TEXT_OR_NULL}
 DEADLINE, GONE = "DEADLINE_EXCEEDED", "UNAVAILABLE"
-# What python3 in the container runs; it reads the key there itself, so that no command line has it. The watchdog runs the same.
+# The program that python3 runs in the container. It reads the key from a file, so that no command line contains the key.
 PROGRAM = """
 import json, os, sys
 import grpc
@@ -55,7 +55,7 @@ except grpc.RpcError as error:
 os.write(1, json.dumps(said).encode() + b"\\n")
 """
 
-# Runs a command inside the container, for so many seconds at most: (exit code, what it wrote)
+# A function that runs a command in a container, with a limit in seconds, and returns (exit code, output)
 Runner = Callable[[List[str], float], Tuple[int, str]]
 
 
@@ -64,12 +64,12 @@ class ControlError(Exception):
 
 
 def inside(container: str) -> Runner:
-    """Return a runner of commands in a container, by its engine."""
+    """Return a function that runs commands in a container through the engine."""
     return lambda command, seconds: Engine(timeout=seconds).execute(container, command)
 
 
 def ask(run: Runner, verb: str, model: str, timeout: float, key: Optional[Mapping[str, str]], port: int = PORT) -> Tuple[str, str]:
-    """Return the gRPC code and the message of one request to `load` or `unload`. Raises ControlError."""
+    """Send one request to `load` or `unload` a model, and return (gRPC code, message). Raises ControlError."""
     asked: Dict[str, Any] = {"verb": verb, "model": model, "timeout": timeout, "key": dict(key) if key else None, "port": port}
     try:
         code, said = run(["python3", "-c", PROGRAM, json.dumps(asked)], timeout + GRACE)

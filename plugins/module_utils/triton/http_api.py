@@ -10,20 +10,20 @@ from typing import Any, Dict, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import exchange, shapes
 
-# Seconds of an exchange whose caller names none
+# Default limit of an exchange in seconds
 SECONDS = 5.0
-# What the path of a request cannot hold as it is
+# Characters that the path of a request cannot contain without percent-encoding, which Triton does not decode
 _UNASKABLE = re.compile(r"[\x00-\x20\x7f/?#\ud800-\udfff]")
 NAMELESS = "its name has a space, a control character, / ? or #, which no request over HTTP can carry"
 
 
 def netloc(address: str, port: Any) -> str:
-    """Return address and port as URLs and the engine have them: an IPv6 address in brackets, no address as nothing."""
+    """Return `address:port` as in URLs, with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def can_be_asked(model: str) -> bool:
-    """Return True if the path of a request can hold the name of this model. If not, `NAMELESS` is the reason."""
+    """Return True if the path of a request can contain the name of this model. If not, `NAMELESS` is the reason."""
     return bool(model) and not _UNASKABLE.search(model)
 
 
@@ -37,7 +37,7 @@ def http_bytes(
     headers: Optional[Dict[str, str]] = None,
     size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
-    """Return status and body of one exchange, of at most `size` bytes. Raises OSError, and exchange.TooLong for a larger body."""
+    """Send a request, and return (status, body). Raises OSError, or exchange.TooLong if the body has more than `size` bytes."""
     framed = None if size is None else exchange.LINES * exchange.LINE + exchange.FRAMING * size
     budget = exchange.Budget(timeout or SECONDS, framed)
     with exchange.connect(address, port, budget) as connected:
@@ -55,7 +55,7 @@ def http_json(
     headers: Optional[Dict[str, str]] = None,
     size: Optional[int] = None,
 ) -> Tuple[int, Any]:
-    """Return status and data of one exchange, with text for a body that is not JSON, and status 0 with the reason if it failed."""
+    """Send a request, and return (status, data of `parsed`), or (0, reason) if the exchange failed."""
     try:
         status, raw = http_bytes(address, port, method, resource, timeout, body, headers, size)
     except OSError as error:
@@ -64,12 +64,12 @@ def http_json(
 
 
 def parsed(raw: bytes, size: Optional[int] = None) -> Any:
-    """Return the data of a body, its first 500 characters if it is not JSON, None if it is empty."""
+    """Return the data of a JSON body, the first 500 characters of any other body, None for an empty one."""
     text = raw.decode("utf-8", "replace")
     try:
         data = shapes.parse(text, size or shapes.SIZE) if raw else None
         if "\\ud" in text.lower():
-            # Half of a surrogate pair cannot be written to a file.
+            # Unpaired surrogates are replaced, because they cannot be written to a file.
             data = json.loads(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
         return data
     except ValueError:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a host's server, which requests to restricted APIs carry: its file, and what is wrong with that file.
+"""The key of a host's server, which requests to restricted APIs must carry, and the check of the file that contains the key.
 
-The key is made on its host and stays there: container, plan and controller know its path and not its content.
+A key is generated on its host and stays there. The container, the plan and the controller only get the path of the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from functools import cache
 from typing import Any, Dict, Mapping, Optional
 
-# The directory is mounted: a mounted file that is replaced keeps its old content in a running container.
+# The container mounts the directory. If it mounted the file, a running container would keep the old content of a replaced file.
 HOME = "/etc/npufleet/server"
 FILE = HOME + "/key"
 APIS = (
@@ -28,18 +28,18 @@ APIS = (
     "logging",
 )
 OPTIONS = ("http-restricted-api", "grpc-restricted-protocol")
-# The name of the shell that reads the key and becomes the server
+# Argument 0 of the shell that reads the key and then executes the server
 SHELL = "npufleet"
 
 
 @cache
 def fingerprint(key: str) -> str:
-    """Return the digest by which keys are compared. It is slow, as plans show it and a person may have chosen the key."""
+    """Return a digest to compare keys. It is slow to compute, because plans show it and a key that a person chose is weak."""
     return hashlib.pbkdf2_hmac("sha256", key.encode(), b"npufleet", 100_000).hex()
 
 
 def content(path: str) -> Optional[str]:
-    """Return the key; None if there is no readable key."""
+    """Return the key in a file, None if the file is missing, unreadable or empty."""
     try:
         with open(path, encoding="ascii") as source:
             return source.read().strip() or None
@@ -48,15 +48,16 @@ def content(path: str) -> Optional[str]:
 
 
 def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
-    """Return the header that opens restricted APIs over HTTP, empty for a server without a key."""
+    """Return the HTTP header that opens restricted APIs as {name: key}, an empty dict for a server without a key."""
     found = content(key["path"]) if key else None
     return {key["name"]: found} if key and found else {}
 
 
 def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
-    """Return {"words": what is wrong with the file, None if it is in sync; "other": True if another key has to be written}.
+    """Return {"words": the flaw of the file or None if it has none, "other": True if another key has to be written}.
 
-    `desired` is the fingerprint of the desired key, None for any key. The `group` may read the file, and has to if `needed`.
+    `desired` is the fingerprint of the desired key, None if any key will do. `group` may have read access, and must have it if
+    `needed`.
     """
     found = content(path)
     if found is None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a server's container: why it ended, and why a model was refused."""
+"""The log of a server's container: why the container ended, why a model was refused, and which models are loading."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Dict, List, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, decode_stream
 
-# How far back the log of a container that ended is read: its usage message alone has some hundred lines.
+# Lines at the end of the log that are read. The usage message of a server that ends has some hundred lines.
 LOG_LINES = 1000
-# How each entry of Triton's log begins; what does not begin so goes on with the entry before
+# The beginning of an entry of Triton's log. A line that begins otherwise belongs to the previous entry.
 LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
+# Limit of the characters of a reason
 REASON = 2000
+# The beginning of a line that reports an error
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
-# A load that begins, and one that ends in either way, as Triton 2.41 to 2.51 log it
+# The entries with which Triton 2.41 to 2.51 log the beginning of a load (BEGUN), and its success or failure (ENDED)
 BEGUN, ENDED = re.compile(r'"?loading: (.+):\d+"?$'), re.compile(r"\"?(?:successfully loaded|failed to load) '(.+?)'")
-# Where Python's frames begin in what Triton says, in one entry or, as from 2.51 on, escaped in one line
+# The line after which Python's stack frames follow in an error. From Triton 2.51 on, the line breaks are escaped.
 FRAMES = re.compile(r"(\\n|\n){2}At:")
 
 
 def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> List[str]:
-    """Return the last lines of a container's log, since and until a time of the host's clock."""
+    """Return the last lines of a container's log. `since` and `until` are in seconds since 1970; 0 means no limit."""
     span = (f"&since={since:.3f}" if since else "") + (f"&until={until:.3f}" if until else "")
     try:
         raw = engine.exchange("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{span}")[1]
@@ -33,7 +35,7 @@ def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> 
 
 
 def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
-    """Return {model: why Triton refused its new files} from lines of its log."""
+    """Return {model: reason why Triton refused to load it} from lines of a log, for the models with these names."""
     found: Dict[str, str] = {}
     for at, line in enumerate(lines):
         if not line.startswith("E"):
@@ -46,7 +48,7 @@ def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
 
 
 def loading(lines: Sequence[str]) -> Set[str]:
-    """Return the models whose load has begun in these lines of a log, and has not ended."""
+    """Return the models whose load has begun and not ended in these lines of a log."""
     found: Set[str] = set()
     for line in filter(LOG_LINE.match, lines):
         entry = LOG_LINE.sub("", line)
@@ -59,7 +61,7 @@ def loading(lines: Sequence[str]) -> Set[str]:
 
 
 def so_far(lines: Sequence[str], names: Sequence[str]) -> str:
-    """Return the progress of a server that does not answer yet: the models that it loads, else the end of its log."""
+    """Return the progress of a server that does not answer yet: the models that it is loading, else the last entry of its log."""
     waiting = sorted(loading(lines) & set(names))
     if waiting:
         return f"it still loads {', '.join(waiting)}"
@@ -68,14 +70,14 @@ def so_far(lines: Sequence[str], names: Sequence[str]) -> str:
 
 
 def plain(entry: str) -> str:
-    """Return an entry of Triton's log without its stamp, its quotes and Python's frames."""
+    """Return an entry of Triton's log without its prefix, its quotes and Python's stack frames."""
     return FRAMES.split(LOG_LINE.sub("", entry).strip(), maxsplit=1)[0].strip('"\n ')
 
 
 def last_words(engine: Engine, name: str) -> str:
-    """Return why a container ended: the failed loads, else the last errors of its log, else its last lines."""
+    """Return the reason why a container ended: its failed loads, else the last errors in its log, else its last lines."""
     words = log_lines(engine, name)
     errors = [plain(line) for line in words if ERROR_LINE.match(line)]
-    # A container that restarts says the same again and again.
+    # A container that restarts again and again logs the same errors each time.
     loads = {line.split("'")[1]: line for line in errors if line.startswith("failed to load '")}
     return "\n".join(list(loads.values()) or list(dict.fromkeys(errors or words))[-6:])[-1500:]

@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of metrics in Prometheus' text format, as Triton gives them."""
+"""A parser of Triton's metrics, which are in the text format of Prometheus."""
 
 from __future__ import annotations
 
 import re
 from typing import Dict, Iterator, Tuple
 
-# Lines of a page, and characters of a line that is read
+# Limits: lines of a page (LINES), and characters of a line (LINE); longer lines are skipped
 LINES, LINE = 100_000, 16_384
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-# Without the look behind, the search would begin again at each character of a long word.
+# Without the lookbehind, the search would start again at each character of a long word.
 LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 Labels = Dict[str, str]
@@ -21,7 +21,7 @@ def samples(page: str, prefix: str = "") -> Iterator[Tuple[str, Labels, float]]:
 
     Lines that are too long or that do not parse are skipped. Raises ValueError if the page has too many lines.
     """
-    # Not splitlines(): the name of a model may contain what Python takes for the end of a line.
+    # splitlines() would also split at other characters, which the name of a model may contain.
     lines = page.split("\n", LINES)
     if len(lines) > LINES:
         raise ValueError(f"a page of metrics of more than {LINES} lines")

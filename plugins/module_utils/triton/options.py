@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of a tritonserver that is not managed: its options, repositories, keys and address."""
+"""The command line of a tritonserver that was started manually: its options, model repositories, keys and address."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ NAMES = (
     "trace-config", "trace-count", "trace-file", "trace-level", "trace-log-frequency", "trace-rate", "version",
     "vertex-ai-default-model", "vertex-ai-port", "vertex-ai-thread-count",
 )  # fmt: skip
-# The options that 24.01 does not have. If a prefix fits one of them and an older option, the server that takes it is older.
+# Options that 24.01 does not have. If a prefix fits one of these and an older option, it means the older option: only a server
+# without the newer option accepts such a prefix.
 LATER = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 BARE = ("disable-auto-complete-config", "help", "version")
-# The name of an option. Any other word becomes no part of a template.
+# The name of an option. Other words must not get into a template.
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]:
     """Return the (option, value) pairs of tritonserver's arguments, and the arguments that are no options.
 
-    As in getopt_long, `--a=b` and `--a b` are the same, a prefix stands for its only option, and `--` ends the options.
+    The rules are those of getopt_long: `--a=b` equals `--a b`, a unique prefix stands for its option, and `--` ends the options.
     """
     found: List[Tuple[str, str]] = []
     strange: List[str] = []
@@ -66,19 +67,19 @@ def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]
 
 
 def full_name(name: str) -> str:
-    """Return the option that a name or a prefix stands for; the name itself if that is ambiguous."""
+    """Return the full name of an option from its name or a prefix. An unknown or ambiguous name is returned unchanged."""
     begun = [option for option in NAMES if option.startswith(name)]
     known = [option for option in begun if option not in LATER] or begun
     return known[0] if name not in NAMES and len(known) == 1 else name
 
 
 def last(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
-    """Return the last value of an option."""
+    """Return the value of the last occurrence of an option, which is the one that counts."""
     return next((value for entry, value in reversed(given) if entry == name), default)
 
 
 def repositories(argv: Sequence[str], directory: str) -> List[str]:
-    """Return the model repositories of a command line; paths are absolute paths in the container."""
+    """Return the model repositories of a command line. Paths are made absolute; `directory` is the working directory."""
     found = [value for name, value in options(argv[1:])[0] if name in ("model-repository", "model-store")]
     return [entry if "://" in entry else posixpath.normpath(posixpath.join(directory, entry)) for entry in found]
 
@@ -98,12 +99,12 @@ def idles(config: Mapping[str, Any]) -> bool:
 
 
 def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, str]]:
-    """Return (APIs, name of the header, key) of each group of restricted APIs, of HTTP and of gRPC."""
+    """Return (APIs, name of the header, key) of each group of restricted APIs, for HTTP and for gRPC."""
     found = []
     for name, value in given:
         apis, colon, key = value.partition(":")
         known = [part for part in apis.split(",") if part in keys.APIS]
-        # Triton itself takes no other API, and a header has no other name
+        # Triton accepts no other API names, and HTTP no other characters in the name of a header.
         if name in keys.OPTIONS and colon and known and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
             found.append((known, key.partition("=")[0], key.partition("=")[2]))
     return found
@@ -115,7 +116,7 @@ def key_headers(argv: Sequence[str]) -> Dict[str, str]:
 
 
 def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]:
-    """Return address and port at which the host itself reaches the server's HTTP service, published or not."""
+    """Return (address, port) at which the host reaches the server's HTTP service, even if the port is not published."""
     given = options(argv[1:])[0]
     port = int(last(given, "http-port", "8000"))
     if inspect["HostConfig"].get("NetworkMode") == "host":
@@ -127,5 +128,5 @@ def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]
 
 
 def listen_address(given: Sequence[Tuple[str, str]], service: str) -> str:
-    """Return the `--*-address` of a service, without the prefix of Triton's HTTP server for IPv6."""
+    """Return the value of `--http-address` or another service's option, without the prefix `ipv6:`."""
     return re.sub("^ipv6:", "", last(given, service + "-address"))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Models of a running server: loaded and unloaded in the right order, and read back by their release digests."""
+"""Loads and unloads of models in a running server, in the right order, each proven by the release that the server then serves."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served, steps_of
 
-# Seconds between two looks: short ones at first, as most of what is waited for is over soon
+# Shortest and longest seconds between two queries. The pauses begin short, because most loads end soon.
 SOON, POLL_SECONDS = 0.02, 0.2
-# Characters of an error that are kept
+# Limit of the characters of an error message
 WORDS = 4000
-# Seconds for an answer out of what the server has in memory
+# Seconds for a response that the server only takes from its memory
 ANSWER = 5.0
-# Seconds in which a server that answered 200 has to show it
+# Seconds after an accepted request within which the index has to show its result
 SETTLE = 10.0
 
 
 class Refused(Exception):
-    """A request that Triton refused, with its reason."""
+    """The error of a request that Triton refused, with Triton's reason."""
 
 
 class Hung(Refused):
-    """A request without a response in time."""
+    """The error of a request that did not end in time."""
 
 
 def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Return True if exactly the desired versions of the desired release are ready, and no other version is loaded.
+    """Return True if exactly the desired versions are READY with the desired release, and no other version is loaded.
 
-    A model that the server reads from elsewhere has no release, and only has to be ready.
+    A model that Triton itself reads from an object store has no release. One READY version of it is enough.
     """
     if model["release"] is None:
         return any(version["state"] == "READY" for version in versions.values())
@@ -46,11 +46,11 @@ def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
-    """Return the names with steps before their ensembles, else sorted. The steps that a server returns may form a circle."""
+    """Return the names sorted, but each ensemble after its steps. The steps that a server reports may form a cycle."""
     wanted = set(names)
     order: List[str] = []
     seen: Set[str] = set()
-    # The models on the path, each with its remaining steps: a loop, because a chain may be longer than Python's recursion.
+    # The models on the current path, each with its remaining siblings. A chain may be longer than Python's limit of recursion.
     path: List[Tuple[str, Iterator[str]]] = []
     for first in sorted(wanted):
         waiting: Iterator[str] = iter([first])
@@ -69,7 +69,7 @@ def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
 
 
 def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
-    """Return the models whose old release does not fit on an NPU beside all new models. Both releases count as equally large."""
+    """Return the models whose old release does not fit on an NPU next to all new models. It counts as large as the new one."""
     needed = [
         sum((model.get("memory") or [])[npu] for model in models.values() if npu < len(model.get("memory") or []))
         for npu in range(len(totals))
@@ -84,7 +84,7 @@ def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds to wait before each further look."""
+    """Yield the seconds to wait before each next query."""
     pause = SOON
     while True:
         yield pause
@@ -92,7 +92,7 @@ def pauses() -> Iterator[float]:
 
 
 class Server:
-    """The repository API of one server. `run` runs commands in its container, and is None if requests go over HTTP."""
+    """The repository API of one server. With `run`, which runs a command in the container, requests use gRPC, else HTTP."""
 
     def __init__(
         self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
@@ -104,14 +104,14 @@ class Server:
         self.run = run
 
     def served(self) -> Dict[str, Any]:
-        """Return the models that are loaded. Raises Refused if the server does not answer."""
+        """Return {model: {version: {"state", "reason", "release"}}}. Raises Refused if the server does not answer."""
         found = read_served({"address": self.address, "http_port": self.port, "key": self.key})
         if found is None:
             raise Refused(f"the server does not answer on port {self.port}")
         return found
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
-        """Return the steps of an ensemble that the server has loaded."""
+        """Return the models that a loaded ensemble calls, an empty list for other models."""
         if not can_be_asked(name) or not any(version["state"] == "READY" for version in versions.values()):
             return []
         status, config = self._http("GET", f"/v2/models/{name}/config")
@@ -121,7 +121,7 @@ class Server:
         return http_json(self.address, self.port, method, resource, timeout, body, keys.headers(self.key))
 
     def ask(self, name: str, verb: str) -> None:
-        """Send one request. Raises Refused with Triton's own message."""
+        """Send one request to load or unload a model. Raises Refused with Triton's message, or Hung."""
         began = time.monotonic()
         code, words = self._by_grpc(name, verb) if self.run else self._by_http(name, verb)
         if code in ("OK", "200"):
@@ -145,7 +145,7 @@ class Server:
         return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)[:WORDS]
 
     def unload(self, name: str) -> None:
-        """Unload a model, and wait until its memory is free."""
+        """Unload a model, and wait until no version is loaded any more. Raises Refused or Hung."""
         self.ask(name, "unload")
         deadline, waits = time.monotonic() + self.timeout, pauses()
         while any(entry["state"] in ("READY", "UNLOADING", "LOADING") for entry in self.served().get(name, {}).values()):
@@ -154,11 +154,11 @@ class Server:
             time.sleep(next(waits))
 
     def load(self, name: str, model: Mapping[str, Any]) -> None:
-        """Load a model, and read its release back."""
+        """Load a model, and prove that the desired release is served. Raises Refused or Hung."""
         self.ask(name, "load")
         if self.settled(name, model):
             return
-        # Triton answers and reloads nothing for a config that came with a request, and for files that are not newer.
+        # Triton accepts a load and reloads nothing if the files are not newer, or if the config came with an earlier request.
         self.unload(name)
         self.ask(name, "load")
         if not self.settled(name, model):
@@ -169,7 +169,7 @@ class Server:
             )
 
     def settled(self, name: str, model: Mapping[str, Any]) -> bool:
-        """Return True if the model is in sync once no version of it is loading or unloading."""
+        """Wait until no version of a model is loading or unloading. Return True if the model is in sync. Raises Refused."""
         deadline, waits = time.monotonic() + SETTLE, pauses()
         while True:
             versions = self.served().get(name, {})
@@ -188,7 +188,7 @@ class Server:
             time.sleep(next(waits))
 
     def words(self, name: str) -> str:
-        """Return the versions of a model that are served, as text."""
+        """Return the served versions of a model, with state and release, as text."""
         versions = self.served().get(name, {})
         return ", ".join(
             f"version {number} {version['state']} {(version['release'] or 'no release')[:12]}"
@@ -197,7 +197,7 @@ class Server:
 
 
 class Change:
-    """The loads and unloads that a server needs, and their results."""
+    """The loads and unloads that a server needs to serve the desired models, and their results."""
 
     def __init__(self, server: Server, models: Mapping[str, Any]) -> None:
         self.server = server
@@ -221,14 +221,14 @@ class Change:
         self.steps = {name: list(model.get("steps") or []) for name, model in models.items()}
         for name in self.gone:
             self.steps[name] = server.steps(name, served[name])
-        # An ensemble is unloaded with its step.
+        # If a step is unloaded, the ensembles that call it have to be unloaded and loaded, too.
         above = {name for name, steps in self.steps.items() if set(steps) & (first | set(self.gone)) and name in models}
         self.down = in_order({*first, *self.gone, *(above & set(served))}, self.steps)[::-1]
         self.up = in_order({*self.stale, *above}, self.steps)
         self.unchanged = sorted(set(models) - set(self.up))
 
     def apply(self) -> None:
-        """Unload, then load. After a refused load the others follow; after one that hangs, none does."""
+        """Unload, then load. A refused request does not stop the remaining ones, but a request that hangs does."""
         for name in self.down:
             if self._try(name, self.server.unload, name) and name in self.gone:
                 self.unloaded.append(name)
@@ -253,6 +253,6 @@ class Change:
         return name not in self.reasons
 
     def why(self) -> str:
-        """Return the models that Triton refused and its reasons, a line for each; empty if it refused none."""
+        """Return the refused models with the reasons, one line for each; an empty string if no model was refused."""
         lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in self.reasons.items())
         return f"Triton on port {self.server.port} refused:{lines}" if lines else ""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The models that a server serves: its index, and the release in the config that it has in memory."""
+"""The models that a server serves: from its index, and from the release digest in each config that the server has in memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
 
 RELEASE = "npufleet_release"
-# Seconds for the index and the configs of all models, of which each is an exchange
+# Limit of the seconds for all requests together: the index, and the config of each model
 SECONDS = 60.0
-# Numbers that Triton gives to versions
+# The number of a version in the index
 VERSION = re.compile(r"[0-9]{1,19}")
-# Characters of a state, and of Triton's reason for it
+# Limits of the characters of a state, and of Triton's reason for the state
 STATE, REASON = 40, 2000
 # Shapes of a server's metadata, and of an ensemble's config
 METADATA = {"version": str}
@@ -25,12 +25,12 @@ ENSEMBLE = {"ensemble_scheduling": {"step": [{"model_name": str}]}}
 
 
 def query(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
-    """Return status and body of one request to the server of this host, with its key."""
+    """Send one request with the server's key, and return (status, data of the response)."""
     return http_json(wanted["address"], wanted["http_port"], method, resource, headers=keys.headers(wanted.get("key")))
 
 
 def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return {model: {version: {"state", "reason", "release"}}} of the server, None if it does not answer in time."""
+    """Return {model: {version: {"state", "reason", "release"}}}, None if the server does not answer in time."""
     ends = time.monotonic() + SECONDS
     status, index = query(wanted, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
@@ -56,19 +56,19 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 def version_of(metadata: Any) -> Optional[str]:
-    """Return the version in a server's metadata, None if it is not there."""
+    """Return Triton's version from a server's metadata, None if the metadata has none."""
     return None if shapes.mismatch(metadata, METADATA) else str(metadata["version"])
 
 
 def steps_of(config: Any) -> List[str]:
-    """Return the models that an ensemble calls, from its config; an empty list for other models and configs of another shape."""
+    """Return the models that an ensemble calls, from its config. For any other config, return an empty list."""
     if shapes.mismatch(config, ENSEMBLE):
         return []
     return [step["model_name"] for step in config["ensemble_scheduling"]["step"]]
 
 
 def from_elsewhere(served: Mapping[str, Any]) -> List[str]:
-    """Return the READY models without a release: the server reads them from elsewhere, such as an object store."""
+    """Return the READY models without a release. The server does not read them from the store, but from an object store, say."""
     ready = {
         name: [version["release"] for version in versions.values() if version["state"] == "READY"]
         for name, versions in served.items()
@@ -77,7 +77,7 @@ def from_elsewhere(served: Mapping[str, Any]) -> List[str]:
 
 
 def _loaded_release(wanted: Mapping[str, Any], name: str, version: str) -> Optional[str]:
-    """Return the release digest in the config that the server has in memory."""
+    """Return the release digest in a model's config as the server has it in memory, None if the config has no digest."""
     status, config = query(wanted, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or not isinstance(config, dict):
         return None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of Triton's python backend: one for each instance of a model, its stub."""
+"""The stubs: the processes of Triton's python backend, one for each instance of a model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PROC = "/proc"
 
 
 class Stub(NamedTuple):
-    """The file that a stub runs, and the name of its instance, which other models may have too."""
+    """The path of the Python file that a stub runs, and the name of its instance. Two models may have instances of one name."""
 
     code: str
     instance: str
 
 
 def command_line(pid: int) -> List[str]:
-    """Return the command line of a process, empty if the process is gone or has ended."""
+    """Return the command line of a process as a list of words, empty if the process has ended."""
     try:
         with open(f"{PROC}/{pid}/cmdline", "rb") as source:
             return source.read().decode("utf-8", "replace").split("\0")[:-1]
@@ -31,11 +31,11 @@ def command_line(pid: int) -> List[str]:
 
 
 def living(root: int) -> Dict[int, Stub]:
-    """Return the stubs in the container whose first process is `root`, by process."""
+    """Return {process ID: stub} of the container whose first process is `root`."""
     stubs = {}
     for pid in map(int, filter(str.isdigit, os.listdir(PROC))):
         words = command_line(pid) if (read_text(f"{PROC}/{pid}/comm") or "").rstrip("\n") == NAME else []
-        # The first word is the program, the last but one is the instance.
+        # The words are the program, the Python file, and others, of which the last but one is the instance.
         if len(words) > 3 and same_container(pid, root):
             stubs[pid] = Stub(words[1], words[-2])
     return stubs

@@ -1,24 +1,24 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Model loads in which nothing can happen any more: how /proc shows them, and how they are ended.
+"""Stuck loads: model loads in which server and stub wait for each other. This module finds them in /proc and ends them.
 
-Triton's python backend starts a process for each instance, its stub. While the stub initializes, it has to renew a sign of life; a
-stub that misses 5 s (10 s for its first message), as on a busy host, is given up. The server then waits for the stub to exit
-(`StubLauncher::Launch`, `WaitForStubProcess`), and the stub waits for the next message of the server. No message ever comes: the
-load neither fails nor ends, and at a start no port opens. See docs/decisions/0037-a-stuck-load-is-ended.md.
+Triton's python backend starts a process for each instance of a model, the stub. While the stub initializes, it has to report
+regularly that it is alive. If the reports stop for 5 s (10 s before the first one), as on a busy host, the server gives the stub
+up and waits for it to exit (`StubLauncher::Launch`, `WaitForStubProcess`). But the stub waits for the next message of the server.
+So the load never ends, and a starting server opens no port. See docs/decisions/0037-a-stuck-load-is-ended.md.
 
-The rule does not guess from time or load. It needs both ends of that wait, seen again and again:
+The rule does not depend on how long a load takes. It needs all of these conditions, at several observations in a row:
 
 - a thread of the server is in `wait4` for this stub, and
-- the main thread of the stub sleeps in a futex of the shared memory in which it gets its messages, and
+- the main thread of the stub sleeps in a futex of the shared memory through which it gets messages, and
 - neither thread uses processor time.
 
-A load that works, however slowly, lacks the first: its server waits for a message of the stub and not for the end of the stub.
+A load that makes progress, even slowly, does not meet the first condition: its server waits for a message, not for an exit.
 """
 
 from __future__ import annotations
 
-# Runs in programs, too, and needs the standard library alone. pylint: disable=ansible-bad-function
+# Programs without an AnsibleModule import this file, too. pylint: disable=ansible-bad-function
 import os
 import signal
 import threading
@@ -28,31 +28,31 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs import NAME, PROC, command_line
 
-# Numbers of the system calls `wait4` and `futex`, by machine
+# Numbers of the system calls `wait4` and `futex`, by machine architecture
 CALLS = {"x86_64": (61, 202), "aarch64": (260, 98)}
-# Seconds that a wait has to last where no other limit is given, seconds between two looks, and the fewest looks that prove anything
+# Default seconds that a wait has to last (LIMIT), seconds between two samples (LOOK), fewest samples that prove a wait (LOOKS)
 LIMIT, LOOK, LOOKS = 15.0, 1.0, 4
-# How often one change repeats what was stuck
+# How often one change repeats a stuck load
 ROUNDS = 10
-# The share of a processor that two waiting threads may use: a stub wakes once a second to see whether there is a message.
+# The share of a processor that both threads together may use, because a waiting stub checks for a message once a second
 IDLE = 0.01
 
 
 class Process(NamedTuple):
-    """A process. With its start, in clock ticks since boot, because its number may be another process' later."""
+    """A process, identified by its ID and its start in clock ticks since boot, because a later process may get the same ID."""
 
     pid: int
     started: int
 
 
 class Wait(NamedTuple):
-    """A stub that waits for a message, and the thread of its server that waits for it to exit."""
+    """A stub that waits for a message, and the server whose thread waits for the exit of the stub."""
 
     stub: Process
     server: Process
-    # Number of the thread
+    # ID of the server's thread
     thread: int
-    # Name of the instance, and the file that the stub runs
+    # Name of the instance, and the path of the Python file that the stub runs
     instance: str
     code: str
 
@@ -61,16 +61,16 @@ class Wait(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The waits at one time of `time.monotonic`, each with the processor time, in clock ticks, that its two threads have used."""
+    """The waits at one time of `time.monotonic`, each with the clock ticks of processor time that its two threads have used."""
 
     at: float
     waits: Dict[Wait, int]
 
 
 def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) -> List[Wait]:
-    """Return the waits of the latest sample that were in every sample for `limit` seconds, without use of processor time.
+    """Return the waits that were in every sample of the last `limit` seconds, and used no processor time meanwhile.
 
-    A limit of 0 or less finds none, and so do fewer than `LOOKS` samples.
+    With a limit of 0 or less, or with fewer than LOOKS samples, return an empty list.
     """
     found: List[Wait] = []
     if not samples or limit <= 0:
@@ -80,7 +80,7 @@ def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) ->
         looks, lasted = 0, 0.0
         for sample in reversed(samples):
             seconds = latest.at - sample.at
-            # One tick may have been nearly over.
+            # A difference of one tick may be due to rounding.
             idle = 1 + IDLE * ticks_per_second * seconds
             if wait not in sample.waits or used - sample.waits[wait] > idle:
                 break
@@ -91,7 +91,7 @@ def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) ->
 
 
 class History:
-    """The samples of one host that the rule needs, for `limit` seconds. No other thread may use it."""
+    """The samples of the last `limit` seconds, to which the rule is applied. It must be used by one thread only."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -99,7 +99,7 @@ class History:
         self._ticks_per_second = float(os.sysconf("SC_CLK_TCK"))
 
     def add(self, sample: Sample) -> List[Wait]:
-        """Keep a sample. Return the waits that have lasted for too long."""
+        """Add a sample, and return the waits that have lasted for `limit` seconds."""
         self._samples.append(sample)
         if not sample.waits:
             self._samples.clear()
@@ -108,12 +108,12 @@ class History:
         return lasting(self._samples, self.limit, self._ticks_per_second)
 
     def forget(self) -> None:
-        """Begin again without samples."""
+        """Remove all samples."""
         self._samples.clear()
 
 
 def look(root: int) -> Sample:
-    """Read /proc for the waits below a process, such as the first one of a container. What may not be read is no wait."""
+    """Return the waits that /proc shows below a process, such as the first one of a container. Unreadable entries are skipped."""
     calls = CALLS.get(os.uname().machine)
     waits: Dict[Wait, int] = {}
     now = time.monotonic()
@@ -132,7 +132,7 @@ def look(root: int) -> Sample:
             thread = waited[number]
             words = command_line(pid)
             used = [_stat(f"{pid}/task/{pid}"), _stat(f"{server}/task/{thread}")]
-            # A process that is stopped, or that waits for a disk, is not asleep.
+            # State S is an ordinary sleep. A process that is stopped or waits for a disk has another state.
             if len(words) < 3 or any(entry is None or entry.state != "S" for entry in used):
                 continue
             both = Process(pid, stat.started), Process(server, processes[server].started)
@@ -141,7 +141,7 @@ def look(root: int) -> Sample:
 
 
 def end(wait: Wait, root: int) -> bool:
-    """Kill the stub of a wait, if it still is that process and child, and still waits. Returns True if it was killed."""
+    """Kill the stub of a wait, if the same wait still exists. Return True if the stub was killed."""
     if wait not in look(root).waits:
         return False
     with suppress(ProcessLookupError):
@@ -151,10 +151,10 @@ def end(wait: Wait, root: int) -> bool:
 
 
 class Guard:
-    """A thread that ends stuck loads below a process while a `with` block waits for what it has started.
+    """A thread that ends stuck loads below a process while a `with` block runs, which waits for a load.
 
-    `root` returns that process, None while there is none. `tell` is called before a stub is ended. The thread calls both.
-    `ended` grows by a wait for each stub.
+    `root` returns the ID of that process, or None if it does not run. `tell` is called before each stub is killed. The thread calls
+    both functions. `ended` lists the waits whose stubs were killed.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class Guard:
         self.ended: List[Wait] = []
 
     def repeats(self, mark: int) -> bool:
-        """Return True if a load is to be repeated: a stub was ended since `ended` had this length, and not too often before."""
+        """Return True if a failed load should be repeated: `ended` is longer than `mark`, and at most ROUNDS rounds ended stubs."""
         return len(self.ended) > mark and self._rounds <= ROUNDS
 
     def did(self) -> List[str]:
-        """Return what was done, in words."""
+        """Return a message for each stub that was killed."""
         return [f"ended {wait}, whose load was stuck" for wait in self.ended]
 
     def __enter__(self) -> Guard:
@@ -198,7 +198,7 @@ class Guard:
             found = self._history.add(look(root))
             self._rounds += bool(found)
             for wait in found:
-                # First, because the caller looks here as soon as its load fails.
+                # The wait is added before the kill, because the caller calls repeats() as soon as its load fails.
                 self.ended.append(wait)
                 self._tell(wait)
                 if not end(wait, root):
@@ -206,7 +206,7 @@ class Guard:
 
 
 class _Stat(NamedTuple):
-    """The facts that the kernel reports of a process or a thread."""
+    """The facts that the kernel reports about a process or thread. `ticks` of processor time; `started` in ticks since boot."""
 
     name: str
     state: str
@@ -216,11 +216,11 @@ class _Stat(NamedTuple):
 
 
 def _stat(name: str) -> Optional[_Stat]:
-    """Return the facts of a directory below /proc, None where it is gone."""
+    """Return the facts of the process or thread in a directory below /proc, None if it has ended."""
     try:
         with open(f"{PROC}/{name}/stat", "rb") as source:
             line = source.read().decode("utf-8", "replace")
-        # The name may hold spaces and brackets.
+        # The name of a process may contain spaces and brackets.
         head, _bracket, tail = line.rpartition(")")
         facts = tail.split()
         return _Stat(head.partition("(")[2], facts[0], int(facts[1]), int(facts[11]) + int(facts[12]), int(facts[19]))
@@ -240,7 +240,7 @@ def _is_below(pid: int, root: int, processes: Dict[int, _Stat]) -> bool:
 
 
 def _call(name: str) -> Optional[Tuple[int, List[int]]]:
-    """Return (number, arguments) of the system call that a thread sleeps in; None where it runs or may not be seen."""
+    """Return (number, arguments) of the system call in which a thread sleeps, None if the thread runs or cannot be read."""
     try:
         with open(f"{PROC}/{name}/syscall", encoding="ascii") as source:
             number, *arguments = source.read().split()
@@ -250,7 +250,7 @@ def _call(name: str) -> Optional[Tuple[int, List[int]]]:
 
 
 def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
-    """Return {process that a thread of the server waits for, by its number inside the container: that thread}."""
+    """Return {ID, in the container, of a process for whose exit a thread of the server waits: ID of that thread}."""
     found: Dict[Optional[int], int] = {}
     with suppress(OSError):
         for thread in os.listdir(f"{PROC}/{server}/task"):
@@ -261,7 +261,7 @@ def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
 
 
 def _number_inside(pid: int) -> Optional[int]:
-    """Return the number of a process in its own namespace, which is that of its server."""
+    """Return the ID of a process in its own PID namespace, in which its server runs, too."""
     with suppress(OSError, ValueError, IndexError), open(f"{PROC}/{pid}/status", encoding="utf-8", errors="replace") as source:
         for line in source:
             if line.startswith("NSpid:"):
