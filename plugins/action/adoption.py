@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 MARK = "adoption.json"
 # Bytes of a file that one call of the host returns
 PIECE = 32 << 20
-# Concerns of hosts with NPUs, except those that are systemd units. Units that watch the server are installed later.
+# Concerns of hosts with NPUs, except those with a systemd unit (watchdog and probe), which are installed after the replacement.
 ADOPTED = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and not concern.unit]
 # Valid names of containers and models. The name of a model is also a directory and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")

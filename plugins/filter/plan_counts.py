@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: plan_counts
 short_description: Decide whether the plan of this run still describes the server of a host
 description:
-  - Returns true if no other run has held the host since the plan, and if only concerns that are applied with the server differ. Any
-    other change, such as one of the driver, would outdate the plan.
+  - Returns true if no other run has held the host since the plan, and if only the server and concerns applied with it differ.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

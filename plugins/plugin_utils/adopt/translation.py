@@ -62,8 +62,7 @@ class Translation(NamedTuple):
 def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
     """Return the translation of a container of a host.
 
-    `found` has "inspect" and "image" (results of inspect), "default_runtime", and "process": {"argv", "directory", "environment",
-    "main": True if the server is the main process of the container}.
+    `found` has "inspect", "image" (inspect of the image), "default_runtime" and "process" (argv, directory, environment, main).
     """
     inspect, process = found["inspect"], found["process"]
     facts = container.container_facts(inspect, found["image"])

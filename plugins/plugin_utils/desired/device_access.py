@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # The subdirectories of npufleet_root that a server reads
 STORE = ("blobs", "releases", "served")
-# Privileges and limits of an unprivileged container. The SDK pins memory, so Backend.AI grants IPC_LOCK. Only root can use this
-# capability; the server's user pins memory up to its memlock limit.
+# Privileges and limits of an unprivileged container. IPC_LOCK lets root pin memory for the SDK, as Backend.AI does. The server's
+# user, which is not root, can pin memory up to its memlock limit.
 LEAST: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,
@@ -95,7 +95,7 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
 
 
 def reader(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"group", "needed"}: the group that may read the server's keys in addition to root, True if the server needs it."""
+    """Return {"group": group that may read the server's keys in addition to root, "needed": True if the server uses it}."""
     return {"group": user(variables), "needed": not privileged(variables)}
 
 
