@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Build the lab's drivers: build.py DIRECTORY [VERSION...] [--kernel RELEASE].
 
-A package `rebellions` per version below 3.0 and an installer per version from there on (all the lab's without one), and with
---kernel a stub of that kernel's own package. The same input gives the same bytes: times are fixed, and nothing is compressed,
+Each version below 3.0 becomes a package `rebellions`, each later version an installer. The default is all versions of the lab.
+--kernel also builds a stub package of that kernel. The same input gives the same bytes: times are fixed, and nothing is compressed,
 because compressors differ.
 """
 
@@ -22,16 +22,16 @@ from typing import Mapping
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("1.1.67", "1.2.92", "2.0.1", "3.2.2")
-EPOCH = 1704067200  # 2024-01-01, in the past of every machine
+EPOCH = 1704067200  # 2024-01-01, a date in the past for every machine
 CARDS = "/usr/local/lib/npufleet-lab/cards.py"
 RULES = f"""\
 # The kernel module is emulated: its cards are described in /etc/npufleet-lab/cards.json.
 install rebellions {CARDS} load {{version}}
 remove rebellions {CARDS} unload
 """
-# Path of the module until the package copies it to the directory of DKMS for the running kernel
+# Path of the module in the package. The package copies it to the DKMS directory of the running kernel.
 MODULE = "/usr/lib/npufleet-lab/rebellions.ko"
-# Like the vendor's, this package leaves loading the module to others.
+# Like the vendor's package, this package does not load the module.
 POSTINST = f"""\
 #!/bin/sh
 set -e
@@ -57,8 +57,8 @@ fi
 """
 
 
-# The vendor's installer, as far as it is known: it refuses beside the old package, needs what DKMS builds with, writes firmware to
-# cards that nobody uses, and leaves packages. Whether it asks anything is not known: this one does.
+# As far as the vendor's installer is known, this one is like it: it refuses to run if the old package is installed, needs the build
+# tools of DKMS, writes firmware only to unused cards, and installs packages. Whether the vendor's installer asks questions is unknown.
 INSTALLER = f"""\
 #!/bin/sh
 # The lab's stand-in for the vendor's installer: it builds with the real DKMS, and its cards are emulated.
@@ -92,7 +92,7 @@ MAKE[0]="make -C ${{kernel_source_dir}} M=${{dkms_tree}}/rebellions-dkms/{versio
 CLEAN="true"
 AUTOINSTALL="yes"
 """
-# The data of modinfo, and no code
+# C source of a module that contains only the data of modinfo
 SOURCE = """\
 #define MODINFO(name, value) \\
     static const char name[] __attribute__((used, section(".modinfo"), aligned(1))) = #name "=" value
@@ -100,7 +100,7 @@ MODINFO(version, "{version}");
 MODINFO(name, "rebellions");
 MODINFO(license, "none, this is emulated");
 """
-# The build tree of kernel headers, reduced to the needs of the lab's module
+# Makefile of the kernel headers, reduced to the needs of the lab's module
 BUILD_TREE = """\
 modules:
 \t$(CC) -c -o $(M)/rebellions.ko $(M)/rebellions.c
@@ -115,13 +115,13 @@ DKMS_PRERM = """\
 set -e
 dkms remove -m rebellions-dkms -v {version} --all
 """
-# As a kernel's package does
+# Like the package of a real kernel
 KERNEL_POSTINST = """\
 #!/bin/sh
 set -e
 depmod {release} 2>/dev/null
 """
-# Keeps the module in use, as the vendor's service does
+# This service keeps the module in use, like the vendor's service.
 SERVICE = """\
 [Unit]
 Description=Emulated management service of the lab's NPUs
@@ -146,7 +146,7 @@ class BuildError(Exception):
 
 
 def build_driver(version: str, directory: Path) -> Path:
-    """Build the driver of this version, as the vendor delivers it, into `directory` and return its path."""
+    """Build the driver of this version into `directory`, in the vendor's form (package or installer), and return its path."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)\.\d+(-[0-9A-Za-z.]+)?", version)
     if not numbers:
         raise BuildError(f"driver version is {version!r}, expected one such as {VERSIONS[0]}")
@@ -173,7 +173,7 @@ def build_driver(version: str, directory: Path) -> Path:
 
 
 def build_installer(version: str, directory: Path) -> Path:
-    """Build the installer of this version, which carries its packages, into `directory` and return its path."""
+    """Build the installer of this version, which contains its packages, into `directory`, and return its path."""
     emulated = "\n This is NOT the vendor's driver. It refuses to be installed anywhere but on hosts of the npufleet lab."
     source, libraries = f"usr/src/rebellions-dkms-{version}", "usr/lib"
     names = ("librbln-thunk.so", "librbln-ccl.so")
@@ -246,7 +246,7 @@ def build_installer(version: str, directory: Path) -> Path:
 
 
 def module(version: str, name: str = "rebellions") -> bytes:
-    """Return an ELF object with the data of modinfo only: an empty section, `.modinfo` and the names of both."""
+    """Return an ELF object that contains only the data of modinfo: an empty section, `.modinfo`, and their names."""
     facts = {"version": version, "name": name, "license": "none, this is emulated"}
     modinfo = b"".join(f"{name}={value}".encode() + bytes(1) for name, value in facts.items())
     names = b"\0.modinfo\0.shstrtab\0"
@@ -262,7 +262,7 @@ def module(version: str, name: str = "rebellions") -> bytes:
 
 
 def build_kernel(release: str, directory: Path) -> Path:
-    """Build a stub of the kernel `release`, which a lab host can hold, with a directory for headers."""
+    """Build a stub package of kernel `release`, which a lab host can hold, with a build directory. Return its path."""
     if not re.fullmatch(r"[0-9][a-z0-9.+-]*", release):
         raise BuildError(
             f"kernel release is {release!r}, expected one that can be in the name of a package, such as 6.8.0-49-generic"
@@ -279,7 +279,7 @@ def build_kernel(release: str, directory: Path) -> Path:
         f"{tree}/Makefile": (BUILD_TREE, 0o644),
         # DKMS recognizes a build tree by this directory.
         f"{tree}/include/README": ("The lab's module includes nothing.\n", 0o644),
-        # DKMS 3.2 lists no module if the kernel has none beside those of DKMS.
+        # DKMS 3.2 lists no module if the kernel has only modules of DKMS.
         f"usr/lib/modules/{release}/kernel/lib/npufleet-lab.ko": (module(release, "npufleet-lab"), 0o644),
     }
     return build(
@@ -298,7 +298,7 @@ def build(
     scripts: Mapping[str, str],
     target: Path,
 ) -> Path:
-    """Build a package of `files` {path: (content, mode)}, `links` {path: to} and maintainer `scripts`; return `target`."""
+    """Build a package of `files` {path: (content, mode)}, `links` {path: target} and maintainer `scripts`. Return `target`."""
     common = {"Architecture": "amd64", "Maintainer": "The npufleet developers <npufleet@localhost>", "Priority": "optional"}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as work:

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """The emulated NPU cards of a lab host: cards.py bus | load VERSION | unload.
 
-`bus` puts the cards of /etc/npufleet-lab/cards.json on the PCI bus at boot; `load` and `unload` are what modprobe runs for the
-module `rebellions`. sysfs cannot be written to, so each tree is shown as a read-only overlay over the real directory.
-Every command may be repeated. With --root DIR everything happens below DIR: copies stand for mounts, files for device nodes.
+`bus` puts the cards of /etc/npufleet-lab/cards.json on the PCI bus at boot. modprobe runs `load` and `unload` for the module
+`rebellions`. sysfs cannot be written to, so each tree is a read-only overlay over the real directory. Every command may be
+repeated. With --root DIR all paths are below DIR, with copies in place of mounts and files in place of device nodes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FIRST_BUS = 0x81
 MOST_CARDS = 64
 MEMORY_BYTES = 16877879296
 BAR_BYTES = 1 << 34
-# Like /dev/null: any process may open it, and nothing can be harmed.
+# The device number of /dev/null: any process may open the node, and cannot do harm.
 NODE_DEVICE = os.makedev(1, 3)
-# What the kernel says of a module that was built for another kernel.
+# Message of modprobe for a module that was built for another kernel
 DOES_NOT_LOAD = "modprobe: ERROR: could not insert 'rebellions': Exec format error"
 IN_USE = "modprobe: FATAL: Module rebellions is in use."
 FAULTS = {"missing": True, "fault": True, "no_rsd0": False, "module_does_not_load": False}  # True: the fault needs an NPU
@@ -57,7 +57,7 @@ CARD_TYPES = {"RBLN-CA12": CardType(0x1120, 1), "RBLN-CA22": CardType(0x1220, 1)
 
 @dataclass(frozen=True)
 class Npu:
-    """One NPU: `rbln<number>` at a PCI address such as 0000:81:00.0."""
+    """An NPU: `rbln<number>` at a PCI address such as 0000:81:00.0."""
 
     number: int
     card: str
@@ -72,14 +72,14 @@ class Npu:
 
 @dataclass(frozen=True)
 class Cards:
-    """All that cards.json says."""
+    """Content of cards.json: the NPUs, and the kinds of their faults."""
 
     npus: List[Npu]
     kinds: FrozenSet[str]  # of the faults
 
 
 def read_cards(path: Path) -> Cards:
-    """Read {"type": card, "count": cards, "faults": [{"kind": ..., "npu": ...}]}; CardsError says what is wrong with it."""
+    """Return the cards of {"type": card, "count": cards, "faults": [{"kind", "npu"}]}. Raises CardsError if it is invalid."""
     try:
         text = json.loads(path.read_text())
         name, count, faults = text["type"], text["count"], text.get("faults", [])
@@ -126,7 +126,7 @@ class Host:
         self._show("bus/pci/devices", files)
 
     def load(self, version: str) -> None:
-        """Load the module: a loaded one stays as it is, whatever its version, as with the kernel."""
+        """Load the module. As with a real kernel, a loaded module stays, even if its version differs."""
         if (self.root / "sys/module/rebellions/initstate").exists():
             return
         cards = self.cards()
@@ -138,7 +138,7 @@ class Host:
             self._make_node(self.root / "dev" / name)
         # The kernel can unload a module after the removal of its package, so this rule of modprobe stays.
         write(self.remove_rule, f"remove rebellions {os.path.abspath(__file__)} unload\n")
-        # Last, because it says that the module is live
+        # Shown last, because it states that the module is live.
         self._show("module", {f"rebellions/{name}": value for name, value in module_files(version).items()})
 
     def unload(self) -> None:
@@ -192,7 +192,7 @@ class Host:
     def _hide(self, name: str) -> None:
         target, tree = self.root / "sys" / name, self._tree(name)
         if self.is_real:
-            # Lazily: a monitor that reads sysfs at this moment must not keep the module loaded.
+            # A lazy unmount, so that a monitor that reads sysfs at this moment does not keep the module loaded.
             while os.path.ismount(target):
                 run("umount", "--lazy", str(target))
         elif tree.exists():
@@ -217,7 +217,7 @@ class Host:
         for descriptor in glob.iglob(f"{self.root}/proc/[0-9]*/fd/*"):
             try:
                 target = os.readlink(descriptor)
-            except OSError:  # closed, or ended, since it was listed
+            except OSError:  # The file was closed, or its process has ended.
                 continue
             if re.fullmatch(r"/dev/(rbln|rsd)\d+", target):
                 return True
@@ -251,7 +251,7 @@ def pci_files(npu: Npu) -> Dict[str, Union[str, bytes]]:
 
 
 def config_space(card: CardType, start: int) -> bytes:
-    """256 bytes of PCI configuration: one 64-bit prefetchable region at `start`, no capabilities."""
+    """Return 256 bytes of PCI configuration: one 64-bit prefetchable region at `start`, and no capabilities."""
     space = bytearray(256)
     struct.pack_into("<HHHH", space, 0x00, PCI_VENDOR, card.device, 0x0006, 0x0000)
     struct.pack_into("<I", space, 0x08, PCI_CLASS << 8 | 0x01)
@@ -279,7 +279,7 @@ def class_files(npu: Npu, version: str) -> Dict[str, str]:
 
 
 def module_files(version: str) -> Dict[str, str]:
-    """Return the files of the loaded module in /sys/module/rebellions."""
+    """Return {name: content} of the files of the loaded module in /sys/module/rebellions."""
     return {"version": f"{version}\n", "refcnt": "0\n", "initstate": "live\n"}
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Builds the lab's container toolkit: toolkit.py DIRECTORY.
+"""Build the lab's container toolkit: toolkit.py DIRECTORY.
 
-A package `rbln-container-toolkit`, in a signed apt repository as the vendor's public one is: apt-public/ and
-raw-public/rebellions.asc below the directory. Nothing is built again while its sources are the same.
+The package `rbln-container-toolkit` is in a signed apt repository with the layout of the vendor's public one: apt-public/ and
+raw-public/rebellions.asc below the directory. The repository is only written again if the package has changed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from build import EPOCH, BuildError, build
 
 HERE = Path(__file__).resolve().parent
 NAME, VERSION = "rbln-container-toolkit", "0.2.0"
-# As in the vendor's package (deployments/systemd, deployments/scripts), whose scripts pass over what fails, so that it is installed
-# also where there is nothing to write a spec of yet: by that a stale spec comes about, or none
+# Units and scripts are like those of the vendor's package (deployments/systemd, deployments/scripts). The scripts ignore failures, so
+# that the package can be installed before the cards are ready. Therefore a host can have a stale CDI spec, or no spec.
 REFRESH_PATH = """\
 [Unit]
 Description=Trigger CDI refresh on RBLN driver or toolkit install / upgrade events
@@ -89,7 +89,7 @@ def build_toolkit(directory: Path) -> Path:
 
 
 def build_repository(directory: Path) -> None:
-    """Write a repository (suite `stable`, component `main`) with the package, and its signing key."""
+    """Write an apt repository (suite `stable`, component `main`) with the package, and the signing key of the repository."""
     repository, key = directory / "apt-public", directory / "raw-public/rebellions.asc"
     package = build_toolkit(repository / "pool/main")
     control = _run("dpkg-deb", "--field", str(package))
@@ -116,7 +116,7 @@ def build_repository(directory: Path) -> None:
             _run(*gpg, "--generate-key", stdin=KEY)
             _run(*gpg, "--clearsign", "--output", str(suite / "InRelease"), stdin=release)
             _run(*gpg, "--armor", "--export", "--output", str(key))
-            # Last: by it the next call knows that all of this is done
+            # Written last: for the next call it shows that all files are complete.
             (suite / "Release").write_text(release)
         finally:
             subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False)

@@ -1,44 +1,44 @@
-"""Stand-in for the vendor's SDK: the same calls and errors, ONNX on the CPU behind an emulated command queue per NPU.
+"""Stand-in for the vendor's SDK: the same calls and errors, but ONNX on the CPU behind an emulated command queue for each NPU.
 
-It needs the device nodes as the real runtime does: /dev/rblnN for the NPU and /dev/rsd0 for its group, and keeps the
-NPU's node open while a runtime lives, so that the emulated vendor tool lists its process. RBLN_DEVICES selects the NPUs
-that are seen and is read once, at import. How the NPU keeps time, memory and faults: `_device.py`; what it computes with:
-`_cpu.py`; what is compiled: `_compiler.py`.
+Like the real runtime it needs the device nodes: /dev/rblnN of the NPU, and /dev/rsd0 of its group. It keeps the node of
+the NPU open while a runtime exists, so that the emulated vendor tool lists its process. RBLN_DEVICES selects the visible
+NPUs, and is read once, at import. `_device.py` emulates time, memory and faults of an NPU, `_cpu.py` computes, and
+`_compiler.py` compiles.
 
-The API has three forms, by the version of the package, as far as the vendor's pages tell them apart
+The version of the package determines which of three forms the API has. The differences are from the vendor's pages
 (docs.rbln.ai/<version>/software/api/python/python_api.html, .../tutorial/advanced/concurrent_processing.html and
-.../bucketing.html). Each version takes its own form and refuses that of the others:
+.../bucketing.html). Each version accepts its own form and refuses the other forms:
 
   0.6   no `RBLNCompiledModel.inspect`; `tensor_parallel_size`; a runtime serves one bucket, that of `input_info_index`;
         `compile_from_onnx` takes a path, bytes or a model, and `input_info`
-  0.9   `inspect` gives a dict (v0.9.1: it reads input, output, compiler version, target NPU, tensor parallel size and UUID
-        without loading the model; users index it, metadata["alloc_per_node"]); from 0.9.2 on the async runtime takes a file
-        of several buckets
-  0.11  `inspect` gives an object; `num_devices` in place of `tensor_parallel_size`; `timeout` has to be an int; one runtime
-        serves all buckets and chooses by the shapes that it is given, and there is no `input_info_index`;
-        `compile_from_onnx` takes a loaded model and `shape`, {name: tuple}, a list of them for several buckets (the list is
-        an assumption: only the dict was seen)
+  0.9   `inspect` returns a dict (v0.9.1: it reads input, output, compiler version, target NPU, tensor parallel size and UUID
+        without loading the model; users index it, metadata["alloc_per_node"]); from 0.9.2 on the async runtime accepts
+        a file of several buckets
+  0.11  `inspect` returns an object; `num_devices` replaces `tensor_parallel_size`; `timeout` has to be an int; one runtime
+        serves all buckets and chooses one by the shapes of the inputs, without `input_info_index`; `compile_from_onnx`
+        takes a loaded model and `shape`, which is {name: tuple}, or a list of such dicts for several buckets (the list
+        is an assumption: the pages only show the dict)
 
-Common to them, from the same pages and from a wheel of 2024: create_runtime(*, device=0, tensor_type="np") and
+All versions share the following, from the same pages and from a wheel of 2024. create_runtime(*, device=0, tensor_type="np") and
 create_async_runtime(*, device=0, tensor_type="np", parallel=None) exclude each other on one compiled model. `device` is an
-int, for the synchronous runtime also a list. Inputs are C-contiguous and of exactly the bucket's types and shapes; a run gives
-one array, or a list. `await runtime.async_run(x)` is for asyncio; for callers with an event loop of their own the invocation,
-`runtime.run(x)`, is separate from the join of the task that it gives, `wait(timeout)`; a task can be awaited too. `parallel`
-(1 or 2) is how many inputs are prepared at once; 2 keeps a run queued behind the one that runs. An async runtime takes more
-device memory, `get_alloc_per_node(non_blocking_mode=True)`.
+int, for the synchronous runtime also a list. Inputs are C-contiguous and have exactly the types and shapes of a bucket. A run
+returns one array, or a list of arrays. `await runtime.async_run(x)` is for asyncio. Other callers start a run with
+`runtime.run(x)`, which returns a task, and join it with `task.wait(timeout)`. A task can also be awaited. `parallel` (1 or 2)
+is the number of inputs that are prepared at once: with 2, the next run is queued behind the current run. An async runtime
+needs more device memory, which `get_alloc_per_node(non_blocking_mode=True)` returns.
 
-bfloat16 is what ml_dtypes calls it, for numpy has none: a bucket whose inputs are bfloat16 is computed in float32, and its
-floating outputs are bfloat16.
+numpy has no bfloat16, so the type comes from ml_dtypes. A bucket with bfloat16 inputs is computed in float32, and its
+floating-point outputs are bfloat16.
 
-Settings of the lab, read when a runtime is made:
-  RBLN_LAB_DEV_ROOT (/dev)        where the nodes are (read at import)
-  RBLN_LAB_VERSION                version to be, in place of the package's (read at import)
+Environment variables of the lab, read when a runtime is created:
+  RBLN_LAB_DEV_ROOT (/dev)        directory of the device nodes (read at import)
+  RBLN_LAB_VERSION                version that replaces the version of the package (read at import)
   RBLN_LAB_NPU_NAME               type of the cards; without it the type of a compiled file is not checked, as the emulated
                                   sysfs is not visible in a container
   RBLN_LAB_DEVICE_MS (0)          time of one run on the NPU
   RBLN_LAB_DEVICE_MEMORY (16 GiB) bytes of memory of each NPU
-  RBLN_LAB_LEDGER                 directory that says what each NPU did and when
-  RBLN_LAB_FAULTS                 file of faults: no_memory when a runtime is made; 501, 503, hang, hang_forever of a run
+  RBLN_LAB_LEDGER                 directory for the records of the intervals in which each NPU ran
+  RBLN_LAB_FAULTS                 file of faults: no_memory when a runtime is created; 501, 503, hang, hang_forever in a run
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from rebel import _compiler, _device
 from rebel._cpu import computed, numpy_type, session_of
 from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
 
-# Each process of each model imports this: what few of them need, they import themselves.
+# Each process of each model imports this module, so imports that few processes need are in functions.
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 try:
-    # As the wheel has it (build.py)
+    # build.py adds this module to the wheel.
     from rebel._version import VERSION
 except ModuleNotFoundError:
     VERSION = "0.0.0+source"
@@ -77,24 +77,24 @@ PathLike = Union[str, os.PathLike[str]]
 DEV_ROOT = Path(os.environ.get("RBLN_LAB_DEV_ROOT", "/dev"))
 VISIBLE = os.environ.get("RBLN_DEVICES")
 EPOCH = (2024, 1, 1, 0, 0, 0)
-# Bytes that a bucket takes in device memory beside its weights, on each NPU.
+# Bytes of device memory that a bucket needs in addition to its weights, on each NPU
 BUCKET_BYTES = 1 << 20
-# Bytes more that a bucket takes in an async runtime, for what is prepared while a run is under way.
+# Additional bytes that a bucket needs in an async runtime, for inputs that are prepared during a run
 ASYNC_BYTES = 1 << 16
 DEFAULT_NPU = "RBLN-CA12"
 
 
 def _line(number: str) -> str:
-    """Return the minor line of a version: a compiled file runs on the SDK line that made it."""
+    """Return the minor line of a version, such as 0.9. A compiled file only runs on the SDK line that compiled it."""
     found = re.match(r"\d+\.\d+", number)
     return found.group() if found else number
 
 
-# Source that was not installed has the form of 0.9.
+# If the package is not installed, the API has the form of 0.9.
 SHAPE = (0, 9) if __version__ == "0.0.0+source" else tuple(int(part) for part in _line(__version__).split("."))
-# Whether one runtime serves all buckets.
+# True if one runtime serves all buckets
 SHARED = SHAPE >= (0, 11)
-# Whether the async runtime takes a file of several buckets: since 0.9.2.
+# True if the async runtime accepts a file of several buckets, which it does since 0.9.2
 ASYNC_BUCKETS = __version__ == "0.0.0+source" or tuple(int(part) for part in re.findall(r"\d+", __version__)[:3]) >= (0, 9, 2)
 
 
@@ -114,7 +114,7 @@ def _check_selection() -> None:
 
 
 def device_count() -> int:
-    """Return the number of usable NPUs, 0 without the group's node /dev/rsd0."""
+    """Return the number of usable NPUs, which is 0 if the group's node /dev/rsd0 is missing."""
     return len(_nodes()) if (DEV_ROOT / "rsd0").exists() else 0
 
 
@@ -129,10 +129,10 @@ def get_npu_name(device: int = 0) -> Optional[str]:
 
 
 class RBLNCompiledModel:
-    """A compiled file: the ONNX model once, and a list of buckets with fixed shapes.
+    """A compiled file: one ONNX model, and a list of buckets with fixed shapes.
 
     `meta` is {"compiler_version", "npu", "devices", "weights": bytes, "buckets": [{"inputs": [{"name", "shape", "dtype"}],
-    "outputs": [...]}]}; names of outputs may be null.
+    "outputs": [...]}]}. Names of outputs may be null.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -156,7 +156,7 @@ class RBLNCompiledModel:
         self._session: Any = None
         self._kind: Optional[type] = None
         self._making = threading.Lock()
-        # Runtimes of this model on each NPU: they share its weights.
+        # Number of runtimes of this model on each NPU. They share its weights.
         self._sharing: dict[_device.Npu, int] = {}
 
     @property
@@ -169,7 +169,7 @@ class RBLNCompiledModel:
             return archive.read("model.onnx")
 
     def save(self, path: PathLike) -> None:
-        """Write the compiled file; the same model gives the same bytes."""
+        """Write the compiled file. The same model gives the same bytes."""
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for name, content in (("meta.json", json.dumps(self.meta, sort_keys=True).encode()), ("model.onnx", self.onnx)):
                 archive.writestr(zipfile.ZipInfo(name, EPOCH), content)
@@ -177,7 +177,7 @@ class RBLNCompiledModel:
     def get_alloc_per_node(self, non_blocking_mode: bool = False) -> list[int]:
         """Return the bytes of device memory of all buckets on each NPU of the model.
 
-        `non_blocking_mode`: in an async runtime.
+        With `non_blocking_mode` these are the bytes in an async runtime.
         """
         return _alloc_per_node(self.meta, non_blocking_mode)
 
@@ -195,9 +195,9 @@ class RBLNCompiledModel:
         timeout: Union[int, float, None] = None,
         **more: Any,
     ) -> Runtime:
-        """Return a runtime on one NPU, or on a list of them. It excludes async runtimes of the same instance.
+        """Return a runtime on one NPU, or on a list of NPUs. It excludes async runtimes of the same instance.
 
-        Before 0.11 it is of one bucket, and `more` may be its `input_info_index`.
+        Before 0.11 a runtime serves one bucket, which `input_info_index` in `more` selects.
         """
         return Runtime(self, device=device, tensor_type=tensor_type or "np", timeout=timeout, **_index("create_runtime", more))
 
@@ -211,7 +211,7 @@ class RBLNCompiledModel:
         timeout: Union[int, float, None] = None,
         **more: Any,
     ) -> AsyncRuntime:
-        """Return an async runtime on one NPU. It excludes synchronous runtimes of the instance. `more` as for create_runtime."""
+        """Return an async runtime on one NPU. It excludes synchronous runtimes of the instance. `more` is as in create_runtime."""
         return AsyncRuntime(
             self,
             device=device,
@@ -225,9 +225,9 @@ class RBLNCompiledModel:
 
         @staticmethod
         def inspect(path: PathLike) -> Any:
-            """Return the metadata of a compiled file without loading it, as a dict, since 0.11 as an object.
+            """Return the metadata of a compiled file without loading it, as a dict, or since 0.11 as an object.
 
-            Beside `inputs` and `outputs`, those of the first bucket, `input_info` has them of every bucket.
+            `inputs` and `outputs` are those of the first bucket. `input_info` contains those of every bucket.
             """
             import uuid
 
@@ -281,7 +281,7 @@ class RBLNCompiledModel:
 
 
 class Runtime:
-    """A compiled model on one NPU, or on several; before 0.11 one bucket of it. Call it with inputs in their order, or by name."""
+    """A compiled model on one or several NPUs, before 0.11 only one bucket of it. Call it with inputs by position or by name."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class Runtime:
         timeout: Union[int, float, None],
         input_info_index: Optional[int],
     ) -> None:
-        """Refuse what cannot run, then take NPUs and memory."""
+        """Raise RBLNRuntimeError or TypeError if the model cannot run. Otherwise open the NPUs and allocate memory."""
         if tensor_type != "np":
             raise RBLNRuntimeError(f"tensor_type {tensor_type!r} is not supported here, only 'np'.")
         if SHAPE >= (0, 11) and timeout is not None and not isinstance(timeout, int):
@@ -336,7 +336,7 @@ class Runtime:
         self._duration = int(float(setting("RBLN_LAB_DEVICE_MS") or 0) * 1_000_000)
         self._ledger = _device.Ledger(ledger) if (ledger := setting("RBLN_LAB_LEDGER")) else None
         self._faults = _device.FaultFile(faults) if (faults := setting("RBLN_LAB_FAULTS")) else None
-        # In the order of their numbers, so that runs over several NPUs never wait for each other's locks.
+        # All runs lock NPUs in the order of their numbers, so that two runs on several NPUs never wait for each other's locks.
         npus = sorted((_device.npu_at(_nodes()[node]) for node in chosen), key=lambda npu: npu.number)
         if self._faults and self._faults.next(npus, ("no_memory",)):
             raise RBLNRuntimeError("Lack of device memory")
@@ -344,12 +344,12 @@ class Runtime:
         self._bytes = len(buckets) * _bucket_bytes(self._call == "async")
         self._session = compiled._take(type(self), npus, self._bytes, memory)
         self._compiled, self._npus = compiled, npus
-        self._open = [open(npu.node, "rb") for npu in npus]  # noqa: SIM115  open for as long as the runtime lives
+        self._open = [open(npu.node, "rb") for npu in npus]  # noqa: SIM115  `close` closes them.
 
     _call = "sync"
 
     def run(self, *inputs: np.ndarray, **named: np.ndarray) -> Any:
-        """Return the outputs for these inputs: one array, or a list of several. Shapes and types are those of a bucket."""
+        """Return the outputs: one array, or a list of several. The inputs have to have the shapes and types of a bucket."""
         return self._run(self._feed(inputs, named))
 
     __call__ = run
@@ -374,7 +374,7 @@ class Runtime:
         return {entry[0]: array for entry, array in zip(self._inputs, inputs)}
 
     def _misfit(self, found: Sequence[Any]) -> str:
-        """Return the error for inputs of these shapes and types."""
+        """Return the message for inputs whose shapes and types fit no bucket."""
         if len(self._buckets) > 1:
             given = [f"{kind}{list(shape)}" for shape, kind in found]
             compiled = [[f"{kind}{list(shape)}" for _name, shape, kind in bucket] for bucket in self._buckets]
@@ -385,7 +385,7 @@ class Runtime:
         raise AssertionError("they fit")
 
     def _run(self, feed: dict[str, np.ndarray]) -> Any:
-        """Run once on the NPU, which reserves its interval independently of the speed of the CPU."""
+        """Run once. The interval on the NPU is reserved first, so that it does not depend on the speed of the CPU."""
         if not self._open:
             raise RBLNRuntimeError("this runtime is closed.")
         limit = None if self._timeout is None else time.monotonic_ns() + self._timeout
@@ -401,7 +401,7 @@ class Runtime:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _suffer(self, faults: _device.FaultFile, limit: Optional[int]) -> None:
-        """Meet the fault that the NPU has now, if any."""
+        """Emulate the fault that applies to the NPU now, if any."""
         kind = faults.next(self._npus, _device.RUN_FAULTS)
         if kind in ("501", "503"):
             raise RBLNRuntimeError(f"Inference failed: {kind}")
@@ -414,13 +414,13 @@ class Runtime:
                 time.sleep(_device.LOOK)
 
     def _give_up(self, limit: int) -> None:
-        """Raise the error of a timeout; the vendor's text is unknown."""
+        """Raise the error of a timeout. The vendor's message is unknown."""
         _device.wait_until(limit)
         seconds = (self._timeout or 0) / 1e9
         raise RBLNRuntimeError(f"Inference failed: no answer of NPU {self._npus[0].number} within the timeout of {seconds:g} s.")
 
     def close(self) -> None:
-        """Give the NPU and its memory back."""
+        """Close the nodes of the NPUs and release their memory."""
         if getattr(self, "_open", None):
             opened, self._open = self._open, []
             for node in opened:
@@ -428,24 +428,24 @@ class Runtime:
             self._compiled._give(self._npus, self._bytes)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not ending():  # else the kernel takes it all back
+        if not ending():  # When the process ends, the kernel closes everything.
             self.close()
 
 
 class _Core(Runtime):
-    """The threads of an async runtime."""
+    """The runtime that the threads of an async runtime share."""
 
     _call = "async"
 
 
 class AsyncTask:
-    """A run that was put on the queue: join it with `wait()`, or await it."""
+    """A run in the queue. Join it with `wait()`, or await it."""
 
     def __init__(self) -> None:
         from concurrent.futures import Future
 
         self._future: Future[Any] = Future()
-        # A run that is queued is not taken back.
+        # A queued run cannot be cancelled.
         self._future.set_running_or_notify_cancel()
 
     def done(self) -> bool:
@@ -453,7 +453,7 @@ class AsyncTask:
         return self._future.done()
 
     def wait(self, timeout: Optional[float] = None) -> Any:
-        """Return the outputs or raise the error of the run; raise TimeoutError after `timeout` seconds."""
+        """Return the outputs of the run, or raise its error. Raises TimeoutError after `timeout` seconds."""
         return self._future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -463,7 +463,7 @@ class AsyncTask:
 
 
 class AsyncRuntime:
-    """A runtime with a queue: runs are taken from it in their order, `parallel` of them at the NPU at a time."""
+    """A runtime with a queue of runs. `parallel` threads take the runs in their order."""
 
     def __init__(
         self,
@@ -486,11 +486,11 @@ class AsyncRuntime:
         self._core = _Core(compiled, device=device, tensor_type=tensor_type, timeout=timeout, **_index("AsyncRuntime", more))
         self._queue: queue.SimpleQueue[Optional[tuple[AsyncTask, dict[str, np.ndarray]]]] = queue.SimpleQueue()
         for _number in range(self.parallel):
-            # Daemons, so that a run that hangs does not keep the process; they do not know this object, so that it can go.
+            # Daemon threads, so that a hanging run does not keep the process alive. They have no reference to this object.
             threading.Thread(target=_serve, args=(self._core, self._queue), daemon=True).start()
 
     def run(self, *inputs: np.ndarray, **named: np.ndarray) -> AsyncTask:
-        """Put a run on the queue. The arrays are read until it is over; wrong ones are refused here."""
+        """Put a run on the queue. Wrong inputs are refused at once. The arrays must not change until the run ends."""
         if self._core is None:
             raise RBLNRuntimeError("this runtime is closed.")
         task = AsyncTask()
@@ -501,7 +501,7 @@ class AsyncRuntime:
     async_run = run
 
     def close(self) -> None:
-        """Give the NPU back when the runs on the queue are over."""
+        """Release the NPU after the queued runs."""
         if getattr(self, "_core", None) is not None:
             self._core = None
             for _number in range(self.parallel):
@@ -512,14 +512,14 @@ class AsyncRuntime:
 
 
 def _serve(core: Runtime, waiting: queue.SimpleQueue[Any]) -> None:
-    """Answer the queue until it ends."""
+    """Execute the runs of a queue until it contains None."""
     while (given := waiting.get()) is not None:
         task, feed = given
         try:
             task._future.set_result(core._run(feed))
-        except BaseException as error:  # whatever a run raises belongs to its caller
+        except BaseException as error:  # The caller of the run gets every error.
             task._future.set_exception(error)
-        # Nothing may keep the arrays, or the answer, until the next run comes.
+        # Otherwise these variables would keep the arrays and the result in memory until the next run.
         del given, task, feed
 
 
@@ -528,9 +528,9 @@ if SHARED:
     def compile_from_onnx(
         mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, Any]]], npu: Optional[str] = None, *, num_devices: int = 1
     ) -> RBLNCompiledModel:
-        """Compile a loaded ONNX model for the shapes of its inputs, or for several of them; the types are the model's own.
+        """Compile a loaded ONNX model for {name: shape} of its inputs, or for a list of them. The model defines the types.
 
-        `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
+        `npu` is the card type to compile for. Default is RBLN_FORCE_NPU_NAME, RBLN_TARGET_SOC, or the type of NPU 0.
         """
         return _compiled(*_compiler.compiled_onnx(mod, _compiler.infos_of_shapes(mod, shape)), npu, num_devices)
 
@@ -539,9 +539,9 @@ else:
     def compile_from_onnx(  # type: ignore[misc]
         model: Any, input_info: Sequence[Any], npu: Optional[str] = None, *, tensor_parallel_size: int = 1
     ) -> RBLNCompiledModel:
-        """Compile an ONNX model (bytes, a path, a ModelProto) for one or several lists of (name, shape, dtype), each a bucket.
+        """Compile an ONNX model (bytes, path or ModelProto) for one bucket, a list of (name, shape, dtype), or a list of buckets.
 
-        `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
+        `npu` is the card type to compile for. Default is RBLN_FORCE_NPU_NAME, RBLN_TARGET_SOC, or the type of NPU 0.
         """
         return _compiled(*_compiler.compiled_onnx(model, _compiler.infos_of(input_info)), npu, tensor_parallel_size)
 
@@ -554,7 +554,7 @@ def compile_from_torch(
     tensor_parallel_size: Optional[int] = None,
     num_devices: Optional[int] = None,
 ) -> RBLNCompiledModel:
-    """Compile a PyTorch module by way of ONNX; outputs have no names then, as with the vendor's compiler."""
+    """Compile a PyTorch module through ONNX. As with the vendor's compiler, the outputs have no names."""
     devices = _devices(tensor_parallel_size, num_devices)
     infos = _compiler.infos_of(input_info)
     raw, buckets = _compiler.compiled_onnx(_compiler.onnx_of_torch(mod, infos), infos)
@@ -577,7 +577,7 @@ def _compiled(raw: bytes, buckets: list[dict[str, Any]], npu: Optional[str], dev
 
 
 def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) -> int:
-    """Return the number of NPUs to compile for; each version has one of the two names."""
+    """Return the number of NPUs to compile for. Each version accepts only one of the two names."""
     known, other = ("num_devices", tensor_parallel_size) if SHAPE >= (0, 11) else ("tensor_parallel_size", num_devices)
     if other is not None:
         wrong = "tensor_parallel_size" if known == "num_devices" else "num_devices"
@@ -586,7 +586,7 @@ def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) ->
 
 
 class _BrokenFileIsAnError:
-    """Turns what can be wrong with a compiled file into the SDK's error."""
+    """A context manager that turns errors of a damaged compiled file into the SDK's error."""
 
     def __enter__(self) -> None:
         pass
@@ -615,7 +615,7 @@ def _alloc_per_node(meta: dict[str, Any], non_blocking_mode: bool = False) -> li
 
 
 def _index(call: str, more: dict[str, Any]) -> dict[str, Optional[int]]:
-    """`input_info_index` out of further arguments of a call. Any other is refused, and this one too since there is none."""
+    """Return {"input_info_index"} of further arguments of a call, {} since 0.11. Raises TypeError for other arguments."""
     for name in more:
         if SHARED or name != "input_info_index":
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")

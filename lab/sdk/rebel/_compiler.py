@@ -14,14 +14,14 @@ from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
 
 
 def compiled_onnx(model: Any, infos: Sequence[Sequence[Any]]) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return (bytes, buckets) of an ONNX model (bytes, path or ModelProto) for lists of (name, shape, dtype), each a bucket."""
+    """Return (bytes, buckets) of an ONNX model (bytes, path or ModelProto). `infos` has a list of (name, shape, dtype) per bucket."""
     try:
         if isinstance(model, (str, os.PathLike)):
             raw = Path(model).read_bytes()
         else:
             raw = model if isinstance(model, bytes) else model.SerializeToString()
         session = session_of(raw)
-    except Exception as error:  # onnxruntime's errors have no common base
+    except Exception as error:  # onnxruntime's errors have no common base class.
         raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
     names = [tensor.name for tensor in session.get_inputs()]
     buckets = []
@@ -34,7 +34,7 @@ def compiled_onnx(model: Any, infos: Sequence[Sequence[Any]]) -> tuple[bytes, li
             found = computed(session, zeros)
         except RBLNRuntimeError:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # onnxruntime's errors have no common base class.
             raise RBLNCompileError(f"the model does not take {[tensor['shape'] for tensor in inputs]}: {error}") from error
         outputs = [
             {"name": tensor.name, "shape": list(array.shape), "dtype": str(array.dtype)}
@@ -45,7 +45,7 @@ def compiled_onnx(model: Any, infos: Sequence[Sequence[Any]]) -> tuple[bytes, li
 
 
 def onnx_of_torch(mod: Any, infos: Sequence[Sequence[Any]]) -> bytes:
-    """Return a PyTorch module as ONNX."""
+    """Return the ONNX model of a PyTorch module."""
     try:
         import torch
     except ImportError as error:
@@ -59,13 +59,13 @@ def onnx_of_torch(mod: Any, infos: Sequence[Sequence[Any]]) -> bytes:
     content = io.BytesIO()
     try:
         torch.onnx.export(mod.eval(), example, content, input_names=names, dynamic_axes=changing, opset_version=17, dynamo=False)
-    except Exception as error:  # whatever the module raises when it is traced
+    except Exception as error:  # A module can raise any error while it is traced.
         raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
     return content.getvalue()
 
 
 def infos_of_shapes(mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, Any]]]) -> list[Sequence[Any]]:
-    """Return lists of (name, shape, dtype) of a loaded ONNX model for shapes by name; the types are the model's own."""
+    """Return a list of (name, shape, dtype) for each {name: shape} in `shape`. The loaded ONNX model has the types."""
     if not hasattr(mod, "graph"):
         raise TypeError(f"compile_from_onnx(): {type(mod).__name__} given, expected a loaded model, onnx.load(path)")
     tensors = session_of(mod.SerializeToString()).get_inputs()
@@ -77,5 +77,5 @@ def infos_of_shapes(mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, An
 
 
 def infos_of(input_info: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return the buckets: one is a list of tuples that start with a name, several are a list of such lists."""
+    """Return a list of buckets. `input_info` is one bucket, a list of (name, shape, dtype), or a list of buckets."""
     return [input_info] if isinstance(input_info[0][0], str) else list(input_info)

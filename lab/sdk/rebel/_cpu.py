@@ -9,7 +9,7 @@ import numpy as np
 from rebel.core.exception import RBLNRuntimeError
 
 BFLOAT16 = "bfloat16"
-# onnxruntime's names of the types that a model of ONNX takes
+# onnxruntime's name of a type -> numpy's name
 ONNX_TYPES = {
     "tensor(bool)": "bool",
     "tensor(uint8)": "uint8",
@@ -23,17 +23,17 @@ ONNX_TYPES = {
 
 
 def dtype_name(kind: Any) -> str:
-    """Return the numpy name of a type that is given as a string, by numpy or by PyTorch (`torch.float32`)."""
+    """Return the numpy name of a type, which is a string, a numpy type or a PyTorch type (`torch.float32`)."""
     return str(numpy_type(str(kind).rpartition(".")[2] if str(kind).startswith("torch.") else kind))
 
 
 def traced_type(kind: Any) -> str:
-    """Return the type in which a module is traced: bfloat16 is computed in float32."""
+    """Return the type with which a module is traced: float32 for bfloat16, otherwise the type itself."""
     return "float32" if dtype_name(kind) == BFLOAT16 else dtype_name(kind)
 
 
 def numpy_type(kind: Any) -> np.dtype[Any]:
-    """Return the numpy type; bfloat16 comes from ml_dtypes."""
+    """Return the numpy type of a name. bfloat16 comes from ml_dtypes."""
     if str(kind) == BFLOAT16:
         try:
             import ml_dtypes
@@ -44,7 +44,7 @@ def numpy_type(kind: Any) -> np.dtype[Any]:
 
 
 def computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a run on the CPU. bfloat16 is computed in float32, and its floating outputs are bfloat16."""
+    """Return the outputs of a run on the CPU. For bfloat16 inputs, float32 is computed and its outputs become bfloat16."""
     halves = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
     if not halves:
         return session.run(None, feed)
@@ -53,7 +53,7 @@ def computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def session_of(onnx: bytes) -> Any:
-    """Return an onnxruntime session with one thread, because the CPU belongs to the server."""
+    """Return an onnxruntime session with one thread, because the server needs the other CPUs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -62,5 +62,5 @@ def session_of(onnx: bytes) -> Any:
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common base
+    except Exception as error:  # onnxruntime's errors have no common base class.
         raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error

@@ -1,9 +1,9 @@
 """The emulated NPU: a command queue, its memory, its faults and its ledger, shared by all processes that use the card.
 
-A run reserves the next free interval of the NPU and may wait for its end while the run after it is already reserved: the
-NPU goes from one to the next without a gap, and its intervals never overlap. What is shared is one small file for each NPU
-in /dev/shm, changed under a record lock. The kernel takes that lock back from a process that is killed, and what is written
-under it is one whole word at a time, so nobody finds the file wedged or half written.
+A run reserves the next free interval of the NPU, and waits for its end. Meanwhile the next run can already reserve an interval. So
+the intervals of an NPU have no gaps and never overlap. The processes share one small file for each NPU in /dev/shm, and change it
+under a record lock. The kernel releases the lock of a killed process. Each write is one whole word, so the file is never
+half-written.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DEFAULT_MEMORY = 16 << 30
 RUN_FAULTS = ("501", "503", "hang", "hang_forever")
 FAULTS = ("no_memory", *RUN_FAULTS)
 
-# Layout of the shared file, signed 64 bit each: end of the last reserved interval (CLOCK_MONOTONIC, ns), which fault file is
-# counted, how often each of its faults was met, and (pid, start time, bytes) of the processes that hold device memory.
+# Layout of the shared file, in signed 64-bit words: end of the last reserved interval (CLOCK_MONOTONIC, ns), checksum of the fault
+# file, number of times that each of its faults applied, and (pid, start time, bytes) of each process that has device memory.
 FREE_AT, COUNTED = 0, 8
 MOST_FAULTS, MOST_PROCESSES = 64, 512
 MET = 16
@@ -36,20 +36,20 @@ HOLDERS = MET + 8 * MOST_FAULTS
 SIZE = HOLDERS + 24 * MOST_PROCESSES
 WORD, HOLDER = struct.Struct("q"), struct.Struct("qqq")
 
-# The last part of a wait, in ns: a sleep ends this much early, as waking up takes about as long.
+# Nanoseconds by which a sleep ends early, because waking up takes about as long. The rest is a busy wait.
 EARLY = 30_000
-# Seconds between two reads of the fault file by a run that hangs.
+# Seconds between two reads of the fault file by a hanging run
 LOOK = 0.01
 PR_SET_TIMERSLACK = 29
 
-# Never closed while the process lives: to close one descriptor gives up the record locks of all.
+# An Npu stays open until the process ends, because closing any descriptor of a file releases all record locks of the process on it.
 _npus: dict[tuple[int, str], Npu] = {}
 _opening = threading.Lock()
 _thread = threading.local()
 
 
 def npu_at(node: Path) -> Npu:
-    """Return the NPU of a device node, one object for each process."""
+    """Return the NPU of a device node. A process has one object for each node."""
     with _opening:
         key = (os.getpid(), str(node))
         found = _npus.get(key)
@@ -59,25 +59,25 @@ def npu_at(node: Path) -> Npu:
 
 
 def state_path(node: Path) -> Path:
-    """Return the shared file of an NPU; nodes outside of /dev are other NPUs."""
+    """Return the path of the shared file of an NPU. Nodes in different directories are different NPUs."""
     root = "" if node.parent == Path("/dev") else f"{zlib.crc32(os.fsencode(node.parent.resolve())):08x}-"
     return SHM / f"npufleet-lab-{root}{node.name}.npu"
 
 
 class Npu:
-    """One NPU as this process sees it."""
+    """An NPU, as one process uses it."""
 
     def __init__(self, node: Path) -> None:
         self.node = node
         self.number = int(node.name[4:])
         self._mine = threading.Lock()
-        self._file = open(state_path(node), "a+b")  # noqa: SIM115  open for as long as the process uses the NPU
+        self._file = open(state_path(node), "a+b")  # noqa: SIM115  The file stays open.
         if os.fstat(self._file.fileno()).st_size < SIZE:
             self._file.truncate(SIZE)
         self._map = mmap.mmap(self._file.fileno(), SIZE)
 
     def lock(self) -> None:
-        """Alone among the threads of this process, then among processes: a record lock does not tell threads apart."""
+        """Lock the NPU first against other threads, then against other processes. Record locks do not separate threads."""
         self._mine.acquire()
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
@@ -95,7 +95,7 @@ class Npu:
         WORD.pack_into(self._map, FREE_AT, end)
 
     def allocate(self, count: int, total: int) -> None:
-        """Take `count` bytes of the `total` that the NPU has, for this process. Memory of processes that died is free."""
+        """Allocate `count` bytes of the NPU's `total` bytes to this process. The memory of ended processes counts as free."""
         process = (os.getpid(), started(os.getpid()))
         self.lock()
         try:
@@ -121,7 +121,7 @@ class Npu:
             self.unlock()
 
     def release(self, count: int) -> None:
-        """Give back `count` bytes of this process."""
+        """Release `count` bytes of this process."""
         process = (os.getpid(), started(os.getpid()))
         self.lock()
         try:
@@ -133,7 +133,7 @@ class Npu:
             self.unlock()
 
     def meet(self, file: int, index: int, times: Optional[int]) -> bool:
-        """Return True if fault `index` of the fault file `file` applies to this run, and count it."""
+        """Return True if fault `index` of the fault file with checksum `file` applies to this run, and count it."""
         if times is None:
             return True
         self.lock()
@@ -166,9 +166,9 @@ def reserve(npus: Sequence[Npu], duration: int) -> tuple[int, int]:
 
 
 def wait_until(end: int) -> None:
-    """Return at `end` (CLOCK_MONOTONIC, ns), a few microseconds after it and never before."""
+    """Wait until `end` (CLOCK_MONOTONIC, ns). Return a few microseconds later, never earlier."""
     if not hasattr(_thread, "precise"):
-        # The kernel gathers wake-ups within 50 us unless a thread asks for 1 ns.
+        # By default the kernel may delay wake-ups by 50 us to group them. This thread allows 1 ns.
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _thread.precise = True
     while (left := end - time.monotonic_ns()) > 0:
@@ -177,7 +177,7 @@ def wait_until(end: int) -> None:
 
 
 def started(pid: int) -> Optional[int]:
-    """When a process was started, in ticks since boot; None when there is none of this number."""
+    """Return the start time of a process in clock ticks since boot, or None if there is no process with this ID."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             return int(source.read().rpartition(b")")[2].split()[19])
@@ -186,9 +186,9 @@ def started(pid: int) -> Optional[int]:
 
 
 class FaultFile:
-    """Faults on demand: a JSON list of {"npu", "kind", "times"}, read again when the file changes.
+    """A file of faults: a JSON list of {"npu", "kind", "times"}, which is read again when the file changes.
 
-    `times` is how often a fault applies, over all processes together. Without it the fault applies while it is in the file.
+    `times` is how often a fault applies, in all processes together. Without it, the fault applies until it is removed.
     """
 
     def __init__(self, path: str) -> None:
@@ -198,7 +198,7 @@ class FaultFile:
         self._faults: list[dict[str, Any]] = []
 
     def next(self, npus: Iterable[Npu], kinds: Sequence[str]) -> Optional[str]:
-        """Kind of the first fault of these kinds that one of the NPUs has now; it counts as met."""
+        """Return the kind of the first fault in `kinds` that now applies to one of the NPUs, and count it. None without a fault."""
         self._read()
         for npu in npus:
             for index, fault in enumerate(self._faults):
@@ -225,7 +225,7 @@ class FaultFile:
             self._seen, self._faults = None, []
             return
         except ValueError:
-            return  # The file is half written; the previous faults stay valid.
+            return  # The file is half-written, so the previous faults stay valid.
         wrong = [fault for fault in faults if not isinstance(fault, dict) or fault.get("kind") not in FAULTS]
         if wrong or len(faults) > MOST_FAULTS:
             raise RBLNRuntimeError(
@@ -236,10 +236,10 @@ class FaultFile:
 
 
 class Ledger:
-    """The ledger of the NPUs: one file of JSON lines for each process, one line for each interval of each NPU.
+    """The ledger of the NPUs: a file of JSON lines for each process, with one line for each interval of each NPU.
 
-    A line is {"npu", "begin", "end", "rows", "pid"}, times in seconds of CLOCK_MONOTONIC with nine decimals: intervals that
-    touch have the same number, and a length is true to a few ns after parsing.
+    A line is {"npu", "begin", "end", "rows", "pid"}. Times are seconds of CLOCK_MONOTONIC with nine decimals, so that adjacent
+    intervals share the same number, and lengths are exact to a few ns after parsing.
     """
 
     def __init__(self, directory: str) -> None:
@@ -248,7 +248,7 @@ class Ledger:
         self._file = -1
 
     def write(self, npus: Iterable[Npu], begin: int, end: int, rows: int) -> None:
-        """Append an interval in ns, in one write."""
+        """Append an interval from `begin` to `end` (ns) for each NPU, in one write."""
         pid = os.getpid()
         if pid != self._pid:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -263,13 +263,13 @@ class Ledger:
 
 
 def seconds(count: int) -> str:
-    """Return nanoseconds as exact decimal seconds."""
+    """Return `count` nanoseconds as text in exact decimal seconds."""
     return f"{count // 1_000_000_000}.{count % 1_000_000_000:09d}"
 
 
 def never_return() -> None:
-    """Block in a native call that holds the lock of the interpreter, so that only a kill ends the process."""
+    """Block in a native call that keeps the interpreter lock, so that only a kill ends the process."""
     native = ctypes.PyDLL(None)
-    mutex = ctypes.create_string_buffer(256)  # zeros are an unlocked mutex
+    mutex = ctypes.create_string_buffer(256)  # Zero bytes are an unlocked mutex.
     native.pthread_mutex_lock(mutex)
     native.pthread_mutex_lock(mutex)

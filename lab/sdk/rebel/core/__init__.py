@@ -1,1 +1,1 @@
-"""Parts of the SDK that are imported by their own names."""
+"""Parts of the SDK that users import by their full names."""

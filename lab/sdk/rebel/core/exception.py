@@ -2,8 +2,8 @@
 
 
 class RBLNRuntimeError(RuntimeError):
-    """A runtime could not be made or run."""
+    """A failure to create a runtime, or of a run."""
 
 
 class RBLNCompileError(RuntimeError):
-    """A model could not be compiled."""
+    """A failure to compile a model."""
