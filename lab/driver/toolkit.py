@@ -17,7 +17,7 @@ from build import EPOCH, BuildError, build
 
 HERE = Path(__file__).resolve().parent
 NAME, VERSION = "rbln-container-toolkit", "0.2.0"
-# Units and scripts are like those of the vendor's package (deployments/systemd, deployments/scripts). The scripts ignore failures, so
+# Units and scripts are like those of the vendor's package (deployments/systemd, deployments/scripts). Scripts ignore failures, so
 # that the package can be installed before the cards are ready. Therefore a host can have a stale CDI spec, or no spec.
 REFRESH_PATH = """\
 [Unit]

@@ -14,7 +14,7 @@ from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
 
 
 def compiled_onnx(model: Any, infos: Sequence[Sequence[Any]]) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return (bytes, buckets) of an ONNX model (bytes, path or ModelProto). `infos` has a list of (name, shape, dtype) per bucket."""
+    """Return (bytes, buckets) of an ONNX model (bytes, path, ModelProto). `infos` is a list of (name, shape, dtype) per bucket."""
     try:
         if isinstance(model, (str, os.PathLike)):
             raw = Path(model).read_bytes()
