@@ -1,14 +1,12 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`.
+"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`; a unit runs `resume`.
 
 change ROOT      make the change that the controller requested (change/detached.py)
 resume ROOT      finish a change whose run is gone (change/resume.py). Exit code 0: there is no unfinished change any more;
                  75: the run of the change may still be at work; 1: the previous state could not be restored
 watchdog CONFIG  watch the server until the process is ended (watch/watchdog.py)
 probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: the result was written, passed or failed
-
-A systemd unit runs `resume` at boot.
 """
 
 from __future__ import annotations

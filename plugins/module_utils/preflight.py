@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preflight of a host: the reasons why its plan cannot be applied.
 
-The controller sends the conditions (preflight_inputs.py). Only those that the plan needs are checked, so a host that is in sync has
-no reason.
+Of the conditions from preflight_inputs.py, only those are checked that the plan needs. So a host that is in sync has no reason.
 """
 
 from __future__ import annotations
@@ -203,10 +202,7 @@ def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
 
 
 def headers(kernel: str, installs: bool) -> List[str]:
-    """Return the reason if the kernel headers for DKMS are missing and the role cannot install them.
-
-    `installs` is True if the role installs missing headers.
-    """
+    """Return the reason if the kernel headers for DKMS are missing, unless the role `installs` them and apt has them."""
     if os.path.isdir(f"/lib/modules/{kernel}/build"):
         return []
     unknown = not glob.glob("/var/lib/apt/lists/*_Packages*")

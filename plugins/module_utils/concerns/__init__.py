@@ -1,5 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concerns of a host: how each is read and compared with its desired state."""
+"""The concerns of a host. Each module reads the actual state of its concern, and compares it with the desired state."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The driver and its cards: package, hold, module, device nodes, the vendor's tool, and the vendor's spec for containers."""
+"""The concern `driver`: package and its hold, kernel module, device nodes, cards, the vendor's tool, and the CDI spec."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ BOOT_FILE = "/etc/modules-load.d/npufleet.conf"
 UNIT = "npufleet-cards.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
-# The role's mark of a driver that needs a reboot, which removes the mark
+# The item about a required reboot, and the file with which the role marks it. The reboot removes the file.
 REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
-# Forms: a driver that others install, which is only proven and held; the vendor's installer
+# Forms of a driver besides `deb`: PRESENT, installed by somebody else, checked and held here; RUN, from the vendor's installer
 PRESENT, RUN = "present", "run"
-# The item of a plan that requires another driver from those who install it
+# The item about a wrong version of a PRESENT driver
 BY_OTHERS = "installed module"
-# Packages of an installed driver: `rebellions` below 3.0, later those of the vendor's installer
+# Packages of a driver: `rebellions` below 3.0, and the packages that the vendor's installer installs from 3.0 on
 PACKAGES = ("rebellions*", "librbln-*")
 PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
-# Services of the driver, the older one first, which keep its module in use
+# Services of the driver, the older one first. A running service keeps the module in use.
 SERVICES = ("rbln_daemon.service", "rbln-smd.service")
 UNITS = ("/etc/systemd/system", "/lib/systemd/system", "/usr/local/lib/systemd/system")
-# The directory of DKMS for each module, with a link for each kernel that the module is installed for
+# The DKMS directories of the driver's modules. Each has a link for each kernel for which the module is installed.
 DKMS = "/var/lib/dkms/rebellions*"
-# Packages whose upgrade installs another kernel: linux-generic, linux-image-generic-hwe-22.04, linux-headers-amd64
+# Packages whose upgrade installs another kernel, such as linux-generic, linux-image-generic-hwe-22.04 and linux-headers-amd64
 FLAVOURS = "generic|virtual|lowlatency|oem|kvm|aws|azure|gcp|oracle|ibm|(?:cloud-|rt-)?amd64"
 KERNELS = re.compile(rf"linux-(?:image-|headers-)?(?:{FLAVOURS})(?:-hwe)?(?:-[0-9.]+)?(?:-edge)?")
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return what the package manager, the kernel and the vendor's tool report."""
+    """Return the facts that the package manager, the kernel and the vendor's tool report."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
     built = desired["form"] in (PRESENT, RUN)
     installed = installed_packages([desired["package"], *kernel, "linux-*", *PACKAGES], broken=True)
     version = read_text(f"/sys/module/{MODULE}/version")
     return {
         "package": installed.get(desired["package"]),
-        # Every package of a driver; for a driver of an installer, the module on the disk and in DKMS
+        # {package of any driver: True if it is held}. "installed" and "dkms" are read unless the form is `deb`.
         "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
         "installed": _installed() if built else None,
         "dkms": _dkms() if built else None,
-        # Directories that an engine created as sources of a mount: no package can install its file there.
+        # Directories that an engine has created as missing sources of mounts. No package can install a file at such a path.
         "in_the_way": [path for path in TOOLS if os.path.isdir(path) and not os.listdir(path)],
         "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(place, unit)) for place in UNITS)],
         "kernel_packages": {
@@ -79,13 +79,13 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _installed() -> Optional[str]:
-    """Return the version of the module that would be loaded now, None without a module."""
+    """Return the version of the kernel module on the disk, None if there is no module for this kernel."""
     code, output = run("/sbin/modinfo", "--field", "version", MODULE)
     return output.strip() or None if code == 0 else None
 
 
 def _dkms() -> Optional[bool]:
-    """Return True if DKMS has installed the module for the running kernel, None if it does not know the module."""
+    """Return True if DKMS has installed the module for the running kernel, None if DKMS does not know the module."""
     known = glob.glob(DKMS)
     return any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in known) if known else None
 
@@ -98,7 +98,7 @@ def _is_device(path: str) -> bool:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences: the package, the module, then the faults that need an operator."""
+    """Return the differences of packages, units, module and cards."""
     plan = []
     package, present = actual["package"] or {}, desired["form"] == PRESENT
     if present:
@@ -119,7 +119,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     elif not actual["unit_enabled"]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
-    # A missing module cannot be loaded.
+    # A module of the desired version can only be loaded if it is on the disk, or if this plan installs it.
     there = not present or same_version(actual["installed"], desired["version"])
     lost = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
     if there and not same_version(loaded, desired["version"]):
@@ -131,12 +131,12 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if len(actual["bus"]) < desired["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(desired["npus"]), INSPECT))
     cards = _diff_cards(desired, actual, judged=lost is None) if loaded is not None else []
-    # The vendor's spec is compared when all cards are present: a repair of cards makes another spec necessary.
+    # The CDI spec is compared only if all cards are in order, because a repair of the cards changes the spec.
     return [*plan, *cards, *cdi.diff(CONCERN, actual["toolkit"], desired["cdi"], loaded is not None and not lost and not cards)]
 
 
 def _diff_present(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences of a driver that others install."""
+    """Return the differences of a driver that somebody else installs."""
     plan = []
     if not same_version(actual["installed"], desired["version"]):
         plan.append(item(CONCERN, BY_OTHERS, actual["installed"], desired["version"], INSPECT))
@@ -146,7 +146,7 @@ def _diff_present(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List
 
 
 def _diff_run(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences that the vendor's installer ends, and firmware that it has not installed."""
+    """Return the differences of a driver from the vendor's installer."""
     found = actual["installed"]
     if not same_version(found, desired["version"]):
         return [item(CONCERN, "package", found, desired["version"], "install")]
@@ -157,7 +157,7 @@ def _diff_run(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Ite
 
 
 def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the cards whose firmware is not that of the driver, which only a loaded module shows."""
+    """Return an item for the cards whose firmware does not match the driver. Without a loaded module no firmware is known."""
     devices = actual["tool"].get("devices") or []
     other = [
         f"{card['device']} {card['firmware'] or 'unknown'}"
@@ -170,7 +170,7 @@ def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Lis
 
 
 def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: bool) -> List[Item]:
-    """Return the differences of the cards under a loaded module. The list of the tool is `judged` unless it has lost them."""
+    """Return the differences of the cards if the module is loaded. The cards that the tool lists are compared only if `judged`."""
     plan = []
     if not actual["rsd0"]:
         plan.append(item(CONCERN, "/dev/rsd0", None, "a character device", INSPECT))
@@ -185,7 +185,7 @@ def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: b
     if not judged:
         return plan
     if "groups_error" in tool:
-        # A reload would end the servers of every group.
+        # This needs an operator: a reload might help, but would end the servers of every group.
         plan.append(item(CONCERN, "groups", tool["groups_error"], "the group of every NPU", INSPECT))
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]
@@ -201,5 +201,5 @@ def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: b
 
 
 def same_version(found: Optional[str], desired: str) -> bool:
-    """Return True if the versions are equal apart from the build that kernel and packages add, such as in `1.2.92-6d00b56`."""
+    """Return True if the versions are equal, apart from a build suffix of the actual one, such as in `1.2.92-6d00b56`."""
     return found is not None and (found == desired or found.startswith(desired + "-"))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The Docker engine: packages, daemon.json (merged, never overwritten), drop-ins of its units, and its answer."""
+"""The concern `engine`: packages of Docker, daemon.json (merged, never overwritten), drop-ins, and the running engine."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import cand
 
 CONCERN = "engine"
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
-# Options of daemon.json that hold no secret
+# Options of daemon.json whose values are not secret
 CLEAR = (
     "log-driver", "storage-driver", "storage-opts", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent",
     "registry-mirrors", "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
 )  # fmt: skip
 # Packages of an engine
 ENGINES = ("docker.io", "docker-ce", "moby-engine")
-# Debian 13 has the client of the engine in a package of its own.
+# The client program, and its package on Debian 13, where it is not part of the engine's package
 CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
-# The oldest engine that finds devices by name, and the item of a plan about its version
+# The oldest version of an engine that finds devices by name, and the plan item about the version of the engine
 OLDEST_BY_NAME, VERSION = 25, "version"
-# Paths beside those of the calling process
+# Directories in which programs are searched in addition to PATH
 ALSO = "/usr/bin:/usr/local/bin:/usr/sbin"
-# The item of a plan that lists options with which dockerd does not start
+# The plan item about flags with which dockerd does not start
 FLAGS = "flags"
-# The drop-in by which the engine starts after the cards
+# The drop-in that makes the engine start after the unit of the cards
 ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
 
 
@@ -43,7 +43,7 @@ def has_secrets(daemon: Mapping[str, Any]) -> bool:
 
 
 def digested(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return daemon.json and drop-ins, desired or actual, with secrets as digests."""
+    """Return the desired or actual daemon.json and drop-ins, with digests instead of secrets."""
     return {
         "daemon": secret.seal_values(part["daemon"], key, CLEAR),
         "drop_ins": {
@@ -53,17 +53,17 @@ def digested(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 
 
 def secret_file(content: str, mode: int, user: int, key: str) -> str:
-    """Return the description of a file of secrets in plans."""
+    """Return the text that plans show for a file of secrets."""
     return f"{secret.seal(content, key)}, mode {mode:04o} of user {user}"
 
 
 def lacking(desired: List[str], installed: List[str]) -> List[str]:
-    """Return the packages to install: the first one of `docker.io|docker-ce`, unless one of them is installed."""
+    """Return the packages to install. An entry such as `docker.io|docker-ce` needs one of its packages, by default the first."""
     return [entry.split("|")[0] for entry in desired if not set(entry.split("|")) & set(installed)]
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the files and the facts of the running engine."""
+    """Return the packages, files and flags of the engine, and the facts of the running engine."""
     raw = read_text(DAEMON_JSON)
     actual: Dict[str, Any] = {
         "packages": sorted(installed_packages([name for package in desired["packages"] for name in package.split("|")])),
@@ -90,7 +90,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _proxies(path: str, key: str) -> Optional[str]:
-    """Return the description of the file of proxies, None if there is no file."""
+    """Return the text that plans show for the file of proxies, None if the file cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             found = os.fstat(source.fileno())
@@ -100,10 +100,10 @@ def _proxies(path: str, key: str) -> Optional[str]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences: packages, files, then the running engine if the files do not explain it."""
+    """Return the differences of packages, files and the running engine."""
     plan = []
     missing = lacking(desired["packages"], actual["packages"])
-    # Only the package of an engine that will be installed knows if it has the client.
+    # If an engine will be installed, its package may include the client. So a missing client counts only without missing packages.
     if not missing and not actual["client"]:
         missing = [CLIENT_PACKAGE]
     if missing:
@@ -113,7 +113,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "daemon.json", broken, desired["daemon"], "repair by hand"))
     elif merge(actual["daemon"], desired["daemon"]) != actual["daemon"]:
         merged = merge(actual["daemon"], desired["daemon"])
-        # Options of another log driver are removed with that driver.
+        # `ours` also has the options that the merge removes, such as those of another log driver.
         ours = {key: actual["daemon"].get(key) for key in (*desired["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
         plan.append(item(CONCERN, "daemon.json", ours, desired["daemon"], "configure"))
     clashes = daemon_config.clashes(merge(actual["daemon"], desired["daemon"]), actual["flags"])
@@ -121,7 +121,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, FLAGS, ", ".join(clashes), f"options in {DAEMON_JSON} alone", INSPECT))
     for path, content in desired["drop_ins"].items():
         if actual["drop_ins"][path] != content:
-            # The order matters at the next boot, so that the running engine is not restarted for it.
+            # The order only matters at the next boot, so the running engine does not need a restart.
             action = "order" if path == ORDER_FILE else "configure"
             plan.append(item(CONCERN, path, actual["drop_ins"][path], content, action))
     if desired["ca"] is not None and actual["ca"] != desired["ca"]:
@@ -140,7 +140,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def flag_reasons(plan: List[Item]) -> Iterator[str]:
-    """Yield why dockerd would not start with the merged daemon.json, or not read it."""
+    """Yield the reasons why dockerd would not start with the merged daemon.json, or would not read it."""
     for entry in plan:
         if entry["concern"] == CONCERN and entry["name"] == FLAGS:
             yield (
@@ -150,13 +150,13 @@ def flag_reasons(plan: List[Item]) -> Iterator[str]:
 
 
 def older(found: Optional[str], oldest: Optional[int]) -> bool:
-    """Return True if the version of an engine or its package, such as `5:27.3.1-1`, is older. A version without a number is not."""
+    """Return True if a version of an engine or package, such as `5:27.3.1-1`, is older. A version without a number is not older."""
     major = re.match(r"(?:\d+:)?(\d+)\.", found or "")
     return bool(oldest and major and int(major[1]) < oldest)
 
 
 def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
-    """Yield the reason if the engine, installed or to be installed, cannot find devices by name."""
+    """Yield the reason if the engine that runs, or that the plan installs, cannot find devices by name."""
     if actual["running"]:
         found, todo = actual["running"]["version"], "Upgrade it"
     else:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The image of a release on a host, compared with the one that the lock file pins."""
+"""The concern `image`: the release's image on a host, compared with the image that the lock file pins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENTS = "io.npufleet.contents"
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the image of the reference, with None for a missing one; `engine` is False if no engine answers."""
+    """Return {"engine": True if an engine answers, "id", "content": digest, "contents": packages} of the desired image."""
     try:
         found = images.inspect_image(Engine(), desired["reference"])
     except OSError:
@@ -27,10 +27,10 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences: an image that is not built, not delivered or not published."""
+    """Return the differences: the image has to be built, delivered to the host, or published to the registry."""
     if desired["id"] is None:
         return [item(CONCERN, desired["reference"], actual["id"], "an image of this recipe", "build")]
-    # Engines with different kinds of stores give the same image different IDs.
+    # The content is compared if possible, because the ID of an image depends on the image store of the engine.
     kind = "content" if desired["content"] else "id"
     plan = []
     if actual[kind] != desired[kind]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The model store of a host: blobs, releases, and the release that `served/<model>` links to."""
+"""The concern `models`: the model store of a host, with blobs, releases, and the release to which `served/<model>` links."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 CONCERN = "models"
-# The action for a switch that is not proven yet
+# The action for a transaction that is not proven yet
 PROVE = "prove"
 # The action for a damaged file of the store
 MEND = "mend"
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the served links with their differences, the missing blobs, and the open switch."""
+    """Return the served links with their differences, the missing blobs, the open transaction, and damaged files of the store."""
     root = desired["root"]
     served: Dict[str, Dict[str, Any]] = {}
     digests = {file["sha256"] for model in desired["models"].values() for file in model["files"].values() if file["blob"]}
@@ -64,12 +64,12 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _path(root: str, name: str, label: str) -> str:
-    """Return the path of a record in the form of the damage report."""
+    """Return the path of a release's record relative to the store, as in the damage report."""
     return os.path.relpath(record_path(root, name, label), root)
 
 
 def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
-    """Return True if the new release changes a served version without a new number."""
+    """Return True if the new release changes a served version without giving it a new number, or if the old one is unknown."""
     try:
         return in_place(read_record(root, name, old), new)
     except StoreError:
@@ -77,7 +77,7 @@ def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
 
 
 def _opened(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open transaction, with its models whose old answers a response cache may still have as `stale`."""
+    """Return the open transaction or None. "stale" are its models of which Triton's response cache may have outdated answers."""
     opened = read_transaction(root)
     if opened is None:
         return None
@@ -100,9 +100,9 @@ def drift(
     files: Mapping[str, Mapping[str, Any]],
     flaws: Optional[Mapping[str, Optional[str]]] = None,
 ) -> List[str]:
-    """Return the differences of a release from its record: small files, links and sizes of blobs, missing and extra files.
+    """Return the differences between a release on the disk and its desired files: changed, missing, extra and unreadable files.
 
-    `flaws` has the flaws of the blobs by digest.
+    `flaws` is {digest of a blob: its flaw or None}.
     """
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)
@@ -133,7 +133,7 @@ def drift(
 
 
 def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Return the paths of a release, and of its parents, that a server that is not root cannot read."""
+    """Return a message for each path of a release, or parent of such a path, that a server without root cannot read."""
     places = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
     places += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
     desired = [*((place, 0o005) for place in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
@@ -143,7 +143,7 @@ def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> Lis
             if os.stat(path).st_mode & mode != mode:
                 found.append("others cannot read " + os.path.relpath(os.path.realpath(path), os.path.realpath(root)))
         except OSError:
-            # A missing path is another difference.
+            # `drift` reports missing paths.
             continue
     return found
 
@@ -164,9 +164,9 @@ def _digest(path: str) -> Optional[str]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences: models that are new, of another release, changed on the host, or to be withdrawn."""
+    """Return the differences: models to release or to withdraw, damaged files of the store, and an open transaction."""
     plan = []
-    # A release also creates the store.
+    # The store only needs an item of its own without models, because the first release creates the store.
     if not desired["models"] and not actual["store"]:
         plan.append(item(CONCERN, "store", None, "empty", "prepare"))
     for name in sorted(desired["models"]):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus: its files of targets and rules, its scrape job, and the health and rules that it reports."""
+"""The concern `monitoring`: Prometheus with its files of targets and alerts, its scrape job, and the health of the targets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 
 CONCERN = "monitoring"
 JOB = "npufleet-triton"
-# A target that was up within this time is in sync: a server that restarts misses a scrape or two.
+# A target that was up within this time is in sync, because a restart of a server causes a failed scrape or two.
 WINDOW = "2m"
-# The key of the configuration that lists files of rules
+# The key in Prometheus' configuration that lists the files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
 # Shapes of the responses of Prometheus
 RULES = {"data": {"groups": [{"file?": str, "rules": [{"name": str}]}]}}
@@ -26,7 +26,7 @@ QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the files, and the health of the targets as Prometheus reports it."""
+    """Return the files, and the alerts and the health of the targets as Prometheus reports them."""
     health = _targets(desired["port"])
     if health and not desired["now"]:
         lately = _up_lately(desired["port"])
@@ -45,14 +45,14 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _rules(port: int, path: str) -> List[str]:
-    """Return the names of the alerts that Prometheus has from a file."""
+    """Return the names of the alerts that Prometheus has loaded from a file."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules?type=alert")
     groups = answer["data"]["groups"] if status == 200 and not shapes.mismatch(answer, RULES) else []
     return sorted(rule["name"] for group in groups if group.get("file") == path for rule in group["rules"])
 
 
 def _targets(port: int) -> Optional[Dict[str, str]]:
-    """Return {host: `up` or the last error} of the targets, None while Prometheus does not answer."""
+    """Return {host: `up` or the last error} of the targets, None if Prometheus does not answer."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
     # A response of another shape comes from another program.
     if status != 200 or shapes.mismatch(answer, TARGETS):
@@ -75,7 +75,7 @@ def _up_lately(port: int) -> List[str]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences: packages, files, and the health of the targets once Prometheus answers."""
+    """Return the differences: packages and files, and if Prometheus answers, alerts and the health of the targets."""
     plan = []
     missing = sorted(set(desired["packages"]) - set(actual["packages"]))
     if missing:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The continuous probe of the server on its host: timer, program, configuration, checks, and its last result."""
+"""The concern `probe`: timer, program, configuration and checks of the probe, and its last result."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SERVICE = "npufleet-probe.service"
 SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"
 TIMER_FILE = "/etc/systemd/system/" + TIMER
 CONFIG = "/etc/npufleet/probe.json"
-# Golden data, possibly with the key of a restricted API, so only for root
+# The file of the checks. Only root may read it, because it has golden data and perhaps the key of a restricted API.
 DOCUMENT = "/etc/npufleet/probe_checks.json"
-# A probe is late if it has not run for this many intervals.
+# Number of intervals without a run after which the probe is late
 LATE = 5
-# The number of checks in a warning, and the characters of each; the journal has all of them
+# Limits of a warning: failed checks (SHOWN), and characters of each check (WORDS). The journal has all checks.
 SHOWN, WORDS = 3, 120
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the files and the last result."""
+    """Return the files of the probe, and its last result."""
     return {
         "service": read_text(SERVICE_FILE),
         "timer": read_text(TIMER_FILE),
@@ -42,7 +42,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _checks(path: str) -> Optional[str]:
-    """Return the digest of the installed checks, empty if the file was changed, None without a file."""
+    """Return the digest of the checks' sources; an empty string if the file was changed, None if it cannot be read."""
     try:
         with open(path, "rb") as source:
             head = shapes.parse(source.readline())
@@ -55,7 +55,7 @@ def _checks(path: str) -> Optional[str]:
 
 
 def _state(path: str) -> Dict[str, Any]:
-    """Return the last result without the checks that passed."""
+    """Return the last result, with messages of the "failed" checks instead of all checks; an empty dict without a result."""
     try:
         state = shapes.parse(read_text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
@@ -69,12 +69,12 @@ def _state(path: str) -> Dict[str, Any]:
 
 
 def moment() -> Dict[str, Any]:
-    """Return the present moment by uptime, and by the time of day, which older probes write."""
+    """Return the present moment as a mark, and as the time of day for comparison with results of older probes."""
     return {**clock.mark(), "at": time.time()}
 
 
 def renew(since: Mapping[str, Any]) -> Optional[str]:
-    """Repeat a probe that failed before `since`. Return the reason if it cannot be repeated, else None."""
+    """Repeat the probe if its last result is a failure. Return the reason if no probe after `since` has a result, else None."""
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
@@ -82,7 +82,7 @@ def renew(since: Mapping[str, Any]) -> Optional[str]:
     said = _state(path)
     if not said or not (said["failed"] or said.get("unavailable")):
         return None
-    # A probe that is running may have begun before: the first start waits for its end, the second one repeats it.
+    # If a probe is already running, the first start only waits for its end, and the second start runs the probe again.
     for _attempt in range(2):
         code, words = run("systemctl", "start", SERVICE)
         if code:
@@ -93,14 +93,14 @@ def renew(since: Mapping[str, Any]) -> Optional[str]:
 
 
 def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
-    """Return True if the probe that left a state began after a moment."""
+    """Return True if the probe that has written a state started after a moment."""
     if "uptime" in state:
         return state.get("boot") == since.get("boot") and bool(state["uptime"] >= since["uptime"])
     return bool(state.get("at", 0) >= since["at"])
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return at most one difference: the probe is installed as a whole."""
+    """Return at most one difference, because the role installs all parts of the probe together."""
     names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program", "checks": "checks"}
     files = desired["files"]
     if files is None:
@@ -119,7 +119,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """Return what the probe found wrong, or why it has no current result; None if everything is right."""
+    """Return a warning if checks failed or the probe has no current result, else None."""
     state = actual.get("state") or {}
     if actual.get("active") != "active" or not state or state.get("paused"):
         return None
@@ -128,7 +128,7 @@ def warning(actual: Mapping[str, Any]) -> Optional[str]:
         return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
     if state.get("unavailable"):
         return "the probe cannot ask, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * WORDS))
-    # Results of other checks do not count.
+    # A result counts only if it comes from the checks that are installed now.
     if state["failed"] and state.get("document") == actual.get("checks"):
         shown = "; ".join(short(check, WORDS) for check in state["failed"][:SHOWN])
         more = len(state["failed"]) - SHOWN

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concerns of a host in the order in which they are applied. Every other list is derived from this one or compared with it."""
+"""The list of all concerns, in the order in which they are applied. Tests compare other lists of concerns with this one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NPU_HOSTS, MONITORING_HOSTS = "npu_hosts", "monitoring_hosts"
 
 
 class Part(Protocol):
-    """A concern's file on the host. Its file on the controller has the same name (plugin_utils/desired)."""
+    """The module of a concern on the host. Its module on the controller has the same name (plugin_utils/desired)."""
 
     CONCERN: str
 
     def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the actual state as root reads it. Changes nothing, and works on a bare host."""
+        """Return the actual state. It runs as root, changes nothing, and works on a host on which nothing is installed."""
 
     def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         """Return the differences between desired and actual state."""
@@ -41,23 +41,23 @@ class Concern(NamedTuple):
     """A part of a host that is planned, applied and proven on its own."""
 
     part: Part
-    # The role that applies the concern, and the tags by which site.yml runs it
+    # The role that applies the concern, and the tags with which site.yml runs the role
     role: str
     tags: Tuple[str, ...]
     group: str = NPU_HOSTS
-    # The playbooks that read the concern beside site.yml and status.yml
+    # The playbooks that read the concern, in addition to site.yml and status.yml
     playbooks: Tuple[str, ...] = ()
-    # The actions by which models.yml may end a difference; None allows every action
+    # The actions that models.yml may perform for the concern; None allows every action
     models_actions: Optional[Tuple[str, ...]] = ()
     # The systemd unit whose state is read with the concern
     unit: str = ""
-    # True if the desired state may hold secrets, which travel and are shown as digests
+    # True if the desired state may contain secrets. Queries and plans have digests instead.
     sealed: bool = False
-    # The function that returns what needs an operator beside the plan
+    # A function that returns a warning about something that is not in the plan but needs an operator, or None
     warning: Callable[[Mapping[str, Any]], Optional[str]] = _no_warning
 
 
-# The tags of the server's role also apply what serves beside it or changes with it.
+# With these tags, site.yml applies the server and the concerns that depend on it.
 SERVER_TAGS = ("server", "models")
 LOADS = ("load", "unload", "restart", "wait", "prove")
 CONCERNS: Dict[str, Concern] = {
@@ -86,13 +86,13 @@ CONCERNS: Dict[str, Concern] = {
 
 
 def concerns_of(groups: List[str], npu_group: str) -> List[str]:
-    """Return the concerns of a host in these groups of the inventory, whose hosts with NPUs are in `npu_group`."""
+    """Return the concerns of a host that is in these inventory groups. `npu_group` is the group of the hosts with NPUs."""
     return [name for name, concern in CONCERNS.items() if (npu_group if concern.group == NPU_HOSTS else concern.group) in groups]
 
 
 def needs_site(item: Item) -> bool:
-    """Return True if only site.yml may end a difference, and models.yml must not."""
-    # The answer of a host may name any concern.
+    """Return True if models.yml must not perform the action of a difference, so that site.yml has to."""
+    # The plan comes from a host, so its concern may be unknown here.
     concern = CONCERNS.get(item["concern"])
     allowed = concern.models_actions if concern else ()
     return allowed is not None and item["action"] not in allowed

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog of the server: its unit, program and configuration, and those of the running process."""
+"""The concern `watchdog`: unit, program and configuration of the watchdog, and the versions that the running process uses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CONCERN = "watchdog"
 UNIT = "npufleet-watchdog.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 CONFIG = "/etc/npufleet/watchdog.json"
-# The fields that are read of the state that the program leaves
+# The fields that are read from the state file of the watchdog
 STATE = {"running?": ({"program?": str, "config?": str}, shapes.NULL), "gave_up?": shapes.TEXT_OR_NULL}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the files and the state of the running program."""
+    """Return the files of the watchdog, and the state that the running process has written."""
     state = shapes.read(desired["root"] + "/watchdog.json", STATE).content
     return {
         "unit": read_text(UNIT_FILE),
@@ -32,7 +32,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return at most one difference: the watchdog is installed as a whole."""
+    """Return at most one difference, because the role installs all parts of the watchdog together."""
     files = desired["files"]
     if files is None:
         there = [name for name in ("unit", "config") if actual[name] is not None]
@@ -46,7 +46,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         found = [] if actual["enabled"] else ["disabled"]
         found += [] if actual["active"] == "active" else [actual["active"]]
     if not found:
-        # The program reads its files once, when it starts.
+        # The process reads its files only when it starts.
         running = actual["state"].get("running") or {}
         config = hashlib.sha256(files["config"].encode()).hexdigest()
         if (running.get("program"), running.get("config")) != (files["program"], config):
@@ -55,6 +55,6 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """Return the reason if the watchdog gave up the server, which needs an operator, else None."""
+    """Return a warning if the watchdog gave up, so that the server needs an operator, else None."""
     words = (actual.get("state") or {}).get("gave_up")
     return f"the watchdog gave up: {short(words)}" if words and actual.get("active") == "active" else None

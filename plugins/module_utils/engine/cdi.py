@@ -182,10 +182,7 @@ def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool
 
 
 def diff(concern: str, found: Mapping[str, Any], desired: Mapping[str, str], loaded: bool) -> List[Item]:
-    """Return the differences of toolkit and units and, if the driver is `loaded`, of the spec.
-
-    `desired` has the units by name. It is empty if the container gets its cards in another way; then the units are removed.
-    """
+    """Return the differences of toolkit, units and, if the driver is `loaded`, spec. With no `desired` units, remove the units."""
     if not desired:
         return [item(concern, name, "installed", None, REMOVE) for name, unit in found["units"].items() if unit is not None]
     plan = []

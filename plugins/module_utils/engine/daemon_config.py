@@ -120,10 +120,7 @@ def options(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
-    """Return the flags that conflict with the file: dockerd would not start, or would read another file.
-
-    `flags` is the result of `read_flags`.
-    """
+    """Return the flags (from `read_flags`) with which dockerd would not start with daemon.json, or would read another file."""
     both = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
     return [*both, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The items of a support bundle in the order of their collection. A missing or stuck item does not affect the others."""
+"""The items of a support bundle, in the order in which they are read. A missing or stuck item does not affect the others."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
-# Default paths of Prometheus' files by their name in the desired state
+# Default paths of Prometheus' files, by their names in the desired state
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
     "targets_file": "/etc/prometheus/npufleet/triton.json",
     "rules_file": "/etc/prometheus/npufleet/alerts.yml",
 }
 
-# Seconds in which an item may report its own timeout
+# Seconds after the time limit of an item in which its thread may still report the timeout itself
 GRACE = 3
 
 
 class Item(NamedTuple):
-    """A file of the bundle. `seconds` replaces a lower general time limit."""
+    """A file of the bundle. `get` reads its content. `seconds` is its time limit if that is higher than the general limit."""
 
     name: str
     get: Callable[[], Any]
@@ -72,9 +72,9 @@ class Item(NamedTuple):
 
 
 def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
-    """Read the items one by one, and return ({name: content}, errors).
+    """Read the items one after the other, and return ({name: content}, errors). `deadline` is a time of `time.monotonic`.
 
-    Each item has a thread, which is abandoned if the kernel or a file server does not return.
+    A thread reads each item. It is abandoned if the kernel or a file server does not return.
     """
     found: Dict[str, Any] = {}
     errors: List[str] = []
@@ -114,7 +114,7 @@ def _nodes() -> str:
 
 
 def _cards() -> Dict[str, Any]:
-    """Return the attributes in sysfs of the vendor's cards and of the driver."""
+    """Return the sysfs attributes of the vendor's cards and of the driver."""
     found: Dict[str, Any] = {}
     for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
         if (read_text(path + "/vendor") or "").strip() == PCI_VENDOR:
@@ -129,7 +129,7 @@ def _cards() -> Dict[str, Any]:
 
 
 def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
-    """Yield the items of a host with these concerns; `options` are those of the module."""
+    """Yield the items of a host, which depend on its concerns. `options` are the options of the module."""
 
     def run(name: str, *words: str) -> Item:
         return Item(name, lambda: command(limits, *words))
@@ -191,7 +191,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
 
 def _system() -> str:
-    """Return /etc/os-release, which is a link on most systems."""
+    """Return the content of /etc/os-release. It is a link on most systems, which read_file would refuse."""
     found = read_text("/etc/os-release")
     if found is None:
         raise Missing("there is no /etc/os-release")
@@ -199,7 +199,7 @@ def _system() -> str:
 
 
 def _prometheus_files(options: Mapping[str, Any]) -> List[str]:
-    """Return the files of Prometheus that this project reads or writes; its other files may hold keys."""
+    """Return the paths of Prometheus' files that this project reads or writes. Other files may contain keys."""
     return [str(options.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
 
 
@@ -212,7 +212,7 @@ def _last(lines: str, number: int) -> str:
 
 
 def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
-    """Return a reader of one concern's plan and actual state."""
+    """Return a function that reads the plan and the actual state of one concern."""
 
     def get() -> Dict[str, Any]:
         actual = CONCERNS[name].part.read(desired)
@@ -223,7 +223,7 @@ def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def _optional(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a reader that returns None for a missing item."""
+    """Return a function that calls `get`, and returns None for a missing item."""
 
     def maybe() -> Any:
         try:
@@ -262,7 +262,7 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item(f"container/{name}.json", ask(f"/containers/{name}/json"))
     yield Item(f"container/{name}-log.txt", log(name))
     yield Item(f"container/{name}-processes.json", ask(f"/containers/{name}/top"))
-    # An interrupted change leaves the previous container.
+    # The previous container exists during a change, and after an interrupted one.
     yield Item(f"container/{name}-previous.json", _optional(ask(f"/containers/{name}-previous/json")))
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
     # The slowest item is the last one.

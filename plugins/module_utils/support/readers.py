@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Read-only access to a host for a support bundle, within limits of time and size."""
+"""Functions that read a host for a support bundle, with limits of time and size. They change nothing."""
 
 from __future__ import annotations
 
-# The limits need a process that run_command of a module does not provide. pylint: disable=ansible-bad-function
+# A module's run_command has no limits of time and size. pylint: disable=ansible-bad-function
 import glob
 import os
 import selectors
@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-# Limit of the listed entries of a directory tree
+# Limit of the entries in the listing of a directory tree
 ENTRIES = 5000
 
 
@@ -30,11 +30,11 @@ class Unavailable(Exception):
 
 
 class Missing(Unavailable):
-    """The error of an item that does not exist, which is valid for optional items."""
+    """The error of an item that does not exist. For an optional item this is no error."""
 
 
 class Partial(Exception):
-    """The incomplete content of an item, with the reason."""
+    """An incomplete item: its content, and the reason why the rest is missing."""
 
     def __init__(self, content: Any, reason: str) -> None:
         super().__init__(reason)
@@ -45,12 +45,12 @@ class Limits(NamedTuple):
     """The limits of one item."""
 
     seconds: float
-    size: int
-    lines: int
+    size: int  # Bytes
+    lines: int  # Lines of a log
 
 
 def tail(raw: bytes, size: int) -> str:
-    """Return the last `size` bytes as text, from the beginning of a line: redaction would miss a part of a secret."""
+    """Return at most the last `size` bytes as text, from the beginning of a line, because redaction would miss a cut secret."""
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
     lines = raw[-size:].split(b"\n", 1)
@@ -59,12 +59,12 @@ def tail(raw: bytes, size: int) -> str:
 
 
 def complete_or_length(text: str) -> str:
-    """Return a text, or its length if it is too long for a message: redaction would miss a part of a secret."""
+    """Return a text, or its length if the text is too long. It is not cut, because redaction would miss a cut secret."""
     return text if len(text) <= 300 else f"({len(text)} characters)"
 
 
 def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
-    """Return the output of a command, which is killed after the time limit."""
+    """Return the output of a command, which is killed after the time limit. Raises Unavailable or Partial."""
     try:
         process = subprocess.Popen(
             words,
@@ -87,7 +87,7 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
 
 
 def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[bytes, bool]:
-    """Return (the last bytes of the output, if the process ended by itself)."""
+    """Return (last bytes of the output, True if the process ended by itself)."""
     deadline = time.monotonic() + limits.seconds
     raw = bytearray()
     if process.stdout is None:
@@ -111,7 +111,7 @@ def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[byte
 
 
 def read_file(path: str, limits: Limits) -> Any:
-    """Return the data of a JSON file, or the last lines of another file. Links, pipes and devices are not read."""
+    """Return the data of a JSON file, or the last lines of any other file. Raises Unavailable for links, pipes and devices."""
     try:
         with foreign.open_file(path) as source:
             size = os.fstat(source.fileno()).st_size
@@ -132,7 +132,7 @@ def read_file(path: str, limits: Limits) -> Any:
 
 
 def read_files(limits: Limits, *patterns: str) -> Dict[str, Any]:
-    """Return {path: content} of the files that match."""
+    """Return {path: content} of the files that match a pattern."""
     paths = [path for pattern in patterns for path in sorted(glob.glob(pattern)) if not os.path.isdir(path)]
     if not paths:
         raise Unavailable("there is no " + ", ".join(patterns))
@@ -153,7 +153,7 @@ def response_body(
     budget: Budget,
     headers: Optional[Mapping[str, str]] = None,
 ) -> bytes:
-    """Return the body of an HTTP response, truncated to complete lines after eight times the size limit."""
+    """Return the body of an HTTP response. A body longer than eight times the size limit is truncated after a complete line."""
     cut = 8 * limits.size
     with connected:
         status, body = exchange(connected, method, resource, headers, budget=budget, cut=cut)
@@ -166,7 +166,7 @@ def response_body(
 
 
 def list_tree(root: str) -> str:
-    """Return a line of mode, owner, size, time, path and link target for each entry below a directory."""
+    """Return a line for each entry below a directory, as `describe_path` does."""
     if not os.path.isdir(root):
         raise Unavailable(f"there is no {root}")
     lines: List[str] = []
@@ -179,7 +179,7 @@ def list_tree(root: str) -> str:
 
 
 def describe_path(path: str) -> str:
-    """Return a line of mode, owner, size, time, path and link target."""
+    """Return a line with mode, owner, size, time, path and link target of a path."""
     try:
         facts = os.lstat(path)
     except OSError as error:

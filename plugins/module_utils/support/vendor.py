@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Information from the vendor's own files: the options of the installer, and the API of the SDK in the running image.
 
-This information is not public. A ticket about a new driver or SDK needs it.
+A ticket about a new driver or SDK needs this information, which is not public.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
     tail,
 )
 
-# Limit of the script at the beginning of an installer, before its archive
+# Limit of the bytes of the script at the beginning of an installer. A binary archive follows the script.
 SCRIPT_BYTES = 1 << 16
-# An installer that does not know --help would begin to install, so it may do nothing but read files.
+# An installer that does not know --help would begin to install. So it runs with the right to read files only.
 READ_ONLY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"),
@@ -35,7 +35,7 @@ READ_ONLY = (
 # Seconds for the SDK to start on a busy host
 SDK_SECONDS = 60.0
 NAME = "npufleet-support"
-# Prints the API of the SDK, and the result of its `inspect` for a compiled file, in any format.
+# A program that prints as JSON the API of the SDK, and the result of the SDK's `inspect` for a compiled file
 PROGRAM = """
 import inspect, json, sys
 def calls(owner, accept):
@@ -81,7 +81,7 @@ print(json.dumps(report))
 
 
 def installer(root: str) -> str:
-    """Return the path of the newest installer on this host. Raises Missing without one."""
+    """Return the path of the newest installer on this host. Raises Missing if there is no installer."""
     found = sorted(glob.glob(os.path.join(root, "packages", "*.run")), key=os.path.getmtime)
     if not found:
         raise Missing("the host has no installer of the driver")
@@ -89,7 +89,7 @@ def installer(root: str) -> str:
 
 
 def installer_script(root: str) -> str:
-    """Return the script at the beginning of an installer, which parses its options."""
+    """Return the script at the beginning of an installer. The script parses the installer's options."""
     path = installer(root)
     with open(path, "rb") as source:
         head = source.read(SCRIPT_BYTES)
@@ -117,14 +117,14 @@ def installer_help(root: str, limits: Limits) -> str:
 
 
 def spec(limits: Limits) -> str:
-    """Return the CDI spec that the vendor's toolkit would write now. Raises Missing without a toolkit."""
+    """Return the CDI spec that the vendor's toolkit would write now. Raises Missing if the toolkit is not installed."""
     if not os.path.exists(cdi.TOOLKIT):
         raise Missing("the host has no container toolkit")
     return command(limits, *cdi.GENERATE_COMMAND, "-")
 
 
 def packages(limits: Limits, patterns: List[str]) -> str:
-    """Return the names and versions of the installed packages that match."""
+    """Return the names and versions of the installed packages that match a pattern."""
     if os.path.exists("/var/lib/dpkg/status"):
         form = "--showformat=${db:Status-Abbrev} ${binary:Package} ${Version}\n"
         # The exit code is 1 if a pattern matches nothing.
@@ -133,9 +133,9 @@ def packages(limits: Limits, patterns: List[str]) -> str:
 
 
 def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, Any]:
-    """Return what the SDK of the running image reports about itself and one compiled file.
+    """Return the report of PROGRAM about the SDK of the server's image and about one compiled file.
 
-    It runs in a container that has the mounts of the server, and no network, cards or capabilities.
+    The program runs in a container with the mounts of the server, but without network, cards and capabilities.
     """
     name = urllib.parse.quote(container)
     try:
@@ -157,7 +157,7 @@ def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, 
 
 
 def _smallest_compiled(root: str) -> Optional[str]:
-    """Return the path of the smallest compiled file that is served, None without one."""
+    """Return the path of the smallest compiled file of the served models, None if there is no compiled file."""
     found = {os.path.realpath(path) for path in glob.glob(os.path.join(root, "served", "*", "*", "*.rbln"))}
     return min(sorted(found), key=os.path.getsize) if found else None
 

@@ -181,8 +181,7 @@ class Host(Observer):
     def free(self, foreign: List[Tuple[int, str]]) -> bool:
         """Wait until only `foreign` contexts are left. A server that starts while another context ends can wedge the card.
 
-        Return False if other contexts remain, or the vendor's tool does not answer, for `free_limit` seconds. Without a tool the
-        cards count as free.
+        Return False if other contexts remain or the tool fails for `free_limit` seconds. If no tool is installed, return True.
         """
         deadline = time.monotonic() + self.settings.free_limit
         while vendor_tool.find_tool() is not None:

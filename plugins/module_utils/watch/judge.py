@@ -131,10 +131,7 @@ class Judge:
         ]
 
     def _stubs(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model with instances whose process is gone.
-
-        Health probes still return 200 and the index still has READY, but every request to such an instance fails.
-        """
+        """Return a finding for each model with instances whose process is gone, although health probes return 200."""
         findings = []
         for model, instances in sorted(evidence.dead.items()):
             seconds = self._lasting(("stub", model), True, evidence.at)
@@ -144,10 +141,7 @@ class Judge:
         return findings
 
     def _stalls(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model whose requests wait without an answer, although every health probe returns 200.
-
-        An ensemble does no work of its own, so the models that it calls are judged instead.
-        """
+        """Return a finding for each model whose requests wait without an answer. Ensembles are left out: their steps are judged."""
         page = evidence.metrics or {}
         findings = []
         for labels, pending in page.get("nv_inference_pending_request_count", []):

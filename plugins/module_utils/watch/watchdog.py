@@ -203,10 +203,7 @@ class Watchdog:
             self._restarted = time.monotonic()
 
     def _restart(self) -> str:
-        """Stop the container, wait for the cards, start the container.
-
-        The ledger records the restart before the stop, so that the next watchdog process can finish an interrupted restart.
-        """
+        """Stop the container, wait for the cards, start it. The restart is recorded first, so a later process can finish it."""
         facts = self._host.container()
         if not facts or not facts["State"].get("Running"):
             raise Failure("somebody has stopped the container meanwhile: it stays so")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `server`: Triton's container, compared with all of `docker inspect`, and the models that the server has loaded."""
+"""The concern `server`: Triton's container, compared with `docker inspect`, and the models that the server has loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.di
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.log_reader import hanging_loads
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.reader import read
 
-# The facts of a model that Triton itself reads from an object store
+# The desired state of a model that Triton itself reads from an object store
 CLOUD: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "release", "source")),
     "steps": [],

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The server's container as `docker inspect` shows it, in the form of the desired container."""
+"""The facts of the server's container from `docker inspect`, in the same form as the desired container."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the facts of a container, without those that come from its image."""
+    """Return the facts of a container. Settings that are equal to those of its image are left out, or marked "the image's"."""
     host = inspect["HostConfig"]
     config = inspect["Config"]
     base = image.get("Config") or {}
@@ -36,7 +36,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "stop_timeout": config.get("StopTimeout") or 10,
         "ulimits": {limit["Name"]: "{}:{}".format(limit["Soft"], limit["Hard"]) for limit in host.get("Ulimits") or []},
         "volumes": sorted(bind if bind.count(":") > 1 else bind + ":rw" for bind in host.get("Binds") or []),
-        # Engines write capabilities with and without the prefix of the kernel.
+        # Some engines write capabilities with the prefix CAP_, others without it.
         **{
             key: sorted(name[4:] if name.startswith("CAP_") else name for name in host.get(recorded) or [])
             for key, recorded in (("cap_add", "CapAdd"), ("cap_drop", "CapDrop"))
@@ -49,7 +49,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "extra_hosts": sorted(host.get("ExtraHosts") or []),
         "groups": sorted(host.get("GroupAdd") or []),
         "memory": host.get("Memory") or 0,
-        # Engines write `default` or `bridge` for the same network.
+        # Some engines write `default` for the network, others `bridge`. Both are the same.
         "network": "default" if host.get("NetworkMode") in (None, "", "default", "bridge") else host["NetworkMode"],
         "pid": host.get("PidMode") or "",
         "read_only": bool(host.get("ReadonlyRootfs")),
@@ -66,26 +66,26 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
 
 
 def _request(request: Mapping[str, Any]) -> str:
-    """Return a device request (`--gpus`, or names of a container device interface) as one text."""
+    """Return a device request (from `--gpus`, or CDI names) as one text."""
     count = request.get("Count") or 0
     devices = request.get("DeviceIDs") or ["all" if count < 0 else str(count)]
-    # Compose requires capabilities also for names, where engines ignore them.
+    # Capabilities of a CDI request are left out: engines ignore them, but Compose requires some.
     kinds = [kind for kinds in request.get("Capabilities") or [] for kind in kinds if request.get("Driver") != "cdi"]
     return " ".join([request.get("Driver") or "any", *kinds, ",".join(devices)])
 
 
 def _plainly(option: str) -> str:
-    """Return a security option without the value `true`, which engines write in several ways."""
+    """Return a security option without a trailing `=true` or `:true`, which not all engines write."""
     return re.sub("[:=]true$", "", option)
 
 
 def environment(config: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the environment of the Config of a container or an image."""
+    """Return the environment from the "Config" of a container or image."""
     return dict(variable.split("=", 1) for variable in config.get("Env") or [] if "=" in variable)
 
 
 def sealed_container(facts: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the facts of a container with secrets as digests."""
+    """Return the facts of a container with digests instead of secrets."""
     entrypoint = facts["entrypoint"]
     return {
         **facts,

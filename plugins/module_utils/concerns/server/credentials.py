@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The file of Triton's keys to object stores."""
+"""The file that contains Triton's keys to object stores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import os
 import stat
 from typing import Mapping, Optional
 
-# A directory that only root can read
+# The directory of the file. Only root can read it.
 CREDENTIALS_HOME = "/etc/npufleet/credentials"
 
 
 def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[str]:
-    """Return what is wrong with the file, else None. If `needed`, the server is not root and reads the file by its group."""
+    """Return the flaw of the file, None if it has none. If `needed`, the server is not root, so its group must have read access."""
     try:
         with open(desired["path"], "rb") as source:
             status = os.fstat(source.fileno())

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of the cards that a container gets (npufleet_device_access), and what its user could not open."""
+"""The devices that a container gets (npufleet_device_access), and the devices and mounts that the server could not open."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import GROUP_NODE
 
-# A container opens nodes and makes none. The vendor's container toolkit gives the same rights.
+# The right to create nodes (m) is not needed. The vendor's container toolkit gives the same rights.
 RIGHTS = "rw"
-# Callers that are about to make the spec leave this reason out.
+# Callers leave this reason out if they are about to generate the spec.
 NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run playbooks/site.yml"
 
 
 def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
-    """Return the devices for the container, the groups that may open them, and the reasons against this access.
+    """Return {"devices": devices for the container, "groups": IDs of the groups that may open them, "missing", "closed"}.
 
-    `missing` are reasons why the server could not open the cards, `closed` those against its user. The query comes from
-    desired/device_access.py.
+    "missing" are the reasons why the server could not open the cards. "closed" are the reasons why its user or its groups of NPUs
+    do not fit. The query comes from desired/device_access.py.
     """
     if query is None:
         return {"devices": [], "groups": [], "missing": [], "closed": []}
@@ -50,7 +50,7 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
 
 
 def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
-    """Return the node of the group of these NPUs, by the numbers of the vendor's tool, and the reasons if there is none."""
+    """Return (device node of the group of these NPUs, reasons why the NPUs have no common group). Queries the vendor's tool."""
     if len(glob.glob("/dev/rsd[0-9]*")) < 2:
         return GROUP_NODE, []
     found = vendor_tool.query_groups()
@@ -66,7 +66,7 @@ def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
 
 
 def _opener(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
-    """Return the group that may open a node, None if every user may, and the reason if neither is so."""
+    """Return (ID of the group that may open a node, reason why the server cannot open it). Both are None if every user may."""
     try:
         found = os.stat(node)
     except OSError:
@@ -85,7 +85,7 @@ def _opener(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
 
 
 def _account(uid: int) -> Iterator[str]:
-    """Yield the accounts of the host that have the number of the server and so could read its keys."""
+    """Yield a reason for each account of the host that has the server's user ID, because it could read the server's keys."""
     for kind, ask in (("user", lambda: pwd.getpwuid(uid).pw_name), ("group", lambda: grp.getgrgid(uid).gr_name)):
         try:
             name = ask()
@@ -98,14 +98,14 @@ def _account(uid: int) -> Iterator[str]:
 
 
 def _closed(query: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the mounts that the user of the server cannot read or write."""
+    """Yield a reason for each mount that the user of the server cannot read or write."""
     for bind in query["binds"]:
         path, _inside, mode = bind.split(":")
         rights = "ro" if "ro" in mode.split(",") else "rw"
         try:
             found = os.stat(path)
         except OSError:
-            # A volume of the engine, or a missing source, which is a reason of its own
+            # The path is a volume of the engine, or a missing source, which is reported as another reason.
             continue
         bits = (4 if rights == "ro" else 6) | (1 if stat.S_ISDIR(found.st_mode) else 0)
         shift = 6 if found.st_uid == query["user"] else 3 if found.st_gid == query["user"] else 0

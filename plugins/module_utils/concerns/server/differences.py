@@ -12,12 +12,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 
 CONCERN = "server"
 HANGING, VERSION = "loads", "version"
-# Items about what a new container could not mount or open
+# Items about paths and devices that a new container could not mount or open
 TO_MOUNT = (ABSENT, DRIVER_FILES, ACCESS) = ("volumes", "driver files", "device access")
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences: files, container, state. Served models are compared only in a container that stays."""
+    """Return the differences of the server's files, of its container, and of the models that it serves."""
     plan = list(_diff_files(desired, actual))
     if actual["container"] is None:
         return [*plan, item(CONCERN, "container", None, "running " + desired["name"], "create")]
@@ -32,7 +32,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield the differences of the server's keys and of the paths that it mounts."""
+    """Yield the differences of the files of keys, and the missing sources of mounts."""
     readers = "for root and group {}".format(desired["reader"]["group"]) if desired["reader"]["needed"] else "for root alone"
     if actual.get("credentials"):
         sealed_file = "SHA-256 {}, {}".format(desired["credentials"]["sha256"][:12], readers)
@@ -45,7 +45,7 @@ def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterat
 
 
 def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield the differences for which the container is replaced."""
+    """Yield the differences that require a new container."""
     found = actual["container"]
     expected: Dict[str, Any] = {
         **desired,
@@ -56,7 +56,7 @@ def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> It
     for key in sorted(expected):
         value = expected[key]
         if key == "environment":
-            # The facts of a container do not have variables that its image sets to the same value.
+            # `container_facts` leaves out variables that the image sets to the same value.
             value = dict(set(value.items()) - set(actual.get("inherited", {}).items()))
         if key == "ports":
             # Some engines record no address for 0.0.0.0.
@@ -68,13 +68,13 @@ def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> It
 
 
 def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
-    """Yield the differences of a container that is not replaced: its state, its key, its models."""
+    """Yield the differences of the server in the present container: state, key in use (unless it is `replaced`), models."""
     if actual["state"] != "running":
         log = ": " + actual["log"] if actual.get("log") else ""
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
         return
     if ((actual.get("key") or {}).get("other") or actual.get("closed")) and not replaced:
-        # A server reads its key when it starts.
+        # A server reads its key only when it starts.
         path = (desired["key"] or {}).get("path", "no file")
         yield item(CONCERN, "key in use", "another key", f"that of {path}", "restart")
         yield from _diff_hanging(actual)
@@ -83,7 +83,7 @@ def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced:
 
 
 def diff_serving(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield the differences of a server that runs: its response, its models, loads that hang."""
+    """Yield the differences of a running server: a missing answer, its models, and loads that hang."""
     if actual["served"] is None:
         restarts = ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
         log = ": " + actual["log"] if actual.get("log") else ""
@@ -101,7 +101,7 @@ def _diff_hanging(actual: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
-    """Return the differences of the models: each desired one is READY in its versions and release, and no other one is READY."""
+    """Return the models that are not READY in exactly the desired versions and release, and other models that are READY."""
     action = {"none": "restart", "poll": "wait", "explicit": "load"}[desired["mode"]]
     plan = []
     for name in sorted(desired["models"]):

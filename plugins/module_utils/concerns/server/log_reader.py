@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a server that does not answer: why it does not, and which models it was loading when it ended."""
+"""The log of a server that does not answer: the reason, and the models that it was loading when it ended."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 
 
 def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"log": why the server does not answer, "cut_off": models whose load its last end interrupted}."""
+    """Return {"log": reason why the server does not answer, "cut_off": models that it was still loading when it last ended}."""
     name, state = desired["name"], inspect["State"]
     restarted = bool(inspect.get("RestartCount"))
     if state["Status"] != "running":
         return {"log": last_words(engine, name), "cut_off": interrupted_loads(engine, desired, state)}
     lines = log_lines(engine, name, _log_start(desired["root"], inspect))
     failed = [reason for reason in reasons(lines, sorted(desired["models"])).values() if reason.startswith("failed to load ")]
-    # A server that was restarted has logged the reason of its end; one that still starts has logged its progress.
+    # The log of a restarted server has the reason why it ended. The log of a server that still starts has its progress.
     rest = last_words(engine, name) if restarted else so_far(lines, sorted(desired["models"]))
     return {"log": "; ".join(failed) or rest, "cut_off": interrupted_loads(engine, desired, state) if restarted else []}
 
 
 def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
-    """Return the time from which the log tells why the server does not answer.
+    """Return the time from which on the log is read, in seconds since 1970.
 
-    It is the start of the server, or the open switch of models if the server has restarted since.
+    It is the start of the server. If the server has restarted and a transaction is open, it is the time of the transaction.
     """
     started = epoch(inspect["State"].get("StartedAt") or "")
     transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
@@ -44,15 +44,15 @@ def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
 
 
 def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
-    """Return the models that the server was still loading when it last ended, whose own reasons are not in the log."""
+    """Return the models that the server was still loading when it last ended. The log has no reasons of their own for them."""
     until = epoch(state.get("StartedAt") or "") if state["Status"] == "running" else 0.0
     return sorted(loading(log_lines(engine, desired["name"], until=until)) & set(desired["models"]))
 
 
 def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
-    """Return the models whose load hangs in the running server, as a run has recorded. A later start has ended the load.
+    """Return the models whose load hangs in the running server, as a run has recorded. A server that started later is not affected.
 
-    The start of the process is compared by uptime, because the time of day may have been set since.
+    If possible, the start of the process is compared by uptime, because the time of day may have stepped since then.
     """
     mark = store.read(root, store.HUNG).content
     process = clock.process_started(pid) if mark and "uptime" in mark and pid else None
@@ -62,7 +62,7 @@ def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
 
 
 def epoch(stamp: str) -> float:
-    """Return the seconds since 1970 of a time of the engine, such as 2026-01-02T03:04:05.678901234Z; 0 for another text."""
+    """Return the seconds since 1970 for an engine's time, such as 2026-01-02T03:04:05.678901234Z; 0 for any other text."""
     import calendar
 
     match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?", stamp)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The actual server: its container, what it serves, its keys, and what it could not mount or open."""
+"""The actual state of the server: its container, its served models, its keys, and missing mounts and devices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
-# The label of an image that names the release row that it was built for
+# The label of an image that has the release row for which the image was built
 RELEASE_ROW = "io.npufleet.release"
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the facts of the container, the server's index and configs, and what is wrong with its files."""
+    """Return the facts of the container, the served models, and the flaws of the server's files and devices."""
     actual = _read_container(desired)
     actual["absent"] = [path for path in desired["sources"] if not os.path.exists(path)]
     actual["driver_files"] = driver_files.find(desired["driver_files"]) if desired["driver_files"] else {"binds": [], "missing": []}
@@ -45,18 +45,18 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
         inspect = engine.container(desired["name"])
         locked = images.inspect_image(engine, desired["image"]["reference"])
         image = (images.inspect_image(engine, inspect["Image"]) if inspect else None) or {}
-        # A run that was killed leaves the previous container under this name.
+        # A killed run leaves the previous container under this name.
         previous = engine.container(desired["name"] + "-previous")
     except OSError:
         return {"engine": False, "container": None, "served": None}
-    # The ID that this engine has given to the locked image
+    # The image of the lock file has this ID in this engine.
     actual: Dict[str, Any] = {"engine": True, "container": None, "served": None, "previous": previous is not None}
     actual["image"] = locked["Id"] if locked else None
     if not inspect:
         return actual
     facts = container_facts(inspect, image)
     if desired["image"]["content"] and images.content_digest(image) == desired["image"]["content"]:
-        # It is the same image, which this engine's store knows by another ID.
+        # The image has the desired content, so that another ID is no difference.
         facts["image"] = desired["container"]["image"]
     sealed = sealed_container(facts, desired["seal"])
     config, state = image.get("Config") or {}, inspect["State"]
@@ -66,7 +66,7 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
         release=(config.get("Labels") or {}).get(RELEASE_ROW),
         inherited=secret.seal_values(environment(config), desired["seal"]),
         state="running" if running else "{} ({})".format(state["Status"], state["ExitCode"]),
-        # The engine's own restarts since the last start by an operator or a run
+        # The number of restarts by the engine itself since the last start by an operator or a run
         restarts=inspect.get("RestartCount") or 0,
     )
     if running:
