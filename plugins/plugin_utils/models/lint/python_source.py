@@ -33,7 +33,7 @@ class Program(NamedTuple):
 
 
 def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
-    """Return the program, parsed as the image's Python would. Without `image`, accept the syntax of this Python or of 3.12."""
+    """Return the program as the image's Python would parse it. Without `image`, use this Python or 3.12. Raises ERRORS."""
     rewritten = False
     here = sys.version_info[:2]
     with warnings.catch_warnings():
