@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 SHOWN = 65536
 # Suffix of a temporary file (DRAFT), and the seconds after which an unlocked one was left by a killed run (ABANDONED)
 DRAFT, ABANDONED = ".new", 3600
-# Stands for the path of the temporary file in a validation command
+# Placeholder for the path of the temporary file in a validation command
 PLACEHOLDER = "%s"
 # Seconds for a validation, and for a unit to restart. An engine needs that long, because it first stops its containers.
 VALIDATION, RESTART = 60, 600

@@ -199,7 +199,7 @@ class _Cleaner:
         for part in value:
             assigned = _ASSIGNED.fullmatch(part) if isinstance(part, str) else None
             if assigned and not secret:
-                # Such an entry of a list is a variable of an environment: its value is all that follows.
+                # A list entry of the form NAME=VALUE is a variable of an environment: the value is all that follows.
                 self.count += 1
                 cleaned.append(self.text(assigned[1]) + self._replace(assigned[2]))
             else:

@@ -16,7 +16,7 @@ from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
-# CONTROL: fields of results that playbooks evaluate. NAMES: names of things within other fields. Secrets are not masked in either.
+# CONTROL: fields of results that playbooks evaluate. NAMES: fields of nested maps that name something. Neither of them is masked.
 # "ansible_facts" only has the interpreter that Ansible has found.
 CONTROL = (
     "actual", "ansible_facts", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance",

@@ -3,7 +3,7 @@
 """Detection of secrets (by their names, and logins in addresses), and digests that replace them ("sealed" values).
 
 A digest is an HMAC with a key that is used for one query of one host only. The actual and the desired value are equal if their
-digests are equal. Without the key nobody can find a short password by trying guesses, as with a plain hash.
+digests are equal. Unlike a plain hash, a digest does not allow anybody to find a short password by trying guesses.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool
 
 
 def diff(concern: str, found: Mapping[str, Any], desired: Mapping[str, str], loaded: bool) -> List[Item]:
-    """Return the differences of toolkit, units and, if the driver is `loaded`, spec. With no `desired` units, remove the units."""
+    """Return the differences of toolkit, units and, if the driver is `loaded`, spec. If `desired` is empty, no unit is desired."""
     if not desired:
         return [item(concern, name, "installed", None, REMOVE) for name, unit in found["units"].items() if unit is not None]
     plan = []

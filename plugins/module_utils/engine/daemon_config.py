@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
-# Options that are valid for one value of another option only, by the name of that option
+# Options that are valid only for one value of another option, each with the name of that other option
 DEPENDENT = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
 # Defaults of dockerd. The storage driver has no fixed default: it depends on the host.
 DEFAULTS = {"log-driver": "json-file"}

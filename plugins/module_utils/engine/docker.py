@@ -119,7 +119,7 @@ class Engine:
         return found
 
     def execute(self, container: str, command: List[str]) -> Tuple[int, str]:
-        """Run a command in a running container, and return (exit code, output). Raises OSError if it cannot run."""
+        """Run a command in a running container, and return (exit code, output). Raises OSError if the command cannot run."""
         options = {"AttachStdout": True, "AttachStderr": True, "Cmd": command}
         identity = _data(self._post(f"/containers/{container}/exec", options), {"Id": ID})["Id"]
         # The response ends when the command ends.

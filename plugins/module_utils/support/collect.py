@@ -102,7 +102,7 @@ def _get(item: Item, result: Dict[str, Any]) -> None:
         result.update(content=item.get(), error="")
     except Partial as partial:
         result.update(content=partial.content, error=str(partial))
-    except Exception as error:  # an unexpected error must not affect the other items
+    except Exception as error:  # An unexpected error must not affect the other items.
         result.update(content=None, error=str(error) if isinstance(error, (Unavailable, OSError)) else repr(error))
 
 

@@ -1,5 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Triton itself: its HTTP API, its loads by gRPC, its command line, its key."""
+"""Access to Triton: HTTP API, loads over gRPC, metrics, log, stubs, command line and key."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SHELL = "npufleet"
 
 @cache
 def fingerprint(key: str) -> str:
-    """Return a digest to compare keys. It is slow to compute, because plans show it and a key that a person chose is weak."""
+    """Return a digest to compare keys. It is slow to compute, because plans show it and a person may have chosen a weak key."""
     return hashlib.pbkdf2_hmac("sha256", key.encode(), b"npufleet", 100_000).hex()
 
 
@@ -69,7 +69,7 @@ def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool 
         mode, mine = stat.S_IMODE(state.st_mode), group and state.st_gid == group
         kind = "a link" if stat.S_ISLNK(state.st_mode) else f"mode {mode:04o} of user {state.st_uid} and group {state.st_gid}"
         if mode & ~(alone | shared if mine else alone) or state.st_uid != os.geteuid() or stat.S_ISLNK(state.st_mode):
-            # Another account may have read it.
+            # Another account may have read the key. A generated key is replaced. A key that the operator has set stays.
             return {"words": f"{kind} at {entry}", "other": not desired}
         if needed and not (mine and mode & shared == shared):
             return {"words": f"{kind} at {entry}", "other": False}

@@ -65,7 +65,7 @@ class Judge:
         self._seen: Set[Tuple[str, ...]] = set()
         self._work: Dict[Tuple[str, str], Tuple[float, ...]] = {}
         # If the server could not end a hanging process in a reload, the gauge counts the requests of that process for ever.
-        # These are their number for each (model, version), and the model that was just reloaded.
+        # _lost has their number for each (model, version). _lose is the model that was reloaded since the last observation.
         self._lost: Dict[Tuple[str, str], float] = {}
         self._lose: Optional[str] = None
         self._loads = stuck_load.History(settings.stuck_load_limit)

@@ -15,7 +15,7 @@ class Watchdog(NamedTuple):
     container: str
     address: str
     http_port: int
-    # None if the server offers no metrics. Then the watchdog checks health requests, loads and processes, but no metrics.
+    # None if the server offers no metrics. Then the watchdog queries the health instead, and finds neither faults nor stalls.
     metrics_port: Optional[int]
     mode: str  # The model control mode of the server: explicit, poll or none
     root: str  # The directory of the store on the host

@@ -36,7 +36,7 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
 def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
     """Return the time from which on the log is read, in seconds since 1970.
 
-    It is the start of the server. If the server has restarted and a transaction is open, it is the time of the transaction.
+    It is the start of the server or, if the server has restarted during an open transaction, the time of the transaction.
     """
     started = epoch(inspect["State"].get("StartedAt") or "")
     transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
@@ -44,7 +44,7 @@ def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
 
 
 def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
-    """Return the models that the server was still loading when it last ended. The log has no reasons of their own for them."""
+    """Return the models that the server was still loading when it last ended, so that the log has no reason for them."""
     until = epoch(state.get("StartedAt") or "") if state["Status"] == "running" else 0.0
     return sorted(loading(log_lines(engine, desired["name"], until=until)) & set(desired["models"]))
 
