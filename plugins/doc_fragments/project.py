@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Documentation that modules share."""
+"""Documentation fragments of the modules."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Options and attributes that several modules have."""
+    """Documentation of options and attributes that several modules share."""
 
     DOCUMENTATION = r"""
 options:
@@ -16,7 +16,7 @@ options:
     default: /var/lib/npufleet
 """
 
-    # Modules whose action does everything on the controller
+    # For modules whose action does all work on the controller
     CONTROLLER = r"""
 attributes:
   check_mode:

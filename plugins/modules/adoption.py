@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: adoption
 short_description: Translate a Triton container that was started manually into variables and a model list
 description:
-  - Finds the container in which C(tritonserver) runs, either as its main process, below a shell, or started by C(docker exec).
+  - Finds the container in which C(tritonserver) runs. It may be the main process, a child of a shell, or started by C(docker exec).
   - Reads C(docker inspect), the command line of the server, the model repository as the server sees it, and the API of the server.
     Nothing on the host is changed.
   - The controller writes variables, models and a first check of each model into O(dest). The expected answers of a check are
@@ -19,7 +19,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   name:
-    description: Name or ID of the container. Required if C(tritonserver) runs in more than one.
+    description: Name or ID of the container. Required if C(tritonserver) runs in more than one container.
     type: str
   dest:
     description:
@@ -41,7 +41,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 container:
-  description: Name, ID, image and state of the container, and how its server was started.
+  description: Name, ID, image and state of the container, and how the server in it was started.
   returned: success
   type: dict
 managed:
@@ -107,19 +107,19 @@ OPTIONS: Dict[str, Any] = {
     "dest": {"type": "path"},
 }
 REQUEST: Dict[str, Any] = {
-    # Model repository of managed servers, which distinguishes them from others
+    # Model repository of servers that this project manages
     "store": {"type": "str"},
-    # Bodies of inference requests by model
+    # {model: body of an inference request}
     "requests": {"type": "dict"},
-    # The piece of a file to read: `path`, `offset`, `size`
+    # Part of a file to read: `path`, `offset` and `size` in bytes
     "piece": {"type": "dict"},
 }
 
-# The path of a container's files on the host
+# The directory in which the host sees the files of a process's container
 ROOT_OF_PROCESS = re.compile(r"/proc/\d+/root")
-# Smaller files are in the result, larger files are read in pieces.
+# Files below this size in bytes are in the result. Larger files are read in pieces.
 SMALL = 1 << 20
-# The most characters of all files in the result, and bytes of an answer to a generated request
+# Limit of the Base64 characters of all files in the result, and limit of the bytes of an answer to an inference request
 CONTENTS = 1 << 24
 ANSWER = 1 << 25
 LEFT_OUT = ("__pycache__", ".git")
@@ -128,15 +128,15 @@ INDEX = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?"
 
 
 class Failure(Exception):
-    """The reason why a container cannot be read."""
+    """An error because a container cannot be adopted. The message is for an operator."""
 
 
 def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
-    """Return the process of the tritonserver in a container, None without one."""
+    """Return the process of the tritonserver in a container, None if it does not run."""
     try:
         top = engine.get(f"/containers/{container}/top") or {}
     except OSError:
-        # A container that ends at this moment, such as that of a check, has no server.
+        # The container may have just ended, such as the container of a check. Then it has no server.
         state = (engine.get(f"/containers/{container}/json") or {}).get("State", {})
         if state.get("Running") and not state.get("Restarting"):
             raise
@@ -163,7 +163,7 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
 
 
 def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[Dict[str, Any]]:
-    """Return {"pid", "program"} of each process beside the server that does more than keep the container running."""
+    """Return {"pid", "program"} of each process except the server and processes that only keep the container running."""
     top = engine.get(f"/containers/{inspect['Id']}/top") or {}
     column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     init = inspect["State"]["Pid"]
@@ -178,7 +178,7 @@ def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[D
 
 
 def program_of(argv: List[str]) -> str:
-    """Return a program's name, and that of its script: other arguments may be secret."""
+    """Return the name of a program and of its script, without other arguments, which may be secret."""
     name = os.path.basename(argv[0])
     script = re.fullmatch(r"[\w./+-]+\.\w{1,4}", argv[1]) if len(argv) > 1 else None
     return f"{name} {os.path.basename(script[0])}" if script else name
@@ -223,7 +223,7 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
 
 
 def place(root: str, path: str) -> str:
-    """Return the path on the host of a path in a container, below /proc/<pid>/root. Absolute links stay in the container."""
+    """Return the path on the host, below `root`, of a path in a container. Resolve links as in the container. Raises Failure."""
     done = root
     parts = [part for part in path.split("/") if part]
     for _step in range(200):
@@ -240,7 +240,7 @@ def place(root: str, path: str) -> str:
 
 
 def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
-    """Yield the path below the directory and the path on the host of each file of a model."""
+    """Yield (path below the directory, path on the host) of each file of a model."""
     queue = [""]
     while queue:
         directory_below = queue.pop()
@@ -255,16 +255,16 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
 
 
 def opened(path: str, root: str) -> BinaryIO:
-    """Return a file of a container, opened. A file that a process has replaced by a link is refused."""
+    """Open a file of a container. Raises Failure for a file that a process has replaced by a link."""
     try:
-        # Layers and caches of models give a file several names.
+        # Image layers and model caches may give a file several names.
         return foreign.open_file(path, base=root, single=False)
     except foreign.Untrusted as error:
         raise Failure(f"{path} {error}: leave the model as it is while it is read, and run again") from None
 
 
 def model(root: str, directory: str, room: int = CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """Return {path: {"size", "sha256", "at"}} and {path: Base64 of a small file, up to `room`} of a model's directory."""
+    """Return {path: {"size", "sha256", "at"}} of a model's files, and {path: Base64} of its small files, in total up to `room`."""
     files: Dict[str, Any] = {}
     contents: Dict[str, str] = {}
     for path, full in files_of(root, directory):
@@ -344,7 +344,7 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def below(pid: int, ancestor: int) -> bool:
-    """Return True if a process is the ancestor or descends from it, which processes of `docker exec` do not."""
+    """Return True if `pid` is `ancestor` or its descendant. Processes of `docker exec` do not descend from the main process."""
     while pid > 1 and pid != ancestor:
         status = raw(f"/proc/{pid}/status").decode()
         pid = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), 0)
@@ -352,7 +352,7 @@ def below(pid: int, ancestor: int) -> bool:
 
 
 def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {model: [status, answer]} of the server to each request."""
+    """Send the request of each model, and return {model: [status, answer]}."""
     inspect, process = find(engine, arguments["name"])
     address, port = endpoint(inspect, process["argv"])
     return {

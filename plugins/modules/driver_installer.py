@@ -9,9 +9,9 @@ DOCUMENTATION = r"""
 module: driver_installer
 short_description: Run the vendor's installer of the driver
 description:
-  - Runs C(rebellions-x86_64-<version>.run) with closed standard input, because nobody can answer its questions, and with a time
-    limit. It has a session of its own, so that it continues if the connection breaks off.
-  - The whole output is kept in a file beside the installer that only root can read. The last lines are shown if it fails.
+  - Runs C(rebellions-x86_64-<version>.run) with a time limit, and with closed standard input, because nobody can answer its
+    questions. It runs in its own session, so that it continues if the connection is lost.
+  - The whole output is written to a file that only root can read. If the installer fails, the last lines are shown.
   - M(npufleet.triton.host_state) proves afterwards whether the driver is installed.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -47,7 +47,7 @@ seconds:
   returned: success
   type: float
 log:
-  description: File with the whole output.
+  description: Path of the file with the whole output.
   returned: success
   type: str
 """
@@ -61,7 +61,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import forei
 
 
 def main() -> None:
-    """Run the installer, and keep its output."""
+    """Run the installer, and write its output to a file."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
@@ -73,7 +73,7 @@ def main() -> None:
     log_path = path + ".log"
     start = time.monotonic()
     try:
-        # The file of the verified package has a second name, in the store of packages.
+        # The installer is a hard link to the verified file in the store of packages, so it has two names.
         with foreign.open_file(path, owner=os.geteuid(), single=False):
             pass
     except foreign.Untrusted as error:

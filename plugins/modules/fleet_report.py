@@ -10,8 +10,8 @@ module: fleet_report
 short_description: Write the report of a fleet
 description:
   - Combines the results of the playbooks C(status) and C(check) on the controller, and renders them as one HTML page. Hosts with
-    problems come first. If the results of one playbook are missing, the page has the other half.
-  - It runs once for all hosts, except with O(state=begun).
+    problems come first. If the results of one playbook are missing, the page shows only those of the other one.
+  - Run it once for all hosts, except with O(state=begun), which runs for each host.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -28,14 +28,14 @@ options:
     choices: [begun, read, drawn]
     default: drawn
   status_file:
-    description: JSON file with the state of each host, readable by its owner only. Required unless O(state=begun).
+    description: JSON file with the state of each host. Only its owner can read it. Required unless O(state=begun).
     type: path
   results_dir:
     description: Directory in which the playbook C(check) writes C(<host>.json).
     type: path
     required: true
   report_file:
-    description: The HTML page, readable by its owner only. Required unless O(state=begun).
+    description: Path of the HTML page. Only its owner can read it. Required unless O(state=begun).
     type: path
 """
 
@@ -56,7 +56,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 differs:
-  description: Differences from the desired state by host, as sentences.
+  description: For each host, its differences from the desired state as sentences.
   returned: with O(state=read)
   type: dict
 path:

@@ -9,16 +9,16 @@ DOCUMENTATION = r"""
 module: host_files
 short_description: Manage several small files and directories of a host in one call
 description:
-  - Compares files and directories with the desired ones and writes those that differ. A file is written completely or not at all.
+  - Writes the files and directories that differ from the desired state. A file is written completely or not at all.
   - Everything belongs to the user that the task becomes, which is root in this collection.
   - A link in the place of a file is replaced and never followed. A path of another type, such as a directory in the place of a
     file, is refused before anything is written.
-  - Use it for files of kilobytes, and M(ansible.builtin.copy) for large ones.
+  - Use it for files of kilobytes, and M(ansible.builtin.copy) for large files.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   directories:
-    description: Directories. Parents come before their children.
+    description: Directories to create. List parents before their children.
     type: list
     elements: dict
     default: []
@@ -32,19 +32,18 @@ options:
         type: str
       empty:
         description:
-          - Whether the directory is emptied first. Whatever exists at the path is removed, and the desired files in it are
-            written again.
+          - Whether everything at the path is removed first. The desired files in the directory are then written again.
         type: bool
         default: false
   files:
     description:
-      - Files. Each has either O(files[].content) or O(files[].src). Missing parent directories are created.
+      - Files to write. Each has either O(files[].content) or O(files[].src). Missing parent directories are created.
     type: list
     elements: dict
     default: []
     suboptions:
       path:
-        description: Absolute path. If O(files[].src) is a directory, the directory that its files are copied to.
+        description: Absolute path of the file, or of the directory for the files if O(files[].src) is a directory.
         type: str
         required: true
       content:
@@ -52,8 +51,8 @@ options:
         type: str
       src:
         description:
-          - File on the controller, or a directory whose files are all copied except for bytecode. It is searched for like the
-            O(ansible.builtin.copy#module:src) of M(ansible.builtin.copy).
+          - File on the controller, or a directory whose files are all copied except for bytecode. A relative path is searched for
+            like O(ansible.builtin.copy#module:src).
         type: path
       mode:
         description: Mode in quotes.
@@ -61,8 +60,8 @@ options:
         default: "0644"
       validate:
         description:
-          - Command that validates a file that differs, before anything is written. V(%s) is replaced by the path of a copy with the
-            new content. If the command fails, nothing is written.
+          - Command that validates the new content, if it differs. V(%s) is replaced by the path of a copy with the new content.
+            If the command fails, no file of the task is written.
         type: list
         elements: str
         default: []
@@ -172,7 +171,7 @@ REQUEST: Dict[str, Any] = {
         "default": [],
         "options": {
             "path": {"type": "str", "required": True},
-            # Base64
+            # Content in Base64
             "content": {"type": "str", "required": True},
             "mode": {"type": "int", "required": True},
             "validate": {"type": "list", "elements": "str", "default": []},

@@ -9,20 +9,20 @@ DOCUMENTATION = r"""
 module: host_lease
 short_description: Lock a host for one run while it changes the host
 description:
-  - Takes the lease of a host, or renews it if this run already has it. The lease is a file on the host. Another run waits for it
-    or fails with the name of its holder, and the watchdog does nothing meanwhile. Only the run that took the lease releases it.
-  - The lease is live while a module call of its run is at work, and for C(npufleet_lease_timeout) seconds after the last call.
-  - If a run ended without releasing the lease, the host restores the previous state itself, by its watchdog or at its next boot.
-    Otherwise the next run takes the lease over. An interrupted replacement of the container is rolled back at that moment.
-  - Installs the library that the modules and the host use, and the unit that runs it at boot.
-  - A host in maintenance is refused, or returned with O(unless_maintenance).
+  - Takes the lease of a host, or renews it if this run already has it. The lease is a file on the host. While a run has it, other
+    runs wait, or fail with the name of the holder, and the watchdog takes no action. Only that run releases the lease.
+  - The lease is live while a module call of its run is running, and for C(npufleet_lease_timeout) seconds after the last call.
+  - If a run ended without releasing the lease, the watchdog of the host or its next boot restores the previous state. If another
+    run comes first, it takes over the lease, and rolls back an interrupted replacement of the container.
+  - Also installs the library that the modules and the host use, and the unit that runs the library at boot.
+  - For a host in maintenance the task fails, or returns RV(maintenance) with O(unless_maintenance).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project
 options:
   state:
-    description: Whether this run holds the host.
+    description: V(held) takes or renews the lease, V(released) releases it.
     type: str
     choices: [held, released]
     default: held
@@ -31,22 +31,22 @@ options:
     type: bool
     default: false
   unless_maintenance:
-    description: Do not hold a host in maintenance, and return its mark instead of failing.
+    description: Do not hold a host in maintenance, and return RV(maintenance) instead of failing.
     type: bool
     default: false
   wait:
     description:
-      - Seconds to wait for another run.
+      - Seconds to wait until another run releases the host.
       - The controller fills in C(npufleet_lease_wait).
     type: int
     default: 0
   seen:
-    description: Value of RV(npufleet.triton.host_state#module:seen). RV(fresh) returns whether it is still valid.
+    description: Value of RV(npufleet.triton.host_state#module:seen). RV(fresh) reports whether that result is still valid.
     type: dict
     default: {}
   install:
     description: >-
-      Install the library and its unit if they are missing or have another version. Use V(false) for a host without systemd.
+      Install the library and its unit if they are missing or outdated. Use V(false) for a host without systemd.
     type: bool
     default: true
 attributes:
@@ -68,27 +68,27 @@ EXAMPLES = r"""
 
 RETURN = r"""
 taken:
-  description: Whether this call took the lease. The caller then releases it. False if the run already had the lease.
+  description: Whether this call took the lease, so that the caller has to release it. False if the run already had the lease.
   returned: O(state=held)
   type: bool
 taken_over:
-  description: The previous run whose lease was taken over, with C(by) and C(since). Null if there was none.
+  description: C(by) and C(since) of the interrupted run whose lease was taken over. Null if no lease was taken over.
   returned: O(state=held)
   type: dict
 settled:
-  description: What was restored because that run was interrupted during a replacement. Null for nothing.
+  description: What was restored because a run was interrupted during a replacement. Null if nothing was restored.
   returned: O(state=held)
   type: str
 fresh:
-  description: Whether no run has held the host since O(seen), which is at most a minute old.
+  description: Whether O(seen) is at most a minute old, and no run has held the host since then.
   returned: O(state=held)
   type: bool
 maintenance:
-  description: The mark of a host in maintenance, with C(reason), C(by) and C(since). Null for a host in service.
+  description: C(reason), C(by) and C(since) of the maintenance. Null for a host in service.
   returned: O(state=held)
   type: dict
 released:
-  description: Whether the lease was that of this run and has ended.
+  description: Whether the lease was released. False if this run did not have it.
   returned: O(state=released)
   type: bool
 held_by:
@@ -116,23 +116,23 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST = {
     **request.HOLDER,
-    # Seconds that may pass between two calls of the run
+    # Seconds for which the lease stays live after a call
     "patience": {"type": "int", "default": 3600},
-    # Name of the container, and the times that it needs
+    # Name and time limits of the container (change/container.py)
     "container": {"type": "dict", "default": {}},
-    # Version of the library that the call comes from
+    # Version of the controller's library
     "version": {"type": "str", "default": ""},
-    # A run that the controller knows to be over
+    # Id of a run that the controller knows to be gone
     "ended": {"type": "str", "default": ""},
 }
 
 NOTHING = {"changed": False, "taken": False, "taken_over": None, "settled": None, "fresh": False, "maintenance": None}
-# Seconds for which a look at a host counts
+# Seconds for which a result of host_state is valid
 FRESH = 60.0
 
 
 def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
-    """Take or renew the lease, for the state `held`."""
+    """Apply state `held`: take or renew the lease. Return the result of the module."""
     root, settings = params["root"], params["container"]
     mark = lease.maintenance(os.path.join(root, lease.MARK)) if params["unless_maintenance"] else None
     if mark:
@@ -149,7 +149,7 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
             )
         )
     if taken and replacement.broken_off(root):
-        # Imported here, because nearly no call needs it
+        # Imported here, because hardly any call needs it
         from ansible_collections.npufleet.triton.plugins.module_utils.change import container
 
         settled = replacement.recover(
@@ -165,12 +165,12 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
 
 
 def _install(params: Mapping[str, Any]) -> bool:
-    # A list, so that the second one runs as well if the first one has changed something
+    # A list, so that install_unit also runs if activate has changed something
     return any([library.activate(params["version"]), commands.install_unit(params["root"])])
 
 
 def _counts(seen: Mapping[str, Any], last: str) -> bool:
-    """Return True if a look is recent, and no run has held the host since."""
+    """Return True if `seen` is recent, and `last` is the run after which the host was read."""
     age = clock.since(seen)
     return age is not None and age <= FRESH and seen.get("after") == last
 

@@ -9,13 +9,13 @@ DOCUMENTATION = r"""
 module: host_library
 short_description: Install the code of this collection's modules on a host
 description:
-  - Unpacks and compiles it below C(/usr/local/lib/npufleet/library), where calls of modules find it.
-  - Every action of this collection does this when a host lacks the version of the controller. A playbook has no reason to.
+  - Unpacks and compiles the code below C(/usr/local/lib/npufleet/library), from which module calls load it.
+  - Every action of this collection calls this module if a host lacks the version of the controller. Playbooks need not call it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   version:
-    description: Digest of the files of the library, which names its directory.
+    description: Digest of the library's files. It is also the name of the library's directory.
     type: str
     required: true
   archive:
@@ -25,7 +25,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: The code is installed in check mode too, as Ansible itself would copy it with each call.
+    description: The code is also installed in check mode, like the code that Ansible itself copies with each call.
 """
 
 EXAMPLES = r"""
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 version:
-  description: The version that the host has.
+  description: The version that the host has now.
   returned: success
   type: str
 """
@@ -56,7 +56,7 @@ OPTIONS: Dict[str, Any] = {
 
 
 def run(module: request.Module) -> None:
-    """Install the version, unless the host has it."""
+    """Install this version of the library, unless the host already has it."""
     version = module.params["version"]
     try:
         changed = library.install(version, base64.b64decode(module.params["archive"]))

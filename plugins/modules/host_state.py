@@ -10,9 +10,9 @@ module: host_state
 short_description: Read the state of a host and compare it with the desired state
 description:
   - Reads kernel, vendor tool, Docker engine, model store, Triton server and Prometheus of a host in one call. Compares them with
-    the desired state, which the controller computes from inventory, release row and model manifests. It changes nothing.
-  - In check mode the result is C(changed) if the plan is not empty and the host is not in maintenance, and C(--diff) prints the
-    plan. This is how C(--check) works in the whole project.
+    the desired state, which the controller computes from inventory, release row and model manifests. Nothing is changed.
+  - In check mode the result is C(changed) if the plan is not empty and the host is not in maintenance. C(--diff) prints the plan.
+    C(--check) works like this in all playbooks of the project.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -20,29 +20,29 @@ options:
     description:
       - Concerns to read.
       - V([]) only reads whether the host is in maintenance.
-      - Default is every concern of the groups of the host. With O(preflight) it is the variable C(preflight_concerns) if that is
-        not empty.
+      - Default is every concern of the host's groups. With O(preflight), the variable C(preflight_concerns) takes precedence if it
+        is not empty.
     type: list
     elements: str
     choices: [driver, engine, image, models, server, watchdog, probe, monitoring]
   prove:
     description:
-      - Fail with every difference that is left. The host is read again until there is none or O(timeout) is over.
+      - Read the host repeatedly until it is in sync, and fail with the remaining differences after O(timeout).
     type: bool
     default: false
   linked:
     description:
-      - Compare the server with the releases that the store links, and ignore container and models of the inventory. Use it for a
-        host that was rolled back or restored.
+      - Compare the server with the releases that the C(served/) links of the store point to, and ignore container and models of the
+        inventory. Use it for a host that was rolled back or restored.
     type: bool
     default: false
   timeout:
-    description: Seconds that O(prove) waits for the host to be in sync.
+    description: Longest time in seconds that O(prove) waits for the host to be in sync.
     type: int
     default: 0
   known:
     description: >-
-      Name of the variable with an earlier result of this module, which is returned with RV(known). The host is not called.
+      Name of a variable with an earlier result of this module. That result and RV(known) are returned, without a call of the host.
     type: str
   store:
     description: Also return RV(store), the releases and the history of the model store.
@@ -55,7 +55,7 @@ options:
   rollback:
     description:
       - Also return RV(moves), the models that a rollback would change, and in RV(refusals) the reasons against it.
-      - Without names of models it covers every served model that has such a release.
+      - Without O(rollback.models), it covers every served model that has the release of O(rollback.to).
     type: dict
     suboptions:
       models:
@@ -64,14 +64,14 @@ options:
         elements: str
         default: []
       to:
-        description: V(previous), a label, or the first digits of a digest.
+        description: V(previous), the label of a release, or the first digits of its digest.
         type: str
         required: true
   unsealed:
     description:
-      - Return RV(desired) only, with every secret in clear text, and do not call the host. It is for a task that applies the
-        desired state. Both tasks need C(no_log).
-      - Otherwise values that may be secret are returned as digests, with a key that is valid for one call only.
+      - Only return RV(desired), with every secret in clear text, and do not call the host. Use it for a task that applies the
+        desired state, and set C(no_log) on both tasks.
+      - By default, values that may be secret are replaced by digests, with a key that is valid for one call only.
     type: bool
     default: false
 attributes:
@@ -131,15 +131,15 @@ report:
   type: list
   elements: str
 maintenance:
-  description: The mark of a host in maintenance, with C(reason), C(by) and C(since). Null for a host in service.
+  description: C(reason), C(by) and C(since) of the maintenance. Null for a host in service.
   returned: success
   type: dict
 mark:
-  description: Path of the file with the mark.
+  description: Path of the file that marks the maintenance of the host.
   returned: success
   type: str
 seen:
-  description: When the host was read and after which run, for M(npufleet.triton.host_lease). Empty while another run changes it.
+  description: Value for O(npufleet.triton.host_lease#module:seen), the time of this call. Empty while another run changes the host.
   returned: success
   type: dict
 actual:
@@ -151,27 +151,27 @@ desired:
   returned: success
   type: dict
 untested:
-  description: The reason why the release row counts as untested, also given as a warning. Null for a row that its vendor names.
+  description: The reason why the release row counts as untested, which is also a warning. Null for a row that the vendor lists.
   returned: for an NPU host as a whole, without O(concerns) and O(preflight)
   type: str
 known:
-  description: True if the result is the one that O(known) names.
+  description: True if the result comes from the variable that O(known) names.
   returned: with O(known)
   type: bool
 held:
   description:
-    - Models that a manual rollback holds at an older release while the inventory has the release that was rolled back, with C(by),
-      C(when), C(why), and the facts of the release. They count as in sync, and each is a warning.
+    - Models that a manual rollback holds at an older release, while the inventory still has the release that was rolled back. Each
+      has C(by), C(when), C(why) and the facts of its release. A held model counts as in sync, and causes a warning.
   returned: success
   type: dict
 held_by:
-  description: The run that is changing the host, with C(run), C(by) and C(since).
-  returned: when it is another run
+  description: C(run), C(by) and C(since) of the run that is changing the host.
+  returned: when another run is changing the host
   type: dict
 refusals:
   description:
     - Reasons why the plan cannot be applied, each with the actual value, the expected value and the next step. Nothing was changed.
-    - A host with invalid variables, or one that could not be read as root, has its reasons here and an empty plan.
+    - If a host has invalid variables, or could not be read as root, the reasons are here and the plan is empty.
   returned: with O(preflight) or O(rollback); otherwise if a variable that playbooks read of the host is invalid
   type: list
   elements: str
@@ -184,15 +184,15 @@ moves:
   returned: with O(rollback)
   type: dict
 clock:
-  description: The clock of the host in seconds since 1970.
+  description: The time of day of the host in seconds since 1970.
   returned: with O(preflight)
   type: float
 protected:
-  description: Name of the protected environment of the host, in which a change needs a confirmation. Empty for none.
+  description: Name of the protected environment of the host, in which a change needs a confirmation. Empty if it is unprotected.
   returned: success, if the variable C(npufleet_protected) can be evaluated
   type: str
 serial:
-  description: The sizes of batches of the variable C(npufleet_rollout_serial), as numbers of hosts and percentages.
+  description: The batch sizes of the variable C(npufleet_rollout_serial), as numbers of hosts and percentages.
   returned: with O(preflight), O(rollback) or O(linked), if that variable is valid
   type: list
   elements: raw
@@ -207,11 +207,11 @@ store:
       elements: dict
     holds: {description: "Models that are held at an older release, with C(by), C(when) and C(why).", type: dict}
     transaction: {description: "The open transaction, null if there is none.", type: dict}
-    damaged: {description: "What is wrong with files of the store, by path. The next change repairs what it can.", type: dict}
+    damaged: {description: "What is wrong with each damaged file, by its path. The next change repairs what it can.", type: dict}
     releases: {description: "Labels of the releases of each model, newest first.", type: dict}
 origins:
   description:
-    - Source of each large file of the models, by its SHA-256, without logins and signatures of addresses.
+    - Source of each large file of the models, by its SHA-256. Logins and signatures in addresses are removed.
   returned: success
   type: dict
 """
@@ -257,10 +257,10 @@ REQUEST: Dict[str, Any] = {
     "mark": {"type": "path"},
     # Inventory name of the host, for messages
     "host": {"type": "str"},
-    # This run, and a run that is known to have ended, whose lease no longer counts
+    # Id of this run, and id of a run that is known to be gone, whose lease is ignored
     "run": {"type": "str", "default": ""},
     "ended": {"type": "str", "default": ""},
-    # The conditions of preflight, and the servers that the plan would download from
+    # Conditions of preflight, and the servers from which the plan would download
     "conditions": {"type": "dict"},
     "suppliers": {"type": "list", "elements": "dict", "default": []},
     # Passwords of the suppliers by name, and the secrets of their addresses under `addresses`
@@ -269,7 +269,7 @@ REQUEST: Dict[str, Any] = {
 
 
 def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
-    """Return the moves of a rollback, and the reasons against it."""
+    """Return (moves of a rollback, reasons against it)."""
     try:
         return dict(store.rollback_moves(root, asked["models"], asked["to"])), []
     except (store.StoreError, OSError) as error:
@@ -277,7 +277,7 @@ def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[st
 
 
 def _read_store(root: str) -> Dict[str, Any]:
-    """Return what is in the model store. A store that does not exist yet is empty."""
+    """Return the content of the model store. A store that does not exist yet is empty."""
     home = os.path.join(root, "releases")
     return {
         "history": store.read_history(root),
@@ -322,14 +322,14 @@ def run(module: request.Module) -> None:
     changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
     report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
-    # During the change of another run, the state may change after this call.
+    # The state is not reusable while another run is changing the host.
     answer["seen"] = {} if other else moment
     if other:
-        # The controller warns, because it may know that the run has ended.
+        # Only the controller knows whether that run has ended, so the controller writes the warning.
         answer["held_by"] = {key: other[key] for key in ("run", "by", "since")}
     conditions = params["conditions"]
     if params["preflight"] and conditions:
-        # A host in maintenance is not judged and does not keep other hosts from their change.
+        # A host in maintenance is not judged, so that it does not prevent the change of other hosts.
         suppliers, passwords = params["suppliers"], params["passwords"]
         answer["clock"] = time.time()
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []

@@ -3,20 +3,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Module library_call: see DOCUMENTATION. Its arguments are in the file, so that Ansible sends nothing else with it.
 
-It imports nothing, not even from __future__, before main() has removed directories of other accounts from the path.
+It imports only os and sys before main() has removed directories that other accounts can write to from the import path.
 """
 
 DOCUMENTATION = r"""
 module: library_call
 short_description: Run a module of this collection from the library that a host keeps
 description:
-  - Every action of this collection calls its module this way. A playbook has no reason to.
+  - Every action of this collection calls its module with this module. Playbooks need not call it.
   - The controller validates the options of the module and masks secrets in its result.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   library:
-    description: Directory of the library in the version of this collection.
+    description: Directory of the library that has the version of this collection.
     type: path
     required: true
   module:
@@ -45,11 +45,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 library_missing:
-  description: The host has no library of this version, and nothing was run. Otherwise the result is that of the module.
+  description: True if the host lacks the library, so that no module was run. Otherwise the module's own result is returned.
   returned: when the library is missing
   type: bool
 as_root:
-  description: The module would have run as root, which may install the library.
+  description: Whether the module would have run as root. Only root may install the library.
   returned: when the library is missing
   type: bool
 """
@@ -65,8 +65,8 @@ OPTIONS: dict = {
 
 
 def main() -> None:
-    """Run the module that the arguments name, or report that the library is missing."""
-    # Other accounts may write to the directory of this file, or to the working directory if it comes by standard input.
+    """Run the module that the arguments name, or report that its library is missing."""
+    # Other accounts may be able to write to the directory of this file, or to the working directory if the file is standard input.
     own = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv[0] else ""
     sys.path[:] = [entry for entry in sys.path if entry not in ("", own)]
     import importlib
@@ -74,7 +74,7 @@ def main() -> None:
 
     text = r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"""
     if text[:1] != "{":
-        # Ansible always fills in the arguments. Linters run the file as it is, to compare its options with the documentation.
+        # Ansible always inserts the arguments. Only linters run the file without them, to compare its options with DOCUMENTATION.
         importlib.import_module("ansible.module_utils.basic").AnsibleModule(argument_spec=OPTIONS, supports_check_mode=True)
         return
     arguments = json.loads(text)
