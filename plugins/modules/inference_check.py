@@ -7,22 +7,22 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: inference_check
-short_description: Prove a Triton server by real inference
+short_description: Prove with inference requests that a Triton server works
 description:
   - Sends the requests of check files to a Triton server over HTTP, gRPC, gRPC streams and the raw gRPC stub. Compares names, dtype,
-    shape, finiteness, values, texts and labels of the answers with the check files, or the errors that they expect.
+    shape, finiteness, values, texts and labels of the answers with the check files. A check file can also expect an error.
   - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. The host
-    needs no open firewall and no client, and nothing is left on it.
+    needs neither an open firewall nor a client, and nothing is left on the host.
   - If all checks pass and the last result of the probe on the host was a failure, the probe runs again.
   - Default values come from the variables of the role C(inference_check) and from the ports of the server.
-  - Check files and their data are read on the controller. An invalid check file is refused before any request is sent, with all
-    findings, each with its file and field.
+  - Check files and their data are read on the controller. If a check file is invalid, no request is sent, and the task fails with
+    all findings, each with its file and field.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   image:
     description:
-      - ID or name of an image on the host that has python3, numpy and tritonclient. It is never pulled.
+      - ID or name of an image with python3, numpy and tritonclient. It has to be on the host, because it is never pulled.
       - Default is the variable C(inference_check_image).
     type: str
   models:
@@ -32,7 +32,7 @@ options:
   require_checks:
     description:
       - Whether a model without a check file counts as a failed check, because no request proves it.
-      - If O(latency=false), a model whose check file has only loads is a failed check in any case.
+      - With O(latency=false), a model whose check file only has load tests always counts as a failed check.
     type: bool
     default: true
   server:
@@ -40,7 +40,7 @@ options:
     type: dict
     suboptions:
       address:
-        description: Address or name. Default follows from the variable C(triton_server_listen_address).
+        description: Address or name. The default is derived from the variable C(triton_server_listen_address).
         type: str
         default: 127.0.0.1
       http_port:
@@ -52,12 +52,12 @@ options:
         type: int
         default: 8001
       metrics_port:
-        description: Port of the metrics, which show the instances that have answered.
+        description: Port of the metrics, which show the instances that answered.
         type: int
         default: 8002
       http_tls:
         description:
-          - Use HTTPS, which a proxy in front of Triton offers. Default is plain HTTP. The files are on the controller.
+          - Use HTTPS, which a proxy in front of Triton provides. Default is plain HTTP. The files are on the controller.
         type: dict
         suboptions:
           ca:
@@ -71,7 +71,7 @@ options:
             description: PEM file with the key of this client. It is in no command line and in no environment.
             type: str
       grpc_tls:
-        description: Use gRPC with TLS, which Triton itself offers. Default is without TLS. The files are on the controller.
+        description: Use gRPC with TLS, which Triton itself provides. Default is without TLS. The files are on the controller.
         type: dict
         suboptions:
           ca:
@@ -86,23 +86,24 @@ options:
             type: str
       headers:
         description:
-          - Headers of every request, such as the key of a restricted API. Over gRPC each is sent under its name and as
-            C(triton-grpc-protocol-<name>), which is the name that Triton reads for such a key.
-          - The key that the role C(triton_server) has generated is always sent. A header of the same name takes precedence.
+          - Headers of every request, such as the key of a restricted API. Over gRPC each header is sent twice, under its own name
+            and as C(triton-grpc-protocol-<name>), the name under which Triton expects such a key.
+          - The key that the role C(triton_server) has generated is always sent, unless a header of the same name is set here.
         type: dict
   timeout:
     description:
-      - Seconds that one request may take. After a timeout the model gets no more requests over that protocol. A server that does
-        not react within 5 seconds is not waited for.
+      - Seconds that one request may take. After a timeout the model gets no more requests over that protocol. No request is sent if
+        the server does not report within 5 seconds that it is live.
     type: int
     default: 30
   latency:
-    description: Whether checks with C(latency) run. Each keeps the server busy for the time that it declares.
+    description: Whether load tests, the checks with C(latency), run. They keep the server busy for the time in their check file.
     type: bool
     default: true
   keep:
     description:
-      - Send no request, but write the checks with their data into a file on the host, for its probe. Only root can read the file.
+      - Send no request, but write the checks with their data into a file on the host, for its continuous probe. Only root can read
+        the file.
     type: dict
     suboptions:
       path:
@@ -119,42 +120,42 @@ options:
     default: 0
   checks_dir:
     description:
-      - Directories on the controller with one check file C(<model>.yml) for each model. The first one that has the file is used.
-        The directory C(files/checks) of the collection comes last.
+      - Directories on the controller with one check file C(<model>.yml) for each model. The first directory that has the file is
+        used. The directory C(files/checks) of the collection comes last.
     type: list
     elements: path
     default: []
   golden_dir:
     description:
-      - Directories on the controller with the data that check files name. The first one that has a file is used. The directory
-        C(files/golden) of the collection comes last.
+      - Directories on the controller with the data that check files name. The first directory that has a file is used. The
+        directory C(files/golden) of the collection comes last.
     type: list
     elements: path
     default: []
   results_dir:
     description:
-      - Directory on the controller in which the results are written as C(<host>.json), also if checks fail and in check mode. The
+      - Directory on the controller for the results, C(<host>.json). They are also written if checks fail, and in check mode. The
         result of an earlier run is removed first, so that it is not reported for a host that has become unreachable.
       - By default no results are written.
     type: path
 attributes:
   check_mode:
     support: full
-    description: Sends the requests as usual, which changes nothing. With O(keep) it reports whether the file would change.
+    description: Sends the requests as usual, because they change nothing. With O(keep) it reports whether the file would change.
 notes:
   - The examples show the format of a check file.
   - Without C(rows) each array is sent unchanged in one request. Use this for models with C(max_batch_size 0).
   - With C(spread) in C(rows), C(argmax) and C(label) hold several blocks of C(count) labels. Each host and protocol takes the
     next block.
-  - C(stream) is the stream of gRPC. C(raw) is the generated gRPC stub with bytes in C(raw_input_contents), which clients in other
+  - C(stream) is a gRPC stream. C(raw) is the generated gRPC stub with bytes in C(raw_input_contents), which clients in other
     languages use.
-  - Responses of one stream are joined along their first dimension in the order of their arrival, and compared as one answer.
-  - C(error) expects a stream to fail, and C(expect) then covers the responses before the failure. Triton 24.01 sends no status for
-    it, so only the text of the error is compared there.
-  - gRPC delivers no more responses after a stream is cancelled. To prove that the model stops, set C(times) higher than
-    the number of requests that the model can hold, because each request has to start its answer.
-  - A load of C(latency) is generated by threads of one Python process. It resolves milliseconds and reaches about 1,500 requests
-    per second. If C(client_cores) is near 1, the client was the limit. Use C(perf_analyzer) for more.
+  - The responses of a stream are joined along their first dimension in the order of arrival, and compared as one answer.
+  - If a check of a stream has C(error), its C(expect) covers the responses before the error. Triton 24.01 sends no status for an
+    error of a stream, so only its text is compared.
+  - After the cancellation of a stream, gRPC delivers no further responses. To prove that the model stops, set C(times) higher than
+    the number of requests that the model can process at once. If it did not stop, later requests would get no response.
+  - A load test runs in threads of one Python process. It has a resolution of milliseconds and reaches about 1,500 requests per
+    second. If C(client_cores) is near 1, the client was the bottleneck. Use C(perf_analyzer) for more.
   - Triton does not report the instance of an answer. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln),
     so it does not work for models of other backends.
 """
@@ -240,15 +241,15 @@ checks:
     protocol: {description: "V(http), V(grpc), V(stream) or V(raw).", type: str}
     ok: {description: Whether the answer was the expected one., type: bool}
     why: {description: "All reasons why the check failed, empty if it passed.", type: str}
-    ms: {description: "Milliseconds as the client measures them, null without an answer.", type: float}
-    expected: {description: "The expected label, or one for each row of a batch; texts in one line.", type: raw}
-    got: {description: "The actual label, or one for each row of a batch; texts in one line.", type: raw}
+    ms: {description: "Milliseconds that the client measured, null without an answer.", type: float}
+    expected: {description: "The expected label, a list of labels for a batch, or the expected texts in one line.", type: raw}
+    got: {description: "The actual label, a list of labels for a batch, or the actual texts in one line.", type: raw}
     label: {description: "The actual label of a single row. The file in O(results_dir) has the row itself as C(image).", type: raw}
-    instances: {description: "Number of instances that have answered, if every instance had to.", type: int}
+    instances: {description: "Number of instances of the model, with C(instances) in the check.", type: int}
     latency:
       description:
-        - Measurements of a load, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms), C(infer_per_s),
-          and C(client_cores), the CPU cores that the client used.
+        - Measurements of a load test, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms),
+          C(infer_per_s), and C(client_cores), the CPU cores that the client used.
       type: dict
     check: {description: "Name of the check in its file.", type: str}
     unreachable: {description: "True if the server did not answer at all.", type: bool}
@@ -308,17 +309,17 @@ OPTIONS: Dict[str, Any] = {
     "results_dir": {"type": "path"},
 }
 REQUEST: Dict[str, Any] = {
-    # The client, a Python archive as base64
+    # The program of the client, a Python archive in Base64
     "program": {"type": "str"},
     # The checks with their data
     "document": {"type": "dict"},
-    # The key of restricted APIs if checks need it: `name` of its header and `path` of its file on the host
+    # The key of restricted APIs, if checks need it: `name` of its header, and `path` of its file on the host
     "key": {"type": "dict", "no_log": False},
 }
 
 
 def keep(module: request.Module, document: Mapping[str, Any], program: str) -> bool:
-    """Write the file of the probe, a line with digests and the standard input of the client. Return True if it differed."""
+    """Write the file of the probe: a line with digests, then the standard input of the client. Return True if it differed."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
     body = check_client.standard_input(document, program)
     head = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}

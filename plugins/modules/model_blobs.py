@@ -9,21 +9,20 @@ DOCUMENTATION = r"""
 module: model_blobs
 short_description: Transfer large files of models to a host, and store them by their SHA-256
 description:
-  - The controller sends the files that it has or can fetch with rsync. The host fetches the others itself. Both resume an
-    interrupted transfer, and report the progress every ten seconds.
-  - Every byte is verified before a file is stored. Nothing is released or switched, which is what M(npufleet.triton.model_store)
-    does.
-  - Only one transfer to a host runs at a time. Another one waits for it.
+  - The controller fetches files and sends them with rsync. The host downloads the files that it can fetch itself. Interrupted
+    transfers are resumed, and the progress is reported every ten seconds.
+  - Every file is verified before it is stored. M(npufleet.triton.server_change) later creates releases with these files.
+  - Only one transfer to a host runs at a time. Other transfers wait for it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   sha256:
-    description: Digests of the files. M(npufleet.triton.host_state) returns those that are missing.
+    description: Digests of the files. M(npufleet.triton.host_state) returns the digests of missing files.
     type: list
     elements: str
     required: true
   origins:
-    description: Source of each file by its digest. Default is the source in the records of the models.
+    description: Source of each file, by its digest. By default, the records of the models name the sources.
     type: dict
   root:
     description: Root of the store. Default is the variable C(npufleet_root).
@@ -49,7 +48,7 @@ transferred:
   returned: success, not in check mode
   type: dict
 bytes_moved:
-  description: Number of transferred bytes, without those of an earlier interrupted transfer.
+  description: Number of bytes that this call transferred, without those of an earlier interrupted transfer.
   returned: success, not in check mode
   type: int
 """
@@ -67,9 +66,9 @@ OPTIONS: Dict[str, Any] = {
     "incoming": {"type": "path"},
 }
 REQUEST = {
-    # One step of the transfer, as the controller asks for it
+    # The step of the transfer (fetch/receive.py)
     "step": {"type": "dict"},
-    # What object stores and servers want to know of a host that fetches itself, and under `addresses` what is secret in those
+    # Credentials for the downloads of the host, and under `addresses` the secret parts of addresses
     "secrets": {"type": "dict", "default": {}, "no_log": True},
 }
 

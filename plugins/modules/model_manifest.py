@@ -9,14 +9,14 @@ DOCUMENTATION = r"""
 module: model_manifest
 short_description: Lint Triton repositories, and return files and digests of their models
 description:
-  - Reads models on the controller and reports everything that is wrong with them before a server reads them. If a finding is an
-    error, the task fails with all findings of all models. A finding has file, line and field, the actual and the expected value,
+  - Reads models on the controller, and reports everything that is wrong with them before a server reads them. If at least one
+    finding is an error, the task fails with all findings of all models. A finding has file, line, field, actual and expected value,
     and the next step.
-  - A C(config.pbtxt) is parsed with Triton's own schema. Each host of the task is linted with its own variables, without a
-    connection to it.
-  - Without O(repositories) it reads the models that the variable C(triton_models) places on the host, with the compiled files of
-    the host, and renders them as for the host. With O(repositories) it reads directories as they are. Compiled files that an
-    inventory adds are then optional.
+  - A C(config.pbtxt) is parsed with Triton's own schema. The models of each host are linted with the variables of the host, without
+    a connection to it.
+  - Without O(repositories) it renders the models that the variable C(triton_models) places on the host, including the host's
+    compiled files. With O(repositories) it reads directories as they are. Compiled files that an inventory would add may then be
+    missing.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -24,12 +24,12 @@ extends_documentation_fragment:
 options:
   repositories:
     description:
-      - Directories of models on the controller. A model in two of them is a finding, and so is a directory that is no model.
+      - Directories of models on the controller. A model in two directories is a finding, and so is a subdirectory without a model.
       - Default is the repositories of the host's models, as C(triton_models) and C(npufleet_model_repository) declare them.
     type: list
     elements: path
   models:
-    description: Names of the models to lint. The steps of an ensemble are read too. Default is every model.
+    description: Names of the models to lint. The steps of an ensemble are also read. Default is every model.
     type: list
     elements: str
   release:
@@ -52,7 +52,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: Warnings. An error fails the task, with all findings in its message.
+  description: All findings. They are warnings, because the task fails if there is an error.
   returned: success
   type: list
   elements: dict
@@ -76,7 +76,7 @@ models:
       description: Digest of the rendered model of a host. Null with O(repositories), which belong to no host.
       type: str
     versions: {description: The versions that the version policy selects., type: list, elements: str}
-    files: {description: "C(sha256) of each file, and whether it is a C(blob), which a host stores once.", type: dict}
+    files: {description: "For each file its C(sha256), and whether it is a C(blob), which is stored only once.", type: dict}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: model_store
 short_description: End the holds of models, or remove the model store of a host
 description:
-  - Models are released and rolled back by M(npufleet.triton.server_change), and read by M(npufleet.triton.host_state).
-  - The run has to hold the host (M(npufleet.triton.host_lease)) to end holds.
+  - M(npufleet.triton.server_change) releases models and rolls them back. M(npufleet.triton.host_state) reads the store.
+  - To end holds, the run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -19,8 +19,8 @@ options:
   state:
     description:
       - V(forgotten) ends the holds of O(models), or of every model. Damaged files of the store are repaired first.
-      - V(absent) removes the store with everything that the project keeps in it. It is refused if the directory is no store, or has
-        a file that does not belong to the project.
+      - V(absent) removes the store, and everything else in O(root). The task fails if O(root) is not a store, or contains a file
+        that does not belong to the project.
     type: str
     choices: [forgotten, absent]
     required: true
@@ -52,7 +52,7 @@ forgotten:
   type: list
   elements: str
 mended:
-  description: Repaired files of the store. The damaged content is beside each file as C(.damaged).
+  description: Repaired files of the store. A copy of the damaged content has the suffix C(.damaged).
   returned: if files were repaired
   type: list
   elements: str
@@ -78,7 +78,7 @@ def run(module: request.Module) -> None:
     root, holder = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:
         if params["state"] == "absent":
-            # The caller holds the lease, which is removed with the store.
+            # The store also contains the lease, which the caller holds.
             answer: Dict[str, Any] = {"changed": bool(removal.entries(root)) if module.check_mode else removal.remove(root)}
         elif module.check_mode:
             holds = store.read_holds(root)

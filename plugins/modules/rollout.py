@@ -9,16 +9,17 @@ DOCUMENTATION = r"""
 module: rollout
 short_description: Announce a rollout, and end the change of a host
 description:
-  - Announces the hosts of each batch, the changes on them, the bytes of models that they lack, and the duration of the last
-    rollout. Reads the results of M(npufleet.triton.host_state) from the variable C(npufleet_state).
+  - Announces the hosts of each batch, their changes, the size of the model files that they lack, and the duration of the last
+    rollout. The data are the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
   - At the end of a host change it releases the host, and fails if the rollout has to stop.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(begun) announces this batch and the following ones. It runs on the controller, once for a batch.
-      - V(ended) runs for each host of the batch. It records the duration of the batch, from the variable C(npufleet_began) on.
+      - V(begun) announces this batch and the following ones. Run it once for each batch.
+      - V(ended) ends the change of a host. Run it for each host of the batch. The duration of the batch is recorded. It begins at
+        the time in the variable C(npufleet_began).
     type: str
     choices: [begun, ended]
     default: begun
@@ -30,17 +31,17 @@ options:
     description: The batches, in the form of C(serial) of a play. Default is one batch.
     type: raw
   release:
-    description: Release the host, with O(state=ended). It fails if the host cannot be released or the lease was lost.
+    description: With O(state=ended), release the host. The task fails if the host cannot be released or the lease was lost.
     type: bool
     default: false
   failed:
     description:
-      - Reason why the host is not in sync, with O(state=ended). The host is released, then the task fails with the reason, and no
-        further batch starts.
+      - With O(state=ended), the reason why the host is not in sync. The task releases the host and fails with the reason, so that
+        no further batch starts.
     type: str
     default: ""
   lost:
-    description: Hosts of the batch that became unreachable, with O(state=ended). The task fails on the other hosts of the batch.
+    description: With O(state=ended), hosts of the batch that became unreachable. The task then fails on the other hosts.
     type: list
     elements: str
     default: []

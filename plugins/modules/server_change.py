@@ -10,13 +10,13 @@ module: server_change
 short_description: Change the server and its models, prove the change, and keep or roll it back
 description:
   - Performs the whole change on the host in one call. It creates the releases of the models and switches to them. It compares the
-    server with the inventory and replaces, starts or restarts the container, or loads and unloads models. It reads back what is
-    served and runs the checks. If everything is right, releases and container are kept. Otherwise the previous state is restored
-    and read back too.
-  - With O(accept_within) the change is kept only when a second call accepts it, so that its traffic can be judged in between. Until
-    then the host stays held, and the previous state can be restored.
-  - The change runs in a process of its own, which does not depend on the connection. If the controller or its network goes away,
-    the host finishes the change or rolls it back within the times of the inventory.
+    server with the inventory, and replaces, starts or restarts the container, or loads and unloads models. Then it verifies the
+    served models and runs the checks. If both succeed, releases and container are kept. Otherwise the previous state is restored
+    and verified too.
+  - With O(accept_within), the change is only kept when a second call accepts it. In between, an operator can observe the traffic.
+    Until then the run holds the host, and the previous state can be restored.
+  - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
+    host finishes the change, or rolls it back, within the time limits of the inventory.
   - Large files of the models (M(npufleet.triton.model_blobs)) and a new container with the name C(<name>-next)
     (M(community.docker.docker_container)) have to exist before the call.
   - The run has to hold the host (M(npufleet.triton.host_lease)).
@@ -27,9 +27,9 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(changed) changes, proves, and keeps the change or rolls it back.
-      - V(accepted) keeps a proven change that waits for it. It fails if the change was rolled back in the meantime.
-      - V(put_back) only restores the previous state, because of O(why). It always fails, because that change has failed.
+      - V(changed) makes the change and proves it, then keeps it or rolls it back.
+      - V(accepted) accepts a proven change that waits for it. The task fails if the change was rolled back in the meantime.
+      - V(put_back) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
     choices: [changed, accepted, put_back]
     default: changed
@@ -39,8 +39,8 @@ options:
     default: ""
   release:
     description:
-      - Models to release, as C(triton_models) places them. A model that is held at an older release is written again from it.
-      - M(npufleet.triton.host_state) returns them with the action C(release), and those of O(withdraw) with C(withdraw).
+      - Names of the models to release. A model that is held at an older release gets a copy of that release.
+      - In the plan of M(npufleet.triton.host_state), these models have the action C(release), and those of O(withdraw) C(withdraw).
     type: list
     elements: str
     default: []
@@ -50,7 +50,7 @@ options:
     elements: str
     default: []
   rollback:
-    description: Roll models back instead, and hold them there.
+    description: Instead of O(release), roll models back, and hold them at the older release.
     type: dict
     suboptions:
       models:
@@ -61,38 +61,38 @@ options:
       to:
         description:
           - V(previous) for the proven release before the served one, the label of a release such as V(0003-0123456789ab), or at
-            least four digits of its digest.
+            least the first four digits of its digest.
         type: str
         default: previous
       why:
-        description: Reason for the history and for the message about the hold.
+        description: Reason of the rollback, which the history and messages about the hold show.
         type: str
         default: ""
   linked:
-    description: Serve the releases that the store links, and ignore container and models of the inventory. Required by O(rollback).
+    description: Serve the releases that the C(served/) links point to, and ignore the inventory. Required by O(rollback).
     type: bool
     default: false
   ask_checks:
-    description: Run the checks of every model that is placed on the host before the change is kept.
+    description: Before the change is kept, run the checks of every model that is placed on the host.
     type: bool
     default: true
   accept_within:
-    description: Seconds that a proven change waits for a call with O(state=accepted) or O(state=put_back).
+    description: Seconds that a proven change waits for a call with O(state=accepted) or O(state=put_back). 0 disables the wait.
     type: int
     default: 0
   unanswered:
-    description: What the host does with the change if no such call arrives in that time.
+    description: What happens to the change if no such call arrives within O(accept_within).
     type: str
     choices: [kept, put_back]
     default: put_back
   release_host:
     description: >-
-      Release the host when the change is kept, like M(npufleet.triton.host_lease), because the run has no further step. The host
-      does it even if its controller is gone.
+      Release the host, like M(npufleet.triton.host_lease), when the change is kept. Use it for the last step of a run. The host is
+      then released even if its controller is gone.
     type: bool
     default: false
   inside:
-    description: A server that was started manually in the old container, C(pid) and the C(options) of docker exec.
+    description: C(pid) of a server that was started manually in the old container, and the C(options) of its C(docker exec).
     type: dict
     default: {}
 attributes:
@@ -133,7 +133,7 @@ accepted:
   returned: when the change has ended, or waits to be accepted
   type: bool
 seconds_to_accept:
-  description: Seconds from the proof to the deadline for the acceptance.
+  description: Seconds that a proven change waits for its acceptance, counted from the proof.
   returned: when the change waits to be accepted
   type: float
 checks:
@@ -142,16 +142,16 @@ checks:
   type: list
   elements: dict
 moves:
-  description: For each switched model the labels C(from) and C(to), null for none, and the kind of change as C(what).
+  description: For each switched model its old release C(from), its new release C(to) (null for no release), and the kind C(what).
   returned: when the change has ended
   type: dict
 steps:
-  description: The steps that the change has begun, each with C(step) and the time C(at), the latest last.
+  description: The steps that the change has begun, oldest first, each with its name C(step) and its time C(at).
   returned: success
   type: list
   elements: dict
 under_way:
-  description: Whether the change has not ended yet. The controller then calls again.
+  description: Whether the change is still running. The controller then calls again.
   returned: success
   type: bool
 """
@@ -185,10 +185,10 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     **request.HOLDER,
-    # The id of the result, and the seconds to wait for it in this call
+    # Id of the call and of its change, and the seconds to wait for the result in this call
     "id": {"type": "str", "default": ""},
     "wait": {"type": "float", "default": 0},
-    # An earlier call with all other fields has begun the change
+    # True if an earlier call has begun the change. This call then only waits for the result.
     "begun": {"type": "bool", "default": False},
     # See change/host_change.py
     "desired": {"type": "dict", "default": {}},
@@ -196,16 +196,16 @@ REQUEST: Dict[str, Any] = {
     "poll_seconds": {"type": "int", "default": 15},
     "keep": {"type": "int", "default": 3},
     "checks": {"type": "dict"},
-    # Files of each model to release, with digests and the content of small ones; where large ones have arrived
+    # Files of each model to release: digests, and the content of small files. Transferred large files are in `incoming`.
     "releases": {"type": "dict", "default": {}},
     "incoming": {"type": "str", "default": ""},
-    # Values that no result shows, even if a server repeats them
+    # Values to remove from every result, because a server may have printed them
     "secrets": {"type": "list", "elements": "str", "default": [], "no_log": True},
 }
 
 
 def order(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the order of a host change (host_change.Order)."""
+    """Return the order of a host change (drivers.Order)."""
     names = ["id", "host", "root", "run", "by", "desired", "linked", "container", "inside", "poll_seconds", "checks", "keep"]
     names.append("release_host")
     why = (params["why"] or "the change failed") if params["state"] == "put_back" else ""
@@ -220,7 +220,7 @@ def order(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 def would_change(params: Mapping[str, Any]) -> bool:
     """Return True if the server differs, or a transaction of its models is open."""
-    # Imported here, because a call that begins a change or waits for it needs none of this
+    # Imported here, because calls that begin a change or wait for one do not need these modules
     from ansible_collections.npufleet.triton.plugins.module_utils import store
     from ansible_collections.npufleet.triton.plugins.module_utils.change import proof
 
@@ -262,7 +262,7 @@ def begun(params: Mapping[str, Any]) -> str:
         last = detached.last(root)
         if last is None or last["run"] != params["run"] or last["accepted"] is None:
             raise detached.NoResult("found no change of this run that waits to be accepted: nothing was changed")
-        # It was decided before this call
+        # The change was decided before this call
         return str(last["id"])
     detached.begin(root, order(params))
     return ident
@@ -279,7 +279,7 @@ def run(module: request.Module) -> None:
     if module.check_mode:
         module.exit_json(changed=would_change(params), under_way=False, did=[], moves={}, proven=False, checks=[], steps=[])
     try:
-        # The result of a change that has released the host is available without a lease
+        # A change may have released the host. Its result can be read without the lease.
         known = params["begun"] or detached.begun(root, str(params["id"]))
         with nullcontext() if known else lease.working(root, lease.Holder(params["run"], params["by"])):
             ident = begun(params)

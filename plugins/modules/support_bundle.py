@@ -10,13 +10,13 @@ module: support_bundle
 short_description: Collect data for a support ticket from a host, without its secrets
 description:
   - Packs the output of the vendor tool, kernel log, journals, the state of engine and container, index, configs, statistics and
-    metrics of the server, the listing of the store and the differences from the desired state into one archive on the controller.
+    metrics of the server, the listing of the store and the differences from the desired state. The archive is on the controller.
   - It changes nothing. A short-lived container of the running image, without network and cards, lists the functions of the
     SDK and inspects one compiled file.
-  - An item that cannot be collected becomes a line in C(errors.txt) of the archive. This includes bare hosts.
-  - Secrets are removed on the host, before anything is written. Known secrets are the values of host variables whose names mark
-    them as secret. Others are recognized by their form. C(redaction.txt) lists what was searched for.
-  - The archive has mode 0600, and its digest is verified on the controller. Nothing is left on the host.
+  - An item that cannot be collected becomes a line in C(errors.txt) of the archive. Hosts may lack any software.
+  - Secrets are removed on the host before anything is written. These are the values of host variables whose names mark them as
+    secret, and all texts that have the form of a secret. C(redaction.txt) lists the variables and the forms.
+  - The archive has mode 0600. The controller verifies its digest. Nothing is left on the host.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -24,7 +24,8 @@ extends_documentation_fragment:
 options:
   concerns:
     description:
-      - Concerns to collect beside the host itself, out of C(driver), C(engine), C(image), C(models), C(server), C(monitoring).
+      - Concerns to collect in addition to the host itself. They are C(driver), C(engine), C(image), C(models), C(server) and
+        C(monitoring).
       - Default is every concern of the groups of the host.
     type: list
     elements: str
@@ -32,7 +33,7 @@ options:
     description: Directory on the controller for C(<host>-<UTC time>.tar.gz). Default is the variable C(npufleet_support_dir).
     type: path
   lines:
-    description: Number of last lines of each log. Default is the variable C(npufleet_support_lines).
+    description: Number of lines from the end of each log. Default is the variable C(npufleet_support_lines).
     type: int
     default: 2000
   size:
@@ -52,7 +53,7 @@ options:
     type: str
     default: triton
   address:
-    description: Address of the server, as seen from the host. Default follows from C(triton_server_listen_address).
+    description: Address of the server, as seen from the host. The default is derived from C(triton_server_listen_address).
     type: str
     default: 127.0.0.1
   http_port:
@@ -94,7 +95,7 @@ path:
   returned: success, not in check mode
   type: str
 files:
-  description: Files of the bundle. In check mode the files that it would try to collect.
+  description: Files of the bundle. In check mode, the names of the items that would be collected.
   returned: success
   type: list
   elements: str
@@ -150,7 +151,7 @@ REQUEST: Dict[str, Any] = {
     "stamp": {"type": "str"},
     # Path of the archive on the host until it is fetched
     "archive": {"type": "path"},
-    # Facts of the controller about the host, such as its release row
+    # Facts about the host that the controller knows, such as its release row
     "about": {"type": "dict", "default": {}},
     # Desired state by concern, as for host_state
     "desired": {"type": "dict", "default": {}},
@@ -182,7 +183,7 @@ Read the bundle before you send it: a secret without such a name and such a form
 def readme(params: Mapping[str, Any], found: Mapping[str, Any], errors: List[str]) -> str:
     """Return the text of README.txt.
 
-    `found` and `errors` are redacted already: sentences are shortened, and half of a secret would not be recognized.
+    `found` and `errors` have to be redacted before: sentences are shortened, and a shortened secret would not be recognized.
     """
     plans = [found[name]["plan"] for name in sorted(found) if name.startswith("state/")]
     reports = [sentence(item) for plan in plans for item in plan]
@@ -202,7 +203,7 @@ def as_json(data: Any) -> str:
 
 
 def pack(root: str, members: Mapping[str, str]) -> bytes:
-    """Return a .tar.gz of {name: text} below one directory, readable by its owner only."""
+    """Return a .tar.gz of {name: text} below the directory `root`. Only the owner can read its files."""
     archive = io.BytesIO()
     with gzip.GzipFile(fileobj=archive, mode="wb", mtime=0) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
         for name in sorted(members):
@@ -223,7 +224,7 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
     redactor = Redactor([*params["secrets"], *own])
     for content in (*found.values(), params["about"], errors):
         redactor.learn(content)
-    # From here on everything is redacted.
+    # From here on, all data are redacted.
     found = {name: redactor.clean(content) for name, content in found.items()}
     about, errors = redactor.clean(params["about"]), redactor.clean(errors)
     members = {name: content if isinstance(content, str) else as_json(content) for name, content in found.items()}
@@ -238,8 +239,8 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def write(path: str, raw: bytes) -> None:
-    """Write the archive, readable only by the owner of its directory, who fetches it."""
-    # The connecting user owns the directory, and may replace it by a link.
+    """Write the archive, and make the owner of its directory, who fetches it, its only reader."""
+    # The connecting user owns the directory, and could replace it by a link.
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         owner = os.fstat(directory)

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: transferred_file
-short_description: Take over a transferred file as root, or hand one to the connecting user
+short_description: Take over a transferred file as root, or give a file to the connecting user
 description:
-  - Transfers run as the connecting user, in a directory of that user. The user, or someone who has stolen its login, controls the
-    content of that directory. The same is true for a directory that a container can write to.
-  - No file is followed, loaded or kept before only root can change it. Links, files with a second name, paths that are no
-    regular files, and files that another process can still write to are refused. The digest covers the bytes that are kept.
+  - Transfers run as the connecting user, in a directory of that user. The user, or someone who has stolen the user's login,
+    controls the content of that directory. The same is true for a directory that a container can write to.
+  - A file is only used after nobody but root can change it. Links, files with a second name, paths that are not regular files, and
+    files that another process can still write to are refused. The digest covers the bytes that are kept.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
       - V(taken) moves O(name) from O(incoming) to O(path), changes its owner to root, and keeps it only if its digest is O(sha256).
-      - V(given) moves O(path) to O(name) in O(incoming), readable by O(user) only, and replaces an existing file there.
-      - V(owned) replaces every file below the directory O(path) by a copy that only root has written. Use it for files of
-        M(ansible.builtin.copy), which the connecting user may have kept open.
+      - V(given) moves O(path) to O(name) in O(incoming), where only O(user) can read it. An existing file is replaced.
+      - V(owned) replaces every file below the directory O(path) by a copy that only root can write. Use it for files of
+        M(ansible.builtin.copy), which the connecting user may still have open for writing.
     type: str
     choices: [taken, given, owned]
     required: true
@@ -32,11 +32,11 @@ options:
     description: Name of the file in O(incoming). Required unless O(state=owned).
     type: str
   path:
-    description: Path of the file that root owns, in a directory that only root can write to.
+    description: Path of root's file, in a directory that only root can write to. With O(state=owned), the directory itself.
     type: path
     required: true
   sha256:
-    description: Expected SHA-256 with O(state=taken). If it is not set, the caller compares the returned digest.
+    description: Expected SHA-256 with O(state=taken). If it is not set, the caller has to compare the returned digest.
     type: str
   mode:
     description: Mode of the file with O(state=taken) and O(state=owned), in quotes.
@@ -73,7 +73,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 sha256:
-  description: SHA-256 of the file. With O(state=given) the digest before the user could change the file.
+  description: SHA-256 of the file. With O(state=given), it was computed before the user could change the file.
   returned: success, unless O(state=owned)
   type: str
 files:
@@ -91,7 +91,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import Store
 
 
 def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
-    """Take over a file, and return its digest."""
+    """Take over a file, and return {"sha256": digest}. Raises StoreError."""
     digest = takeover.take(params["incoming"], params["name"], params["path"], mode, params["limit"])
     if params["sha256"] and digest != params["sha256"].lower():
         takeover.remove(params["path"])
@@ -100,7 +100,7 @@ def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
 
 
 def give(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Give a file to the connecting user, and return its digest."""
+    """Give a file to the connecting user, and return {"sha256": digest}. Raises StoreError."""
     try:
         receiver = pwd.getpwnam(params["user"])
     except KeyError:
@@ -111,7 +111,7 @@ def give(params: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """Take over or give a file."""
+    """Take over a file or the files of a directory, or give a file to the connecting user."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["taken", "given", "owned"], "required": True},

@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: triton_container
 short_description: Stop the container of the server
 description:
-  - Stops the container and records it, so that the stopped server is a difference until M(npufleet.triton.server_change) starts
-    and proves it again. That module makes all other changes of the server.
+  - Stops the container and records the stop. The stopped server then counts as a difference until M(npufleet.triton.server_change)
+    starts it again and proves it. That module also makes all other changes of the server.
   - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -25,7 +25,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Reports a change and makes none.
+    description: Reports a change without making it.
 """
 
 EXAMPLES = r"""
@@ -50,7 +50,7 @@ OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["stopped"], "required": True},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
 }
-# Name of the container, and the times that it needs
+# Name and time limits of the container (change/container.py)
 REQUEST = {**request.HOLDER, "container": {"type": "dict", "required": True}}
 
 
@@ -63,7 +63,7 @@ def run(module: request.Module) -> None:
     try:
         holder = lease.Holder(params["run"], params["by"])
         with lease.working(root, holder) as held:
-            # The host may have been put into maintenance since the lease was taken
+            # Maintenance may have begun after the lease was taken
             lease.refuse_maintenance(root, bool(held and held["maintenance"]))
             stopped = container.stop(container.Docker(), root, holder, settings["name"], settings)
     except (container.ContainerError, lease.LeaseError, OSError) as error:

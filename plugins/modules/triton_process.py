@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: triton_process
-short_description: Run the tritonserver of the container in which Ansible runs
+short_description: Run tritonserver in the container in which Ansible runs
 description:
-  - Use it in a Triton container, such as a session of Backend.AI. It needs no container engine, systemd or ssh, and root only if
-    the devices need it. Server and models use the same variables as on hosts.
+  - Use it in a Triton container, such as a session of Backend.AI. It does not need a container engine, systemd or ssh. Root is only
+    needed if the devices require it. Server and models have the same variables as on hosts.
   - A small supervisor restarts the server when it ends. Its log, process ID and start parameters are in C(run/) of the project's
     directory.
-  - A change is proven by reading the releases back and by the checks. Otherwise it is rolled back.
+  - A change is kept if the server serves the releases and the checks pass. Otherwise it is rolled back.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -21,7 +21,7 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(looked) changes nothing. It returns the plan and all reasons against it.
+      - V(looked) returns the plan and all reasons against it, without changes.
       - V(started) creates the releases, starts the server with them, and proves it.
       - V(stopped) ends server and supervisor.
     type: str
@@ -70,7 +70,7 @@ did:
   type: list
   elements: str
 back:
-  description: What was restored because the change was not proven.
+  description: What was restored, because the change was not proven.
   returned: O(state=started), failure
   type: str
 checks:
@@ -119,7 +119,7 @@ WAIT, PATIENCE = 60.0, 5.0
 
 
 class LocalServer:
-    """The server below one directory, and what this run changes there."""
+    """The server of one project directory, and its change by this run."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         names = ("root", "run", "by", "host")

@@ -9,10 +9,9 @@ DOCUMENTATION = r"""
 module: wait_for_npus
 short_description: Wait until no process has the NPUs of a host open
 description:
-  - Queries the vendor tool for the processes that have cards open, and fails with the name of each process that is left. Processes
-    of the Triton container are ignored while it runs.
-  - If the container does not run, it waits for the processes to end. A process that has a card open beside a running container is
-    refused at once.
+  - Queries the vendor tool for the processes that have cards open. Processes of the running Triton container are ignored.
+  - If the container does not run, the task waits for the processes to end, and fails with the name of each process that is left
+    after O(timeout). If the container runs and another process has a card open, the task fails at once.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -24,14 +23,14 @@ options:
     type: int
   ignore_gone:
     description: >-
-      Ignore contexts that are left after that time of processes that no longer exist. Use it before the driver's module is loaded
-      again, which ends these contexts.
+      After O(timeout), ignore contexts whose process no longer exists. Use it before the driver's module is reloaded, which ends
+      these contexts.
     type: bool
     default: false
 attributes:
   check_mode:
     support: full
-    description: Waits as usual, which changes nothing.
+    description: Waits as usual, because waiting changes nothing.
 """
 
 EXAMPLES = r"""
@@ -42,7 +41,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 seconds:
-  description: Seconds that it waited.
+  description: Seconds that the task waited.
   returned: success
   type: float
 """
