@@ -15,11 +15,11 @@ from settings import BUILD, LABEL, ROOT, LabError, run, say
 HOME = BUILD / "engine"
 SOCKET = HOME / "docker.sock"
 PIDFILE = HOME / "docker.pid"
-PREFIX = "nfl-"
+PREFIX = "nfl-"  # Prefix of the names of all network bridges of labs
 BRIDGE = f"{PREFIX}engine"
 BRIDGE_ADDRESS = "172.31.239.1/24"
-CAP_SYS_RESOURCE = 24
-NEEDED_BYTES = 12 * 2**30
+CAP_SYS_RESOURCE = 24  # Number of the capability
+NEEDED_BYTES = 12 * 2**30  # Free disk space that a lab needs
 # command -> Debian package that contains it
 TOOLS = {
     "dockerd": "docker.io",

@@ -19,7 +19,7 @@ OPS_HOST = "ops1"
 # On a machine with control groups of version 1, the systemd of Debian 13 needs the parameters CGROUP_V1.
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 CGROUP_V1 = "SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=0 SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"
-KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"
+KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"  # Path on a host
 # Host from which other hosts are copied (LAB_COPIES=1)
 COPIED = "npu1"
 

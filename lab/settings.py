@@ -32,7 +32,7 @@ class Lab:
 
     name: str
     subnet: str
-    # CPU shares; Docker's default is 1024.
+    # CPU shares of each host. Docker's default is 1024.
     shares: int = 1024
 
     @property
@@ -47,7 +47,7 @@ class Lab:
 
     @property
     def output(self) -> Path:
-        """Output directory of playbooks. Labs that run at the same time have hosts with the same names."""
+        """Output directory of playbooks. It is separate for each lab, because labs have hosts with the same names."""
         return ROOT / "build" if self.name == FIRST_LAB else BUILD / "output" / self.name
 
     @property

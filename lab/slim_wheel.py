@@ -7,8 +7,8 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-EPOCH = (2024, 1, 1, 0, 0, 0)
-NEEDED = ("numpy",)
+EPOCH = (2024, 1, 1, 0, 0, 0)  # Time stamp of all files in the wheel
+NEEDED = ("numpy",)  # Requirements that stay in the metadata
 # Paths in the package that `import onnxruntime` reads
 PARTS = ("__init__.py", "LICENSE", "Privacy.md", "ThirdPartyNotices.txt", "capi/")
 C_LIBRARY = "capi/libonnxruntime.so"

@@ -58,7 +58,7 @@ fi
 
 
 # As far as the vendor's installer is known, this one is like it: it refuses to run if the old package is installed, needs the build
-# tools of DKMS, writes firmware only to unused cards, and installs packages. It is unknown whether the vendor's one asks questions.
+# tools of DKMS, writes firmware only to unused cards, and installs packages. Whether the vendor's one asks questions is unknown.
 INSTALLER = f"""\
 #!/bin/sh
 # The lab's stand-in for the vendor's installer: it builds with the real DKMS, and its cards are emulated.

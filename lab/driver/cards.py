@@ -27,17 +27,17 @@ from typing import Dict, FrozenSet, List, Mapping, Union
 
 PCI_VENDOR = 0x1EFF
 PCI_CLASS = 0x120000  # processing accelerator
-FIRST_BUS = 0x81
+FIRST_BUS = 0x81  # PCI bus of the first card
 MOST_CARDS = 64
 MEMORY_BYTES = 16877879296
-BAR_BYTES = 1 << 34
+BAR_BYTES = 1 << 34  # Size of the memory region of an NPU on the PCI bus
 # The device number of /dev/null: any process may open the node, and cannot do harm.
 NODE_DEVICE = os.makedev(1, 3)
 # Message of modprobe for a module that was built for another kernel
 DOES_NOT_LOAD = "modprobe: ERROR: could not insert 'rebellions': Exec format error"
 IN_USE = "modprobe: FATAL: Module rebellions is in use."
 FAULTS = {"missing": True, "fault": True, "no_rsd0": False, "module_does_not_load": False}  # True: the fault needs an NPU
-STATUS_READY, STATUS_FAULT = 0, 3
+STATUS_READY, STATUS_FAULT = 0, 3  # Values of the file `status` in sysfs
 
 
 class CardsError(Exception):
@@ -62,7 +62,7 @@ class Npu:
     number: int
     card: str
     address: str
-    missing: bool
+    missing: bool  # On the bus, but the driver does not find it.
     faulty: bool
 
     @property
@@ -75,7 +75,7 @@ class Cards:
     """Content of cards.json: the NPUs, and the kinds of their faults."""
 
     npus: List[Npu]
-    kinds: FrozenSet[str]  # of the faults
+    kinds: FrozenSet[str]  # Kinds of all faults
 
 
 def read_cards(path: Path) -> Cards:
@@ -209,7 +209,7 @@ class Host:
             return
         if self.is_real:
             os.mknod(path, stat.S_IFCHR | 0o666, NODE_DEVICE)
-            path.chmod(0o666)  # whatever the umask is
+            path.chmod(0o666)  # The umask may be narrower.
         else:
             write(path, "")
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-EPOCH = (2024, 1, 1, 0, 0, 0)
+EPOCH = (2024, 1, 1, 0, 0, 0)  # Time stamp of all files in the wheel
 METADATA = """Metadata-Version: 2.1
 Name: rebel-compiler
 Version: {version}

@@ -76,12 +76,12 @@ PathLike = Union[str, os.PathLike[str]]
 
 DEV_ROOT = Path(os.environ.get("RBLN_LAB_DEV_ROOT", "/dev"))
 VISIBLE = os.environ.get("RBLN_DEVICES")
-EPOCH = (2024, 1, 1, 0, 0, 0)
+EPOCH = (2024, 1, 1, 0, 0, 0)  # Time stamp of all files in a compiled file
 # Bytes of device memory that a bucket needs in addition to its weights, on each NPU
 BUCKET_BYTES = 1 << 20
 # Additional bytes that a bucket needs in an async runtime, for inputs that are prepared during a run
 ASYNC_BYTES = 1 << 16
-DEFAULT_NPU = "RBLN-CA12"
+DEFAULT_NPU = "RBLN-CA12"  # Type to compile for if no other is known
 
 
 def _line(number: str) -> str:

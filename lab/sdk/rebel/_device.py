@@ -23,7 +23,7 @@ from typing import Any, Iterable, Optional, Sequence
 from rebel.core.exception import RBLNRuntimeError
 
 SHM = Path("/dev/shm")
-DEFAULT_MEMORY = 16 << 30
+DEFAULT_MEMORY = 16 << 30  # Bytes of each NPU
 RUN_FAULTS = ("501", "503", "hang", "hang_forever")
 FAULTS = ("no_memory", *RUN_FAULTS)
 
