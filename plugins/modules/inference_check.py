@@ -184,7 +184,7 @@ EXAMPLES = r"""
 #   - name: digit
 #     protocols: [http, grpc]       # any of http, grpc, stream, raw
 #     inputs: {INPUT__0: {npy: images.npy}}
-#     rows: {first: 0, count: 10}   # ten requests of one row; `batch: true` for one request of ten; else arrays unchanged
+#     rows: {first: 0, count: 10}   # ten requests of one row; with `batch: true` one request of ten rows
 #     expect:
 #       OUTPUT__0:                  # any of these
 #         dtype: FP32
@@ -192,26 +192,26 @@ EXAMPLES = r"""
 #         finite: true
 #         argmax: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 #         values: {npy: scores.npy, atol: 0.01, rtol: 0}   # or {numbers: [[0.1, 0.9]]}, {file: answer.bin}
-#       RESULT: {text: ["one", "둘"]}                      # exactly these
-#       SCORES: {class_count: 5, label: [tabby]}           # classes by the server: how many, and the best one of each row
+#       RESULT: {text: ["one", "둘"]}                      # exactly these texts
+#       SCORES: {class_count: 5, label: [tabby]}           # classes by the server: their number, and the best class of each row
 #
 # Sources of an input:
 #
 # {npy: images.npy}                                        # numbers, bytes (kind S) or texts (kind U); BF16 as float32 and a dtype
 # {numbers: [[1, 2]], dtype: INT32}                        # values in nested lists
 # {text: ["one", "둘"]}                                    # BYTES, one element for each text; nested lists for more dimensions
-# {file: [sound.wav]}                                      # BYTES, the bytes of each file; `dtype: UINT8` for a row of them each
-# {image: [[tabby.jpg]]}                                   # the same, only JPEG or PNG, and shown in the report
-# {image: [tabby.jpg], dtype: FP32, shape: [3, 224, 224]}  # pixels in the form of ImageNet models, by Pillow on the controller
+# {file: [sound.wav]}                                      # BYTES, the bytes of each file; `dtype: UINT8` makes each file a row
+# {image: [[tabby.jpg]]}                                   # like `file`, for JPEG or PNG, and shown in the report
+# {image: [tabby.jpg], dtype: FP32, shape: [3, 224, 224]}  # pixels as ImageNet models expect them, decoded on the controller
 # {raw: values.bin, dtype: FP16, shape: [2, 8]}            # values of a binary file, little endian
 # {generated: {seed: 1}, dtype: FP32, shape: [4, 16]}      # generated values, equal in every run; `low` and `high` are limits
 #
 # Further keys of a check:
 #
 # error: {status: INVALID_ARGUMENT, contains: some words}  # the request has to fail; names of gRPC, also over HTTP
-# timeout: 2                                               # seconds for one answer, instead of the module's
+# timeout: 2                                               # seconds for one answer, instead of the option `timeout`
 # ms: 50                                                   # milliseconds that one answer may take
-# latency: {clients: 4, seconds: 3, p50_ms: 8, p95_ms: 10, p99_ms: 12, infer_per_s: 300}  # a load, or with `requests: 200`
+# latency: {clients: 4, seconds: 3, p50_ms: 8, p95_ms: 10, p99_ms: 12, infer_per_s: 300}  # a load test; or `requests: 200`
 # instances: true                                          # repeat the requests until every instance has answered
 # responses: 5                                             # number of responses of a stream, can be 0
 # cancel: {after: 3, times: 20}                            # cancel a stream after 3 responses and start it again, 20 times

@@ -8,7 +8,7 @@ was proven last. It stays, stopped, until `<name>` is proven. replacement.py kee
 
 from __future__ import annotations
 
-# Also runs in programs, where a module's run_command does not exist. pylint: disable=ansible-bad-function
+# Programs without an AnsibleModule import this file, too. pylint: disable=ansible-bad-function
 import os
 import signal
 import subprocess

@@ -8,7 +8,7 @@ the time limits of its order and leaves the result on the host. The process hold
 
 from __future__ import annotations
 
-# Also runs as a program, where a module's run_command does not exist. pylint: disable=ansible-bad-function
+# This file is also a program, which has no AnsibleModule. pylint: disable=ansible-bad-function
 import json
 import os
 import subprocess

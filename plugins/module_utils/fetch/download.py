@@ -9,7 +9,7 @@ verifies the digest. `way` are settings of the access that may be shown: {"user"
 
 from __future__ import annotations
 
-# Also runs in programs, where a module's run_command does not exist. pylint: disable=ansible-bad-function
+# Programs without an AnsibleModule import this file, too. pylint: disable=ansible-bad-function
 import errno
 import lzma
 import os

@@ -9,7 +9,7 @@ It is its own archive (programs/archive.py), called as `supervisor.pyz CONFIG`. 
 
 from __future__ import annotations
 
-# Runs as a program, where a module's run_command does not exist. pylint: disable=ansible-bad-function
+# This file is a program, which has no AnsibleModule. pylint: disable=ansible-bad-function
 import contextlib
 import ctypes
 import os

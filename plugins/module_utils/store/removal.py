@@ -7,7 +7,7 @@ The path is a variable of an inventory. If it is wrong, other people's files mus
 
 from __future__ import annotations
 
-# Also runs in programs, where a module's run_command does not exist. pylint: disable=ansible-bad-function
+# Programs without an AnsibleModule import this file, too. pylint: disable=ansible-bad-function
 import errno
 import os
 import re
