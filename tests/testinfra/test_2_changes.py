@@ -131,7 +131,7 @@ def test_another_container_is_not_for_models_yml(first):
     run = playbook("models.yml", "--limit", FIRST, "-e", "triton_server_shm_size=2g")
     assert run.code == 2, run.output
     assert "container.shm_size" in run.output
-    assert "run playbooks/site.yml" in run.output
+    assert "Run playbooks/site.yml" in run.output
     assert inspect(first)["Id"] == before
 
 

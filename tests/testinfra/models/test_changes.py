@@ -173,7 +173,7 @@ def test_a_host_moves_to_another_mode_and_back(place: Fleet) -> None:
         if mode == "explicit":
             run = place.run("models.yml", limit=moved, triton_server_model_control_mode=mode)
             assert run.code == 2, run.output
-            assert "run playbooks/site.yml" in run.output
+            assert "Run playbooks/site.yml" in run.output
         run = place.run("site.yml", limit=moved, triton_server_model_control_mode=mode)
         assert run.code == 0, run.output
         assert f"--model-control-mode={mode}" in inspect(host)["Config"]["Cmd"]
