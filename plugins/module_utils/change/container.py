@@ -89,7 +89,7 @@ def replace(
 def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
     """Stop the container for another change, such as one of the driver. The stop stays recorded until `keep` or `restore`.
 
-    Returns False if it did not run.
+    Returns False if the container did not run.
     """
     _end_kept(engine, root, name)
     found = engine.inspect(name)
@@ -119,8 +119,8 @@ def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, An
 def wait_for_cards(settings: Mapping[str, Any]) -> str:
     """Wait until the vendor's tool lists no context on a card. Returns why the cards are not free, empty if they are free.
 
-    A server that starts while another process has a context can wedge the card. Without a tool on the
-    host the cards count as free. If the tool fails or hangs, they do not.
+    A server that starts while another process has a context can wedge the card. If the host has no tool, the cards count as free.
+    If the tool fails or hangs, they do not count as free.
     """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
@@ -178,7 +178,7 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
             _drop(engine, name + "-next")
         return None
     if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
-        # The replacement was interrupted before its first step. A container that was stopped for another change stays to be proven.
+        # The replacement was interrupted before its first step. In phase STOPPED, the container still has to be proven.
         if entry["phase"] == replacement.SWAPPING:
             _drop(engine, name + "-next")
             replacement.close(root)
@@ -228,7 +228,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
-    """Add the command line to a manually started server. The host reads it from /proc, because it may contain keys."""
+    """Add the command line, from /proc, to a manually started server. It may contain keys, so it never leaves the host."""
     if not inside:
         return {}
     raw = read_text(f"/proc/{int(inside['pid'])}/cmdline") or ""
@@ -263,7 +263,7 @@ def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
     found = _there(engine, name)
     if found["State"]["Status"] == "running":
         return False
-    # The engine may be about to start it again
+    # The engine may be about to restart the container by itself
     engine.stop(found["Id"], settings["stop_timeout"])
     engine.start(found["Id"])
     return True
@@ -279,7 +279,7 @@ def _there(engine: Docker, name: str) -> Dict[str, Any]:
 def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
     """Return address and port of the server's HTTP service on this host, None if it is not published.
 
-    They are read from the container, because the inventory may have another port by now.
+    Both are read from the container, because the port in the inventory may have changed since.
     """
     host = container.get("HostConfig") or {}
     command = [str(element) for element in (container.get("Config") or {}).get("Cmd") or []]

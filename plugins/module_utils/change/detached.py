@@ -35,7 +35,7 @@ UNKNOWN = "what serves now is not known: run playbooks/status.yml"
 LARGEST = 2 * OUTPUT
 # Characters that an error shows of the output of a process that left no result
 SHOWN = 2000
-# A call that waits for the result pauses FIRST_PAUSE seconds, and each further time LONGER times as long
+# First pause, in seconds, of a call that waits for the result, and the factor by which each further pause is longer
 FIRST_PAUSE, LONGER = 0.02, 1.02
 # Exists if systemd runs. A process in its own scope survives the end of its session, even if logind kills user processes.
 SYSTEMD = "/run/systemd/system"

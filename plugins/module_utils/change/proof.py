@@ -52,7 +52,7 @@ def hopeless(plan: List[Item]) -> bool:
 
 
 def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that does not answer has restarted since `first`. It tries to load every model before it ends."""
+    """Return True if a server that does not answer has restarted since `first`. A server tries every model before it ends."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 

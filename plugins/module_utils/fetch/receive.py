@@ -3,7 +3,7 @@
 """The host's steps of a transfer: prepare the directory, download the files that it fetches itself, and take over all files.
 
 `order` is the request of the controller: {"do": the step, "user": the connecting user, "by": the person, "blobs": {digest: origin},
-"way", "bundle": a path on this host}. An origin has the fields of download.py, `size` if it is known, and `source`, its name.
+"way", "bundle": a path on this host}. An origin has the fields of download.py, `size` if known, and `source`, a name for messages.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def watched(incoming: str) -> Callable[[], None]:
 
 
 def _drop(_root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Remove the partial files of these blobs, which would fill the disk."""
+    """Remove the partial files of these blobs, so that they do not fill the disk. Return {"dropped": {digest: size}}."""
     with blobs.locked(incoming, wait=False):
         partial = blobs.arrived(incoming)
         for digest in sorted(set(order["blobs"]) & set(partial)):

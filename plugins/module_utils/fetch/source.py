@@ -10,11 +10,11 @@ from typing import Any, Callable, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import FRAMING, LINE, LINES, Budget
 
 BLOCK = 1 << 20
-# Consecutive interrupted attempts below RATE after which a download fails, and restarts from the first byte that are allowed
+# Limit of consecutive interrupted attempts that are slower than RATE, and also of restarts from the first byte
 TRIES = 3
 # Interrupted attempts after which a download fails in any case
 ATTEMPTS = 100
-# Seconds for a response to begin, and for each interval of its body. Bytes per second that every interval needs at least.
+# SECONDS: time limit until a response begins, and length of an interval of its body. RATE: minimum bytes per second.
 SECONDS, RATE = 60.0, 1 << 16
 # Largest size in bytes of all that comes before the body, including redirects
 HEAD = 8 << 20

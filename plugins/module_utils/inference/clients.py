@@ -58,7 +58,7 @@ class Service:
         self.headers = self.request_headers(headers or {})
         # Additional arguments of calls of tritonclient
         self.extra: Dict[str, Any] = {"headers": self.headers} if self.headers else {}
-        # This import also fails without the packages of the extras `http` and `grpc`.
+        # The import also fails if the packages of tritonclient's extras `http` and `grpc` are missing.
         try:
             self.client_library = importlib.import_module(self.library)
         except (ImportError, RuntimeError) as error:
@@ -120,7 +120,7 @@ class Service:
         return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
     def explain(self, error: Exception) -> str:
-        """Return the message of an error, with the remedy if Triton does not name it."""
+        """Return the message of an error, and the next step if the message does not name it."""
         message = reason(error)
         kind = "HTTP" if self.protocol == "http" else "gRPC"
         if type(error).__name__ == "HTTPParseError" or "Failed parsing HTTP/2" in message or "http1" in message:

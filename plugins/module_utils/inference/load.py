@@ -94,7 +94,7 @@ class Load:
 
 
 def percentile(ordered: Sequence[float], share: int) -> float:
-    """Return the smallest value that is not exceeded by `share` percent of the values."""
+    """Return the smallest value that at least `share` percent of the values do not exceed."""
     return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
 
 

@@ -73,7 +73,7 @@ class Result(TypedDict, total=False):
     # The values and pixels of a row that can be drawn
     image: List[int]
     picture: Dict[str, Any]
-    # The number of instances that answered, and the figures of a load test
+    # Number of instances of the model, and the measurements of a load test
     instances: int
     latency: Dict[str, Any]
 

@@ -129,7 +129,7 @@ def _lease(handle: int) -> bool:
 
 
 def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
-    """Replace a file by a copy, to which no other process has access even without a lease. Return the digest of the copy."""
+    """Replace a file by a copy, which needs no lease because no other process has it open. Return the digest of the copy."""
     fresh = path + ".copy"
     remove(fresh)
     try:

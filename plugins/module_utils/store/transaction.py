@@ -132,7 +132,7 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
 
 
 def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
-    """Link the releases from before the open transaction. Return the moves; their `failed` is the release that did not prove.
+    """Link the releases from before the open transaction. Return the moves. Their `failed` is the unproven release.
 
     Old content gets a new release, because a polling Triton ignores older directories. A link that has not moved stays as it is.
     Raises StoreError if a release is lost, after all other models are restored.
