@@ -21,8 +21,8 @@ options:
     description:
       - V(begun) removes the result file of the host from O(results_dir) and renders nothing. Otherwise an old result would be
         reported for a host that is unreachable or in maintenance.
-      - V(read) writes the results of M(npufleet.triton.host_state), which are in the variable C(npufleet_state) of each host, to
-        O(status_file), and renders the page. Hosts that were not read keep their entry in the file.
+      - V(read) writes the results of M(npufleet.triton.host_state) to O(status_file), and renders the page. The results are in the
+        variable C(npufleet_state) of each host. Hosts that were not read keep their entry in the file.
       - V(drawn) renders the page from the files as they are.
     type: str
     choices: [begun, read, drawn]

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: model_blobs
 short_description: Transfer large files of models to a host, and store them by their SHA-256
 description:
-  - The controller fetches files and sends them with rsync. The host downloads the files that it can fetch itself. Interrupted
+  - With rsync, the controller sends the files that it has or can fetch. The host downloads the other files itself. Interrupted
     transfers are resumed, and the progress is reported every ten seconds.
   - Every file is verified before it is stored. M(npufleet.triton.server_change) later creates releases with these files.
   - Only one transfer to a host runs at a time. Other transfers wait for it.

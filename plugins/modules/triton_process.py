@@ -114,7 +114,7 @@ UNUSED: Dict[str, Any] = {
     "kept_unanswered": False,
     "release_host": False,
 }
-# Seconds to wait until another change ends, and seconds until the lease of a killed change expires
+# Seconds to wait for the end of another change, and seconds after which the lease of a killed change ends
 WAIT, PATIENCE = 60.0, 5.0
 
 
@@ -129,7 +129,7 @@ class LocalServer:
         self.holder = lease.Holder(params["run"], params["by"])
 
     def change(self) -> HostChange:
-        """Return the change that the inventory asks for."""
+        """Return the change to the desired state of the inventory."""
         return HostChange(self.order, ProcessDriver(self.order, self.key))  # type: ignore[arg-type]
 
     def look(self) -> Seen:
@@ -138,7 +138,7 @@ class LocalServer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the directory against other runs. Raises LeaseError."""
+        """Hold the lease of the project directory. Raises LeaseError."""
         os.makedirs(self.root, exist_ok=True)
         lease.acquire(self.root, self.holder, PATIENCE, {}, WAIT, watchdog=False)
         try:
@@ -163,7 +163,7 @@ class LocalServer:
 
 
 def copied(root: str, missing: List[str], blobs: Mapping[str, str]) -> str:
-    """Copy the files of blobs that the store lacks. The files stay as they are. Returns the directory of the copies."""
+    """Copy the files of missing blobs into the directory of incoming files. Return that directory."""
     incoming = os.path.join(root, "incoming")
     os.makedirs(incoming, exist_ok=True)
     for digest in missing:
@@ -172,7 +172,7 @@ def copied(root: str, missing: List[str], blobs: Mapping[str, str]) -> str:
 
 
 def switch(plan: List[Item], order: Mapping[str, Any], incoming: str) -> Dict[str, Any]:
-    """Return the releases that a plan asks for, as releases.apply takes them."""
+    """Return the parameters of releases.apply for the releases and withdrawals in a plan."""
     names = {action: [entry["name"] for entry in plan if entry["action"] == action] for action in ("release", "withdraw")}
     made = {name: order["releases"][name] for name in names["release"]}
     return {"state": "released", "releases": made, "withdraw": names["withdraw"], "incoming": incoming}

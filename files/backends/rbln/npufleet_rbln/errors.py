@@ -16,7 +16,7 @@ CODES = {
 
 
 class Fault(Exception):
-    """The reason why a model cannot be loaded or a request cannot be answered. The message is for the client."""
+    """The reason why a model cannot be loaded or a request cannot be answered. The message is for operators and clients."""
 
     def __init__(self, message: str, kind: str = "internal", trace: str = "") -> None:
         super().__init__(message)
