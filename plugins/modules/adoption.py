@@ -119,9 +119,11 @@ REQUEST: Dict[str, Any] = {
 ROOT_OF_PROCESS = re.compile(r"/proc/\d+/root")
 # Files below this size in bytes are in the result. Larger files are read in pieces.
 SMALL = 1 << 20
-# Limit of the Base64 characters of all files in the result, and limit of the bytes of an answer to an inference request
+# Limit of the Base64 characters of all files in the result
 CONTENTS = 1 << 24
+# Limit of the bytes of an answer to an inference request
 ANSWER = 1 << 25
+# Directories of a model that are ignored
 LEFT_OUT = ("__pycache__", ".git")
 ANSWER_SECONDS = 60.0
 INDEX = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?": shapes.TEXT_OR_NULL}]

@@ -257,11 +257,13 @@ REQUEST: Dict[str, Any] = {
     "mark": {"type": "path"},
     # Inventory name of the host, for messages
     "host": {"type": "str"},
-    # Id of this run, and id of a run that is known to be gone, whose lease is ignored
+    # Id of this run
     "run": {"type": "str", "default": ""},
+    # Id of a run that is known to be gone, whose lease is ignored
     "ended": {"type": "str", "default": ""},
-    # Conditions of preflight, and the servers from which the plan would download
+    # Conditions of preflight
     "conditions": {"type": "dict"},
+    # Servers from which the plan would download
     "suppliers": {"type": "list", "elements": "dict", "default": []},
     # Passwords of the suppliers by name, and the secrets of their addresses under `addresses`
     "passwords": {"type": "dict", "default": {}, "no_log": True},

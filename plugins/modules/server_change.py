@@ -185,8 +185,9 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     **request.HOLDER,
-    # Id of the call and of its change, and the seconds to wait for the result in this call
+    # Id of the call and of its change
     "id": {"type": "str", "default": ""},
+    # Seconds that this call waits for the result
     "wait": {"type": "float", "default": 0},
     # True if an earlier call has begun the change. This call then only waits for the result.
     "begun": {"type": "bool", "default": False},

@@ -32,11 +32,10 @@ class Order(TypedDict):
 
     # Id under which a caller finds the result
     id: str
-    # Name of the host in the inventory, project directory on the host, id of the run, and the person who started the run
-    host: str
-    root: str
-    run: str
-    by: str
+    host: str  # name in the inventory
+    root: str  # project directory on the host
+    run: str  # id of the run
+    by: str  # person who started the run
     # Desired state of the concerns `models` and `server`, in the form that host_state takes
     desired: Dict[str, Any]
     # Options of releases.apply, and `withdraw`, the models to remove. None keeps the links as they are.
@@ -55,9 +54,9 @@ class Order(TypedDict):
     keep: int
     # If not empty, only roll back, for this reason
     given_up: str
-    # Seconds that a proven change waits to be accepted (0: no wait), and whether the change is kept if nobody answers
+    # Seconds that a proven change waits to be accepted, 0 for no wait
     accept_within: float
-    kept_unanswered: bool
+    kept_unanswered: bool  # keep the change if nobody accepts or rejects it
     # Release the lease after a kept change, because it is the last step of the run
     release_host: bool
 

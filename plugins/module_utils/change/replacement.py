@@ -18,15 +18,14 @@ REPLACEMENT = "replacement.json"
 # driver, and a server has to run again. PROVEN: only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
-    # The run that began the replacement, and the person who started it
+    # Id of the run that began the replacement
     "run": str,
-    "by": str,
+    "by": str,  # person who started the run
     "since": str,
     "phase": re.compile(f"{SWAPPING}|{SWAPPED}|{STOPPED}|{PROVEN}"),
-    # The previous container: True if it ran, its id, and the server that was started in it manually
-    "ran": bool,
-    "old": shapes.TEXT_OR_NULL,
-    "inside": dict,
+    "ran": bool,  # the previous container ran
+    "old": shapes.TEXT_OR_NULL,  # id of the previous container
+    "inside": dict,  # server that was started manually in the previous container
     # Configuration of a previous server that is a process (process/supervised.py)
     "config?": dict,
 }

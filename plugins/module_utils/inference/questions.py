@@ -66,16 +66,13 @@ class Result(TypedDict, total=False):
     ms: Optional[float]
     # True if no server answered, or the request was not sent
     unanswered: bool
-    # Expected and actual labels or texts, single or as a list, and the actual label of a single row
-    expected: Any
-    got: Any
-    label: Any
-    # The values and pixels of a row that can be drawn
-    image: List[int]
-    picture: Dict[str, Any]
-    # Number of instances of the model, and the measurements of a load test
-    instances: int
-    latency: Dict[str, Any]
+    expected: Any  # expected labels or texts, single or as a list
+    got: Any  # actual labels or texts
+    label: Any  # actual label of a single row
+    image: List[int]  # values of a row that can be drawn
+    picture: Dict[str, Any]  # pixels of a row that can be drawn
+    instances: int  # number of instances of the model
+    latency: Dict[str, Any]  # measurements of a load test
 
 
 class TooLarge(ValueError):

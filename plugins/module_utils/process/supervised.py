@@ -42,6 +42,7 @@ ENDED, STUCK = (
 )
 # Seconds for a supervisor to start, and to end in addition to the server's stop_timeout
 GRACE = 20.0
+# Seconds between two checks
 LOOK = 0.1
 # stop_timeout in seconds of a server whose configuration is unknown
 STOP_TIMEOUT = 60

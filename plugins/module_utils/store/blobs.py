@@ -29,8 +29,9 @@ MIB = 1 << 20
 CONTROLLER = ".controller"
 # File with the number of bytes that the host downloads itself
 TOTAL = ".total"
-# Age in seconds after which partial files in incoming/ (PARTIAL_AGE) and files in tmp/ (STAGED_AGE) are removed
+# Age in seconds after which partial files in incoming/ are removed
 PARTIAL_AGE = 7 * 86400
+# Age in seconds after which files in tmp/ are removed
 STAGED_AGE = 3600
 # The server may run as any user, so everybody can read blobs
 BLOB_MODE = 0o444

@@ -43,14 +43,11 @@ class File(TypedDict):
 class Record(TypedDict):
     """The recorded facts of a release."""
 
-    # Digest of all files of the release, and digest of its sources on the controller
-    release: str
-    source: str
-    # Version numbers that are served, and the models that an ensemble calls
-    versions: List[str]
-    steps: List[str]
-    # True if the server caches responses of the model
-    cached: bool
+    release: str  # digest of all files of the release
+    source: str  # digest of its sources on the controller
+    versions: List[str]  # version numbers that are served
+    steps: List[str]  # models that an ensemble calls
+    cached: bool  # the server caches responses of the model
     # Digest of the config without its digests, None if it is unknown
     shape: Optional[str]
     files: Dict[str, File]
