@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# The most characters of a reason
+# The most characters of one reason
 LONGEST = 600
 # Errors of this collection's classes and of the DESCRIPTIVE types are reported by their text, other errors with their type.
 OWN = "ansible_collections.npufleet."

@@ -22,7 +22,7 @@ MOST_BYTES, MOST_DEVICES, MOST_MEMORY = 1 << 24, 256, 1 << 50
 MOST_BUCKETS, MOST_TENSORS, MOST_DIMENSIONS, MOST_SIZE = 1000, 1000, 32, (1 << 31) - 1
 # The most characters of a value in a message
 SHOWN = 120
-SUFFIX = ".json"
+SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
 # {name of a dtype in numpy: its name in config.pbtxt}
 DTYPES = {
     "bool": "TYPE_BOOL",

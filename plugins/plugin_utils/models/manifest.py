@@ -27,9 +27,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import
 
 # Files of at least this size, and compiled files of any size, are blobs: a host stores them once, and releases link to them.
 BLOB_BYTES = 1 << 20
-SOURCE = "npufleet_source"
-RELEASE = "npufleet_release"
-ARTEFACT_PATH = "1/model.rbln"
+SOURCE = "npufleet_source"  # The parameter of config.pbtxt with the digest `source`
+RELEASE = "npufleet_release"  # The parameter of config.pbtxt with the digest `release`
+ARTEFACT_PATH = "1/model.rbln"  # The default path of a compiled file in a model
 # The most requests that wait in a batcher that a profile sets up. Triton refuses more, because they would fill the memory.
 MAX_QUEUE = 256
 # {profile: instances of a rbln model on each NPU, microseconds that its batcher waits for a full batch}. While one instance

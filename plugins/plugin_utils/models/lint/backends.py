@@ -14,7 +14,7 @@ ENSEMBLE = "ensemble"
 PROGRAM = "model.py"
 # The Triton version of a change: (2, 56) is 25.03, (2, 67) is 26.03, (2, 68) is 26.04
 NO_TENSORFLOW, TORCH_AOTI, LIBTORCH = (2, 56), (2, 67), (2, 68)
-NEWEST = (999, 0)
+NEWEST = (999, 0)  # Newer than every version
 
 
 class Backend(NamedTuple):

@@ -19,10 +19,10 @@ CLASS = "TritonPythonModel"
 # Git LFS leaves a pointer in place of a file that it has not fetched: the first bytes of a pointer, and its most bytes
 POINTER, POINTER_LARGEST = b"version https://git-lfs", 1024
 FAILS = "starts the model's process, which ends, and refuses the model"
-LARGEST = 1 << 20
+LARGEST = 1 << 20  # The most bytes of a file that is read
 UNCERTAIN = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.Compare)
-EXITS = ("exit", "quit", "sys.exit", "os._exit")
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+EXITS = ("exit", "quit", "sys.exit", "os._exit")  # Calls that end the process
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)  # For isinstance, like Function for types
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
