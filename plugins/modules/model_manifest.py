@@ -61,9 +61,9 @@ findings:
     file: {description: The file or directory., type: str}
     line: {description: "Number of the line, null for a finding about the whole file.", type: int}
     field: {description: "The field of the config, such as C(input[0].dims). Empty for a finding about files.", type: str}
-    found: {description: The actual value., type: str}
-    wanted: {description: The expected value., type: str}
-    do: {description: The next step., type: str}
+    actual: {description: The actual value., type: str}
+    expected: {description: The expected value., type: str}
+    todo: {description: The next step., type: str}
     severity: {description: "C(error) or C(warning).", type: str}
     rule: {description: "Name of the rule, such as C(ensemble).", type: str}
 models:
