@@ -35,7 +35,9 @@ FOLLOWS = {
 }
 OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address")
 # Limits of a bundle, because a compromised host may send anything: packed and unpacked size in items of the largest size, and files
-PACKED, UNPACKED, FILES = 16, 64, 500
+PACKED = 16
+UNPACKED = 64
+FILES = 500
 LARGEST_ITEM = 2 << 20
 # Variables that Ansible sets itself. They are not searched for secrets of the host.
 MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "ansible_play_hosts_all", "ansible_play_batch")

@@ -114,8 +114,10 @@ UNUSED: Dict[str, Any] = {
     "kept_unanswered": False,
     "release_host": False,
 }
-# Seconds to wait for the end of another change, and seconds after which the lease of a killed change ends
-WAIT, PATIENCE = 60.0, 5.0
+# Seconds to wait for the end of another change
+WAIT = 60.0
+# Seconds after which the lease of a killed change ends
+PATIENCE = 5.0
 
 
 class LocalServer:

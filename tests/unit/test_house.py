@@ -430,3 +430,22 @@ def test_no_variable_of_a_task_or_block_is_overridden_by_a_registered_one() -> N
         kept, local = kept | more_kept, local | more_local
     assert len(kept) > 50 and len(local) > 50
     assert kept & local == set()
+
+
+def test_plugins_assign_one_name_at_a_time() -> None:
+    """ansible-doc warns of a tuple among the assignments of a plugin, and ansible-test takes each warning for an error."""
+    documented = [path for path in PLUGINS if path.parent.name in ("modules", "action", "lookup", "filter", "callback")]
+    assert documented
+    tuples = [
+        f"{relative(path)}:{node.lineno}"
+        for path in documented
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Tuple) for target in node.targets)
+    ]
+    assert tuples == []
+
+
+def test_every_lookup_is_excepted_from_the_license_of_ansible() -> None:
+    listed = (ROOT / "tests/sanity/ignore.txt").read_text()
+    names = [path.name for path in (ROOT / "plugins/lookup").glob("*.py") if path.stem != "__init__"]
+    assert [name for name in names if f"plugins/lookup/{name} validate-modules:missing-gplv3-license" not in listed] == []
