@@ -97,9 +97,8 @@ def test_records_and_profiles_made_the_configs(host):
     command = inspect(host)["Config"]["Cmd"]
     assert "--disable-auto-complete-config" in command
     served = ask(host, "/v2/models/resnet50/config")
-    later = RELEASE == "lab-24.10"
-    assert served["instance_group"][0]["count"] == (2 if later else 4)
-    assert served["dynamic_batching"]["max_queue_delay_microseconds"] == (0 if later else 3000)
+    assert served["instance_group"][0]["count"] == 4
+    assert served["dynamic_batching"]["max_queue_delay_microseconds"] == 3000
     assert ask(host, "/v2/models/resnet50_guide/config")["parameters"]["npus"]["string_value"] == "1"
     record = json.loads(host.check_output("cat /var/lib/npufleet/served/resnet50/1/model.rbln.json"))
     assert record["npu"] == "RBLN-" + LAB["all"]["vars"]["lab_models"]["resnet50"]["key"].split("/")[0]
