@@ -13,7 +13,7 @@ PORT = "8000"
 
 
 class Killed(BaseException):
-    """What no handler of the run sees."""
+    """A kill of the process, which no handler of the run can catch."""
 
 
 class PlayedEngine(Docker):

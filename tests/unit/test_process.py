@@ -245,7 +245,7 @@ def release_of(name: str, edition: int) -> dict[str, Any]:
 
 @pytest.fixture
 def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What the controller hands over, for models {name: edition}. Changes are fields of the server, or of the order."""
+    """Return a function that makes the order of a change for models {name: edition}, with changed fields of server or order."""
     port = free_port()
 
     def make(models: dict[str, int], *more: str, **changes: Any) -> dict[str, Any]:
@@ -438,7 +438,7 @@ def test_a_run_that_ends_leaves_no_lease(root: str, order: Any) -> None:
 
 
 class Killed(BaseException):
-    """What no handler of the run sees."""
+    """A kill of the process, which no handler of the run can catch."""
 
 
 def killed(root: str, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch, place_of: Any, name: str, after: bool) -> None:

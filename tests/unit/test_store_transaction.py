@@ -27,7 +27,7 @@ STEPS = ("rename", "replace", "symlink", "unlink")
 
 
 class Killed(BaseException):
-    """What no handler of the run sees."""
+    """A kill of the process, which no handler of the run can catch."""
 
 
 def call(root: Path, state: str, who: dict[str, str] = ALICE, **more: Any) -> dict[str, Any]:
