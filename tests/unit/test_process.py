@@ -25,6 +25,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import con
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from ansible_collections.npufleet.triton.plugins.modules import triton_process
+from played_engine import Killed
 from test_stuck_load import STUB, needs_numbers
 
 SUPERVISOR = base64.b64encode(archive.of("process.supervisor")).decode()
@@ -435,10 +436,6 @@ def test_a_run_that_ends_leaves_no_lease(root: str, order: Any) -> None:
 
 
 # A change that is killed
-
-
-class Killed(BaseException):
-    """A kill of the process, which no handler of the run can catch."""
 
 
 def killed(root: str, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch, place_of: Any, name: str, after: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from played_engine import Killed
 from test_model_store import COMPILED, arrive, change_store, hold, owners, release, served  # noqa: F401 (a fixture)
 
 A = {
@@ -24,10 +25,6 @@ B = {
 }
 ALICE, BOB = {"run": "alice/1/1", "by": "alice@ops1"}, {"run": "bob/2/2", "by": "bob@ops2"}
 STEPS = ("rename", "replace", "symlink", "unlink")
-
-
-class Killed(BaseException):
-    """A kill of the process, which no handler of the run can catch."""
 
 
 def call(root: Path, state: str, who: dict[str, str] = ALICE, **more: Any) -> dict[str, Any]:
