@@ -66,14 +66,14 @@ def _trusted(value: Any) -> Any:
     return trust_as_template(value) if isinstance(value, str) and "{" in value else value
 
 
-def host_variables(templar: Any, task_vars: Mapping[str, Any], moment: str = "") -> Templated:
-    """Return the variables of a host, over the defaults of all roles. `moment` is the result of FleetAction._moment()."""
+def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: str = "") -> Templated:
+    """Return the variables of a host, over the defaults of all roles. `results_prefix` is an attribute of Templated."""
     merged = dict(role_defaults())
     given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
     merged.update(task_vars)
     merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
     template = templar.copy_with_new_env(available_variables=merged).template
-    return Templated(merged, template, given, {} if ROWS in given else {ROWS: rows}, moment)
+    return Templated(merged, template, given, {} if ROWS in given else {ROWS: rows}, results_prefix)
 
 
 # Ansible imports an action once and forks a process for each host of a task. With these calls, the files are read once in a run.
@@ -116,10 +116,10 @@ class FleetAction(ActionBase):
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
         """Return the variables of the host."""
-        return host_variables(self._templar, task_vars, self._moment(task_vars))
+        return host_variables(self._templar, task_vars, self._results_prefix(task_vars))
 
-    def _moment(self, task_vars: Mapping[str, Any]) -> str:
-        """Return the directory of results that the hosts of this task share until the run ends; empty for a single host."""
+    def _results_prefix(self, task_vars: Mapping[str, Any]) -> str:
+        """Return the prefix of the files with results that the hosts of this task share, or "" for a single host."""
         hosts = task_vars.get("ansible_play_batch") or []
         if len(hosts) < 2:
             return ""

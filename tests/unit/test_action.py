@@ -51,11 +51,11 @@ def test_hosts_of_one_task_and_batch_meet_in_one_place_and_a_lone_one_nowhere() 
     action._task = SimpleNamespace(_uuid="task")
 
     def place(*hosts: str) -> str:
-        return action._moment({"ansible_play_batch": list(hosts)})
+        return action._results_prefix({"ansible_play_batch": list(hosts)})
 
     assert place("npu1", "npu2") == place("npu1", "npu2") != place("npu1", "npu3")
     assert Path(place("npu1", "npu2")).name.startswith("task-")
-    assert (place("npu1"), action._moment({})) == ("", "")
+    assert (place("npu1"), action._results_prefix({})) == ("", "")
 
 
 @pytest.mark.parametrize("large", ["x" * (1 << 20), ["x"] * (1 << 17), {str(number): 1 for number in range(1 << 16)}])

@@ -15,8 +15,8 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, run_guard, values
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
 
 MONITORING = "monitoring_hosts"
 # Prefixes of this project's variables: an unknown name with such a prefix is an error.
@@ -65,7 +65,7 @@ def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
     names = sorted(names)
     reasons: List[str] = []
     with collected(reasons):
-        reasons += in_common(variables, "names", lambda _none: list(_unknown(names, known)), names)
+        reasons += shared_result(variables, "names", lambda _none: list(_unknown(names, known)), names)
     wrong, unusable = _wrong_values(variables, known, names)
     if not wrong:
         wrong, unusable = _wrong_values(variables, known, [name for name in DERIVED if name in variables])

@@ -19,8 +19,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.engine import proxy_reasons
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
@@ -111,7 +111,7 @@ def collect_desired(
         manifests=by_model,
         cloud_models=cloud,
         # Two concerns need this state, and its computation reads all files of the backends.
-        image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", of_concern("image").desired)),
+        image=lru_cache(maxsize=None)(lambda: shared_result(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
         now=now,
     )
@@ -127,13 +127,13 @@ def collect_desired(
 def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[str]]:
     """Return (the manifests of the models on this host by name, the errors of the models)."""
     placed = manifest.placed_here(variables)
-    return in_common(variables, "models", lambda some: manifest.manifests(some, placed), placed)
+    return shared_result(variables, "models", lambda some: manifest.manifests(some, placed), placed)
 
 
 def checks_digest(variables: Mapping[str, Any]) -> str:
     """Return the digest of the check files of the models on this host and of their arrays."""
     models = [str(entry["name"]) for entry in manifest.placed_here(variables)]
-    return in_common(variables, "checks", lambda some: inputs.files_digest(some, models), models)
+    return shared_result(variables, "checks", lambda some: inputs.files_digest(some, models), models)
 
 
 def desired(
@@ -161,8 +161,9 @@ class Templated(Mapping[str, Any]):
     """The variables of a host and the defaults of all roles. Each is templated and converted to its type when it is first read.
 
     `raw` has a template for each variable, until the value replaces it. `template` evaluates a template, and looks names up in
-    `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of variables in `names` that need no
-    template. `computed` has functions instead of templates. All processes of a task and a batch share `moment` (common.py).
+    `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of those variables in `names` that have no
+    template. `computed` has functions instead of templates. `results_prefix` is the prefix of the files with shared results
+    (shared_results.py), and is equal for all hosts of a task and a batch.
     """
 
     def __init__(
@@ -171,9 +172,9 @@ class Templated(Mapping[str, Any]):
         template: Any,
         names: Collection[str] = (),
         computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({}),
-        moment: str = "",
+        results_prefix: str = "",
     ) -> None:
-        self.moment = moment
+        self.results_prefix = results_prefix
         self._raw = raw
         self._template = template
         self._computed = computed
@@ -190,7 +191,7 @@ class Templated(Mapping[str, Any]):
         if name not in self._done:
             if name in self._computed:
                 # The value has hundreds of parts, so that it is converted once for all hosts.
-                value = in_common(self, name, lambda variables: _typed(name, self._computed[name](variables)))
+                value = shared_result(self, name, lambda variables: _typed(name, self._computed[name](variables)))
             else:
                 value = _typed(name, self.untyped(name))
             self._raw[name] = value

@@ -17,11 +17,13 @@ from contextlib import contextmanager, suppress
 from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tuple, TypeVar
 
 Result = TypeVar("Result")
-# ABSENT stands for a variable that is not set, because no JSON text is empty. ALSO is the key of the argument `also`.
-ABSENT, ALSO = "", ""
+# The recorded value of a variable that is not set. No JSON text is empty.
+ABSENT = ""
+# The key of the argument `inputs` beside the names of variables, none of which is empty
+INPUTS = ""
 
 
-class _Recorded(Mapping[str, Any]):
+class _RecordingVariables(Mapping[str, Any]):
     """A map of variables that records the names that were read."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
@@ -43,23 +45,25 @@ class _Recorded(Mapping[str, Any]):
         return len(self._variables)
 
 
-def in_common(variables: Mapping[str, Any], name: str, compute: Callable[[Mapping[str, Any]], Result], also: Any = None) -> Result:
+def shared_result(
+    variables: Mapping[str, Any], name: str, compute: Callable[[Mapping[str, Any]], Result], inputs: Any = None
+) -> Result:
     """Return `compute(variables)`, computed once for all hosts of a task that have equal variables.
 
-    Two hosts share the result `name` if `also` and all variables that `compute` has read are equal for both. Exceptions are not
+    Two hosts share the result `name` if `inputs` and all variables that `compute` has read are equal for both. Exceptions are not
     stored.
     """
-    moment = getattr(variables, "moment", "")
-    if not moment:
+    prefix = getattr(variables, "results_prefix", "")
+    if not prefix:
         return compute(variables)
-    with _stored(f"{moment}.{name}") as (entries, store):
+    with _stored(f"{prefix}.{name}") as (entries, store):
         for read, result in entries:
-            if read == _values(variables, list(read), also):
+            if read == _values(variables, list(read), inputs):
                 shared: Result = result
                 return shared
-        recorded = _Recorded(variables)
-        new = compute(recorded)
-        values = _values(variables, recorded.names, also)
+        recording = _RecordingVariables(variables)
+        new = compute(recording)
+        values = _values(variables, recording.names, inputs)
         if values is not None:
             store(values, new)
         return new
@@ -90,11 +94,11 @@ def _entries(raw: bytes) -> Iterator[Tuple[Any, Any]]:
             return
 
 
-def _values(variables: Mapping[str, Any], names: Collection[str], also: Any) -> Optional[Dict[str, str]]:
-    """Return the JSON text of each variable, or None if a variable is not JSON or cannot be evaluated."""
+def _values(variables: Mapping[str, Any], names: Collection[str], inputs: Any) -> Optional[Dict[str, str]]:
+    """Return the JSON text of each variable and of `inputs`, or None if a value is not JSON or cannot be evaluated."""
     try:
-        present = {name: variables[name] for name in names if name != ALSO and name in variables}
-        texts = {name: json.dumps(value, sort_keys=True) for name, value in {**present, ALSO: also}.items()}
+        present = {name: variables[name] for name in names if name != INPUTS and name in variables}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in {**present, INPUTS: inputs}.items()}
         return {**dict.fromkeys(names, ABSENT), **texts}
     # A template may raise any exception. The result is then computed for each host.
     except Exception:

@@ -12,7 +12,7 @@ import pytest
 from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired, rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import fleet
@@ -22,9 +22,9 @@ from linting import PYTHON, write
 class Host(dict[str, Any]):
     """Variables of a host that is at a task."""
 
-    def __init__(self, moment: Path | str, **variables: Any) -> None:
+    def __init__(self, prefix: Path | str, **variables: Any) -> None:
         super().__init__(variables)
-        self.moment = str(moment)
+        self.results_prefix = str(prefix)
 
 
 class Maker:
@@ -42,7 +42,7 @@ def test_equal_variables_are_asked_once(tmp_path: Path) -> None:
     make = Maker("card", "npus")
     for host in ("npu1", "npu2", "npu3"):
         variables = Host(tmp_path / "task", card="RBLN-CA22", npus=2, inventory_hostname=host)
-        assert in_common(variables, "models", make) == {"card": "RBLN-CA22", "npus": 2}
+        assert shared_result(variables, "models", make) == {"card": "RBLN-CA22", "npus": 2}
     assert make.asked == 1
 
 
@@ -59,28 +59,28 @@ def test_equal_variables_are_asked_once(tmp_path: Path) -> None:
 def test_another_value_is_another_thing(tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> None:
     make = Maker("npus")
     for given in (one, other, one, other):
-        assert in_common(Host(tmp_path / "task", **given), "models", make) == {"npus": given.get("npus")}
+        assert shared_result(Host(tmp_path / "task", **given), "models", make) == {"npus": given.get("npus")}
     assert make.asked == 2
 
 
 def test_what_no_variable_tells_counts_too(tmp_path: Path) -> None:
     make = Maker()
     for placed in (["digits"], ["faces"], ["digits"]):
-        in_common(Host(tmp_path / "task"), "models", make, placed)
+        shared_result(Host(tmp_path / "task"), "models", make, placed)
     assert make.asked == 2
 
 
 def test_another_task_and_another_thing_are_asked_anew(tmp_path: Path) -> None:
     make = Maker("npus")
-    for moment, what in (("task", "models"), ("task", "image"), ("other", "models")):
-        in_common(Host(tmp_path / moment, npus=2), what, make)
+    for prefix, what in (("task", "models"), ("task", "image"), ("other", "models")):
+        shared_result(Host(tmp_path / prefix, npus=2), what, make)
     assert make.asked == 3
 
 
 def test_outside_of_a_task_nothing_is_kept(tmp_path: Path) -> None:
     make = Maker("npus")
     for variables in ({"npus": 2}, Host("", npus=2), Templated({"npus": 2}, lambda value: value)):
-        in_common(variables, "models", make)
+        shared_result(variables, "models", make)
     assert make.asked == 3
     assert list(tmp_path.iterdir()) == []
 
@@ -90,8 +90,8 @@ def test_what_it_raises_is_not_kept(tmp_path: Path) -> None:
         raise Refusal([f"npus is {variables['npus']}"])
 
     with pytest.raises(Refusal):
-        in_common(Host(tmp_path / "task", npus=0), "models", refuse)
-    assert in_common(Host(tmp_path / "task", npus=0), "models", Maker("npus")) == {"npus": 0}
+        shared_result(Host(tmp_path / "task", npus=0), "models", refuse)
+    assert shared_result(Host(tmp_path / "task", npus=0), "models", Maker("npus")) == {"npus": 0}
 
 
 @pytest.mark.parametrize("error", [Refusal(["npus is two"]), AnsibleUndefinedVariable("npus"), ValueError("npus")])
@@ -101,37 +101,37 @@ def test_a_host_whose_variable_cannot_be_read_has_nothing_in_common(tmp_path: Pa
             raise error
 
     make = Maker("npus")
-    in_common(Host(tmp_path / "task", npus=2), "models", make)
+    shared_result(Host(tmp_path / "task", npus=2), "models", make)
     # How it is refused is for whoever makes it
-    assert in_common(Crooked(tmp_path / "task", npus=2), "models", lambda _variables: "its own") == "its own"
+    assert shared_result(Crooked(tmp_path / "task", npus=2), "models", lambda _variables: "its own") == "its own"
 
 
 def test_a_value_without_a_text_is_asked_anew(tmp_path: Path) -> None:
     make = Maker("npus")
     for _host in range(2):
-        in_common(Host(tmp_path / "task", npus={1, 2}), "models", make)
+        shared_result(Host(tmp_path / "task", npus={1, 2}), "models", make)
     assert make.asked == 2
 
 
 def test_a_result_that_cannot_be_handed_over_is_each_ones_own(tmp_path: Path) -> None:
-    made = [in_common(Host(tmp_path / "task", npus=2), "models", lambda some: lambda: some["npus"]) for _host in range(2)]
+    made = [shared_result(Host(tmp_path / "task", npus=2), "models", lambda some: lambda: some["npus"]) for _host in range(2)]
     assert [entry() for entry in made] == [2, 2]
     assert made[0] is not made[1]
 
 
 def test_what_reads_all_variables_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
-        in_common(Host(tmp_path / "task", npus=2), "models", dict)
+        shared_result(Host(tmp_path / "task", npus=2), "models", dict)
 
 
 def test_what_a_killed_process_has_left_is_passed_over(tmp_path: Path) -> None:
     make = Maker("npus")
-    in_common(Host(tmp_path / "task", npus=2), "models", make)
+    shared_result(Host(tmp_path / "task", npus=2), "models", make)
     (kept,) = tmp_path.iterdir()
     whole = kept.read_bytes()
     kept.write_bytes(whole + whole[:20])
-    assert in_common(Host(tmp_path / "task", npus=2), "models", make) == {"npus": 2}
-    assert in_common(Host(tmp_path / "task", npus=4), "models", make) == {"npus": 4}
+    assert shared_result(Host(tmp_path / "task", npus=2), "models", make) == {"npus": 2}
+    assert shared_result(Host(tmp_path / "task", npus=4), "models", make) == {"npus": 4}
     assert make.asked == 2
 
 
@@ -143,7 +143,7 @@ def test_who_comes_while_it_is_made_waits_for_it(tmp_path: Path) -> None:
         return int(variables["npus"])
 
     def host() -> None:
-        assert in_common(Host(tmp_path / "task", npus=2), "models", make) == 2
+        assert shared_result(Host(tmp_path / "task", npus=2), "models", make) == 2
 
     hosts = [multiprocessing.get_context("fork").Process(target=host) for _ in range(4)]
     for process in hosts:
@@ -186,7 +186,7 @@ def test_models_are_read_once_for_all_hosts_that_get_the_same(tmp_path: Path, mo
     def releases(host: str, npus: int) -> dict[str, str]:
         given = {"npufleet_model_repository": str(repository), "triton_models": models, "npufleet_npus": npus}
         variables = fleet(inventory_hostname=host, **given)
-        variables.moment = str(tmp_path / "task")
+        variables.results_prefix = str(tmp_path / "task")
         return {name: made["release"] for name, made in collect_desired(variables, ["models"])[1].items()}
 
     first = releases("npu1", 2)
