@@ -96,9 +96,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
     SERVER,
     endpoint,
-    idles,
     key_headers,
     repositories,
+    starts_no_server,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import version_of
 
@@ -172,7 +172,7 @@ def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[D
     found = []
     for pid in (int(line[column]) for line in top.get("Processes") or []):
         argv = [part.decode("utf-8", "replace") for part in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
-        keeps = idles(inspect["Config"]) and (pid == init or (below(pid, init) and idles({"Cmd": argv})))
+        keeps = starts_no_server(inspect["Config"]) and (pid == init or (below(pid, init) and starts_no_server({"Cmd": argv})))
         # A process without a command line has ended.
         if argv and not keeps and not below(pid, server) and not below(server, pid):
             found.append({"pid": pid, "program": program_of(argv)})
@@ -296,7 +296,7 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     inspect, process = find(engine, arguments["name"])
     image = images.inspect_image(engine, inspect["Image"]) or {}
     init = inspect["State"]["Pid"]
-    process["main"] = process["pid"] == init or (below(process["pid"], init) and not idles(inspect["Config"]))
+    process["main"] = process["pid"] == init or (below(process["pid"], init) and not starts_no_server(inspect["Config"]))
     address, port = endpoint(inspect, process["argv"])
     key = key_headers(process["argv"])
     about, index = served(address, port, key)

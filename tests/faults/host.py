@@ -182,7 +182,7 @@ class Host:
         deadline = time.monotonic() + (seconds or self.patience)
         while True:
             served = self.served()
-            lacking = sorted(name for name, release in wanted.items() if not repository_api.good(served.get(name, {}), release))
+            lacking = sorted(name for name, release in wanted.items() if not repository_api.in_sync(served.get(name, {}), release))
             if not lacking:
                 return
             if time.monotonic() >= deadline:

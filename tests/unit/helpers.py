@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 # Names that a path may contain, and names that no request can contain
 UTF8 = ["\ubaa8\ub378", "50%", "%6fk", 'quo"te', "back\\slash", "a:b", ".."]
-NAMELESS = ["with space", "new\nline", "a/b", "ok?x", "ok#x", "nul\0", "del\x7f", ""]
+URL_UNSAFE_NAMES = ["with space", "new\nline", "a/b", "ok?x", "ok#x", "nul\0", "del\x7f", ""]
 ROW = {
     "sdk": {"package": "rebel-compiler", "version": "0.6.2", "shape": "0.6"},
     "driver": {"package": "rebellions", "version": "1.2.92", "form": "deb"},

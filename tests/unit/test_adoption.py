@@ -289,7 +289,7 @@ def test_repositories_are_where_the_server_stands() -> None:
     ],
 )
 def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bool) -> None:
-    assert options.idles({"Cmd": command}) is idle
+    assert options.starts_no_server({"Cmd": command}) is idle
 
 
 @pytest.mark.parametrize(

@@ -406,7 +406,7 @@ def test_a_load_that_is_refused_brings_the_old_ones_back_by_another_load(host: H
             return self.refused
 
     monkeypatch.setattr(host_change, "Change", Loads)
-    monkeypatch.setattr(drivers.control, "inside", lambda name: f"inside {name}")
+    monkeypatch.setattr(drivers.control, "container_runner", lambda name: f"inside {name}")
     host.plan = [LOAD]
     wanted = {name: {"release": B[name]["release"], "versions": ["1"]} for name in B}
     outcome = host.run(server={"mode": "explicit", "models": wanted, "grpc": True})

@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container as desired_container
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
-from helpers import NAMELESS, UTF8, FakeEngine, fixture, fleet, http_server, unix_server
+from helpers import URL_UNSAFE_NAMES, UTF8, FakeEngine, fixture, fleet, http_server, unix_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
 # A lock of before, which does not have the content of its image
@@ -40,7 +40,7 @@ MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host has its key, and the files of a driver below 3.0."""
-    monkeypatch.setattr(reader.keys, "flaw", lambda *_asked, **_reader: {"words": None, "other": False})
+    monkeypatch.setattr(reader.keys, "flaw", lambda *_asked, **_reader: {"flaw": None, "rewrite": False})
     monkeypatch.setattr(reader.driver_files, "find", lambda _wanted: dict(BROUGHT))
 
 
@@ -509,7 +509,7 @@ def test_what_a_server_still_loads_is_in_its_log(written: str, names: set[str]) 
     ],
 )
 def test_how_far_a_silent_server_has_come_is_in_its_log(written: str, words: str) -> None:
-    assert log.so_far(written.splitlines(), ["digits", "words"]) == words
+    assert log.progress(written.splitlines(), ["digits", "words"]) == words
 
 
 def test_every_option_is_a_variable() -> None:
@@ -682,8 +682,8 @@ def test_all_models_that_differ_are_named_in_order() -> None:
 
 @pytest.mark.parametrize("name", ["with space", "new\nline"])
 def test_model_that_no_request_can_name_is_told_with_the_reason(name: str) -> None:
-    served = {"digits": {"1": ready()}, name: {"3": {**ready(None), "reason": http_api.NAMELESS}}}
-    assert models_plan(served) == [found(name, f"version 3 READY no release ({http_api.NAMELESS})", None, "unload")]
+    served = {"digits": {"1": ready()}, name: {"3": {**ready(None), "reason": http_api.URL_UNSAFE}}}
+    assert models_plan(served) == [found(name, f"version 3 READY no release ({http_api.URL_UNSAFE})", None, "unload")]
 
 
 # Reading
@@ -702,13 +702,13 @@ def test_release_of_a_name_is_asked_for_by_its_very_bytes(name: str) -> None:
         assert read_served({"address": "127.0.0.1", "http_port": triton.port}) == {name: {"1": ready()}}
 
 
-@pytest.mark.parametrize("name", NAMELESS)
+@pytest.mark.parametrize("name", URL_UNSAFE_NAMES)
 def test_name_that_no_request_can_hold_ends_no_look(name: str) -> None:
     index = [{"name": entry, "version": "1", "state": "READY"} for entry in (name, "ok")]
     answers = {"POST /v2/repository/index": (200, index), "GET /v2/models/ok/versions/1/config": (200, config(RELEASE))}
     with http_server(answers) as triton:
         served = read_served({"address": "127.0.0.1", "http_port": triton.port})
-    assert served == {"ok": {"1": ready()}, name: {"1": {**ready(None), "reason": http_api.NAMELESS}}}
+    assert served == {"ok": {"1": ready()}, name: {"1": {**ready(None), "reason": http_api.URL_UNSAFE}}}
     assert [request for request in triton.asked if "/models/" in request] == ["GET /v2/models/ok/versions/1/config"]
 
 
@@ -1099,7 +1099,7 @@ def test_keys_are_mounted_and_in_no_setting_of_the_container() -> None:
 def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
     keys = {**desired_server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
     alone, shared = {"group": 61100, "needed": False}, {"group": 61100, "needed": True}
-    assert credentials.problem(keys, **alone) == "nothing"
+    assert credentials.problem(keys, **alone) == "missing"
     (tmp_path / "keys.json").write_text(json.dumps(KEYS, sort_keys=True))
     (tmp_path / "keys.json").chmod(0o600)
     owner, group = (tmp_path / "keys.json").stat().st_uid, (tmp_path / "keys.json").stat().st_gid

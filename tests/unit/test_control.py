@@ -33,7 +33,7 @@ def here(command: list[str], seconds: float) -> tuple[int, str]:
 
 
 def ask(triton: SmallTriton, verb: str, model: str, timeout: float = 30, key: Any = None) -> tuple[str, str]:
-    return control.ask(here, verb, model, timeout, key, triton.grpc_port)
+    return control.send(here, verb, model, timeout, key, triton.grpc_port)
 
 
 def test_what_is_asked_arrives(triton: SmallTriton) -> None:
@@ -60,16 +60,16 @@ def test_the_key_is_read_where_it_lies(triton: SmallTriton, tmp_path: Path) -> N
 
 def test_a_load_without_an_end_and_a_server_that_is_gone(triton: SmallTriton) -> None:
     triton.pause = 2
-    assert ask(triton, "load", "double", timeout=0.2)[0] == control.DEADLINE
+    assert ask(triton, "load", "double", timeout=0.2)[0] == control.DEADLINE_EXCEEDED
     triton.grpc_port = 9
-    assert ask(triton, "load", "double")[0] == control.GONE
+    assert ask(triton, "load", "double")[0] == control.UNAVAILABLE
 
 
 def test_a_container_without_the_client(triton: SmallTriton) -> None:
     with pytest.raises(
-        control.ControlError, match="ended with 1 and without an answer: ModuleNotFoundError: No module named 'grpc'"
+        control.ControlError, match="ended with 1 and without a response: ModuleNotFoundError: No module named 'grpc'"
     ):
-        control.ask(lambda *_asked: (1, "ModuleNotFoundError: No module named 'grpc'"), "load", "double", 1, None)
+        control.send(lambda *_asked: (1, "ModuleNotFoundError: No module named 'grpc'"), "load", "double", 1, None)
 
 
 # By the engine
@@ -82,12 +82,12 @@ def frame(stream: int, words: str) -> bytes:
 def test_a_command_is_run_in_the_container_by_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, Any] = {
         "POST /containers/triton/exec": (201, {"Id": "e1"}),
-        "POST /exec/e1/start": (200, frame(2, "a warning\n") + frame(1, '{"code": "OK", ') + frame(1, '"words": ""}\n')),
+        "POST /exec/e1/start": (200, frame(2, "a warning\n") + frame(1, '{"code": "OK", ') + frame(1, '"message": ""}\n')),
         "GET /exec/e1/json": (200, {"ExitCode": 0}),
     }
     with unix_server(tmp_path / "engine.sock", answers) as engine:
         monkeypatch.setattr(control, "Engine", lambda timeout: Engine(str(tmp_path / "engine.sock"), timeout))
-        assert control.ask(control.inside("triton"), "load", "double", 5, None) == ("OK", "")
+        assert control.send(control.container_runner("triton"), "load", "double", 5, None) == ("OK", "")
         assert json.loads(engine.bodies[0])["Cmd"][:2] == ["python3", "-c"]
 
 
@@ -97,4 +97,4 @@ def test_an_engine_that_does_not_run_it_says_why(tmp_path: Path, monkeypatch: py
     with unix_server(tmp_path / "engine.sock", answers):
         monkeypatch.setattr(control, "Engine", lambda timeout: Engine(str(tmp_path / "engine.sock"), timeout))
         with pytest.raises(control.ControlError, match=f"the engine answered {status}: .*no such container"):
-            control.ask(control.inside("triton"), "load", "double", 5, None)
+            control.send(control.container_runner("triton"), "load", "double", 5, None)

@@ -116,17 +116,17 @@ def test_any_config_is_data_or_none(body: bytes) -> None:
         typed(found)
         assert found is not None and found["x"]["1"]["release"] is None
         change = repository.Change(repository.Server("127.0.0.1", triton.port, 1.0), {})
-        assert change.gone == ["x"] and all(isinstance(step, str) for step in change.steps["x"])
+        assert change.surplus == ["x"] and all(isinstance(step, str) for step in change.steps["x"])
         version = served.version_of(served.query(asked(triton.port), "GET", "/v2")[1])
         assert version is None
 
 
 @pytest.mark.parametrize(
-    "said", [*BODIES, b'{"code": ["OK"], "words": ""}', b'{"code": "OK", "words": {}}'], ids=lambda said: repr(said[:40])
+    "said", [*BODIES, b'{"code": ["OK"], "message": ""}', b'{"code": "OK", "message": {}}'], ids=lambda said: repr(said[:40])
 )
 def test_any_words_of_the_client_in_the_container_are_a_reason(said: bytes) -> None:
     with pytest.raises(control.ControlError):
-        control.ask(lambda _command, _seconds: (0, said.decode("utf-8", "replace")), "load", "x", 1.0, None)
+        control.send(lambda _command, _seconds: (0, said.decode("utf-8", "replace")), "load", "x", 1.0, None)
 
 
 def test_steps_of_any_depth_and_in_circles_are_put_in_order() -> None:

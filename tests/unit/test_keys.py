@@ -214,7 +214,7 @@ def test_a_host_makes_a_key_of_its_own(tmp_path: Path) -> None:
         # As an engine leaves what it was to mount and did not find
         path.mkdir(parents=True)
         said = play(path)
-        assert (keys.flaw(str(path)), modes(path)) == ({"words": None, "other": False}, [0o700, 0o600])
+        assert (keys.flaw(str(path)), modes(path)) == ({"flaw": None, "rewrite": False}, [0o700, 0o600])
         made.append(path.read_text())
         assert re.fullmatch("[0-9a-f]{64}", made[-1])
         assert made[-1] not in said
@@ -230,25 +230,25 @@ def test_a_key_is_nobody_elses_from_its_first_byte_on(tmp_path: Path) -> None:
 def test_the_operators_key_takes_the_place_of_another_and_is_shown_nobody(tmp_path: Path) -> None:
     path = tmp_path / "server/key"
     write(path, "another-key-of-before")
-    assert keys.flaw(str(path), keys.fingerprint(OWN)) == {"words": "another key", "other": True}
+    assert keys.flaw(str(path), keys.fingerprint(OWN)) == {"flaw": "another key", "rewrite": True}
     said = play(path, OWN)
     assert OWN not in said
-    assert (keys.content(str(path)), keys.flaw(str(path), keys.fingerprint(OWN))["words"]) == (OWN, None)
+    assert (keys.content(str(path)), keys.flaw(str(path), keys.fingerprint(OWN))["flaw"]) == (OWN, None)
 
 
 def test_a_server_that_is_not_root_reads_the_key_that_was_there(tmp_path: Path) -> None:
     path = tmp_path / "server/key"
     write(path)
     found = keys.flaw(str(path), group=GROUP, needed=True)
-    assert (found["words"].split(" at ")[0], found["other"]) == (f"mode 0700 of user {os.getuid()} and group {os.getgid()}", False)
+    assert (found["flaw"].split(" at ")[0], found["rewrite"]) == (f"mode 0700 of user {os.getuid()} and group {os.getgid()}", False)
     play(path, shared=True)
     assert (keys.content(str(path)), modes(path), path.stat().st_gid) == (OWN, [0o750, 0o640], GROUP)
     # Nor is it another one for a server that is root again, and nobody else is in that group
     for needed in (True, False):
-        assert keys.flaw(str(path), group=GROUP, needed=needed) == {"words": None, "other": False}
-    assert keys.flaw(str(path), group=GROUP + 1)["other"]
+        assert keys.flaw(str(path), group=GROUP, needed=needed) == {"flaw": None, "rewrite": False}
+    assert keys.flaw(str(path), group=GROUP + 1)["rewrite"]
     path.chmod(0o660)
-    assert keys.flaw(str(path), group=GROUP, needed=True)["other"]
+    assert keys.flaw(str(path), group=GROUP, needed=True)["rewrite"]
 
 
 def _directory(path: Path) -> None:
@@ -264,7 +264,7 @@ def _link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: path.unlink(), "nothing"),
+        (lambda path: path.unlink(), "missing"),
         (lambda path: path.write_text("\n"), "no key in it"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "no key in it"),
         (_directory, "no key in it"),
@@ -276,12 +276,12 @@ def _link(path: Path) -> None:
 def test_a_key_that_others_may_know_or_that_is_none_is_to_be_made_anew(tmp_path: Path, spoil: Any, words: str) -> None:
     path = tmp_path / "server/key"
     write(path)
-    assert keys.flaw(str(path)) == {"words": None, "other": False}
+    assert keys.flaw(str(path)) == {"flaw": None, "rewrite": False}
     spoil(path)
     found = keys.flaw(str(path))
-    assert (found["words"].startswith(words), found["other"]) == (True, True), found
+    assert (found["flaw"].startswith(words), found["rewrite"]) == (True, True), found
     # The operator's own is the same afterwards: no server has to be started again for a mode.
-    assert keys.flaw(str(path), keys.fingerprint(OWN))["other"] is (not words.startswith(("mode", "a link")))
+    assert keys.flaw(str(path), keys.fingerprint(OWN))["rewrite"] is (not words.startswith(("mode", "a link")))
 
 
 # What a host says of it
@@ -316,9 +316,9 @@ MOUNTS: dict[str, Any] = {
 
 
 def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> None:
-    bare = {"engine": True, "container": None, "served": None, "key": {"words": "nothing", "other": True}, **MOUNTS}
+    bare = {"engine": True, "container": None, "served": None, "key": {"flaw": "missing", "rewrite": True}, **MOUNTS}
     assert [(item["name"], item["current"], item["action"]) for item in server.diff(desired(), bare)] == [
-        ("key", "nothing", "key"),
+        ("key", "missing", "key"),
         ("container", None, "create"),
     ]
 
@@ -327,8 +327,8 @@ def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> 
     ("more", "plan"),
     [
         ({}, []),
-        ({"key": {"words": "mode 0644 of user 0 at /x", "other": False}}, [("key", "key")]),
-        ({"key": {"words": "another key", "other": True}}, [("key", "key"), ("key in use", "restart")]),
+        ({"key": {"flaw": "mode 0644 of user 0 at /x", "rewrite": False}}, [("key", "key")]),
+        ({"key": {"flaw": "another key", "rewrite": True}}, [("key", "key"), ("key in use", "restart")]),
         ({"served": None, "closed": True}, [("key in use", "restart")]),
         ({"served": None}, [("http", "wait")]),
     ],
@@ -342,6 +342,6 @@ def test_a_server_with_another_key_than_its_hosts_is_started_again(more: dict[st
 def test_a_container_that_is_replaced_is_not_started_again_as_well() -> None:
     asked = desired()
     container = {**asked["container"], "command": ["tritonserver"]}
-    key = {"words": "nothing", "other": True}
+    key = {"flaw": "missing", "rewrite": True}
     actual = {"engine": True, "container": container, "state": "running", "served": {}, "key": key, **MOUNTS}
     assert [item["action"] for item in server.diff(asked, actual)] == ["key", "replace"]

@@ -308,7 +308,7 @@ def test_server(tmp_path: Path) -> None:
         "/v2/models/digits/versions/1/config": {"name": "digits"},
         "/v2/models/broken/versions/1/config": {"error": "there is nothing at /v2/models/broken/versions/1/config"},
         "/v2/models/\ubaa8\ub378/versions/1/config": {"name": "\ubaa8\ub378"},
-        "/v2/models/with space/versions/1/config": {"error": collect.NAMELESS},
+        "/v2/models/with space/versions/1/config": {"error": collect.URL_UNSAFE},
     }
     assert errors == ['server/statistics.json: GET /v2/models/stats returned 403: {"error": "restricted"}']
 

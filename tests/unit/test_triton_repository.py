@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, repository
-from helpers import NAMELESS, http_server
+from helpers import URL_UNSAFE_NAMES, http_server
 
 OLD, NEW = "0" * 64, "e" * 64
 TRACEBACK = (
@@ -98,10 +98,10 @@ def inside(triton: Triton) -> Any:
         hangs = triton.disk.get(asked["model"], {}).get("hangs", 0)
         if hangs > asked["timeout"]:
             time.sleep(asked["timeout"])
-            return 0, json.dumps({"code": "DEADLINE_EXCEEDED", "words": "Deadline Exceeded"})
+            return 0, json.dumps({"code": "DEADLINE_EXCEEDED", "message": "Deadline Exceeded"})
         status, answer = triton.get("POST /v2/repository/models/{model}/{verb}".format(**asked), None)
         code = {200: "OK", 400: "INVALID_ARGUMENT", 500: "INTERNAL"}[status]
-        return 0, "a warning\n" + json.dumps({"code": code, "words": "" if status == 200 else answer["error"]}) + "\n"
+        return 0, "a warning\n" + json.dumps({"code": code, "message": "" if status == 200 else answer["error"]}) + "\n"
 
     return runner
 
@@ -113,8 +113,10 @@ def change(port: int, models: dict[str, Any], timeout: float = 300, key: Any = N
         made.apply()
     except repository.Refused as error:
         return {"failed": True, "msg": str(error)}
-    names = ("loaded", "unloaded", "unchanged", "reasons", "hung")
-    return {"failed": bool(made.why()), "msg": made.why(), **{name: getattr(made, name) for name in names}}
+    names = ("loaded", "unloaded", "reasons", "hung")
+    unchanged = sorted(set(models) - set(made.to_load))
+    result = {"failed": bool(made.why()), "msg": made.why(), "unchanged": unchanged}
+    return {**result, **{name: getattr(made, name) for name in names}}
 
 
 def run(triton: Triton, models: dict[str, Any], grpc: bool = True, **more: Any) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def test_foreign_model_of_another_alphabet_is_unloaded() -> None:
     assert triton.did == ["unload \ubaa8\ub378"]
 
 
-@pytest.mark.parametrize("name", NAMELESS)
+@pytest.mark.parametrize("name", URL_UNSAFE_NAMES)
 def test_foreign_model_that_no_request_can_name_keeps_no_other_from_being_loaded(name: str) -> None:
     triton = Triton({"digits": model()}, {"digits": OLD, name: OLD})
     result = run(triton, {"digits": model()}, grpc=False)
@@ -222,7 +224,7 @@ def test_every_refusal_is_told_in_tritons_words_and_the_others_are_loaded() -> N
     assert result["loaded"] == ["faces"]
     assert result["reasons"] == {
         "digits": f"status INVALID_ARGUMENT: {TRACEBACK.strip()}",
-        "all": "not loaded, because its step digits was not",
+        "all": "not loaded, because its step digits was not loaded",
         "words": "status INTERNAL: failed to load 'words', failed to poll from model repository",
     }
     for words in (f"\n  - model digits: status INVALID_ARGUMENT: {TRACEBACK.strip()}", "\n  - model words: status INTERNAL"):
@@ -278,10 +280,13 @@ def test_a_server_without_grpc_is_asked_over_http_with_its_key(tmp_path: Path) -
     [
         (
             (1, "No module named 'grpc'"),
-            "reached the server: the client in the container ended with 1 and without an answer: No module",
+            "reached the server: the client in the container ended with 1 and without a response: No module",
         ),
-        ((0, '{"code": "UNAVAILABLE", "words": "Socket closed"}'), "the server broke off: Socket closed"),
-        ((0, '{"code": "UNAVAILABLE", "words": "This protocol is restricted"}'), "status UNAVAILABLE: This protocol is restricted"),
+        ((0, '{"code": "UNAVAILABLE", "message": "Socket closed"}'), "the server broke off: Socket closed"),
+        (
+            (0, '{"code": "UNAVAILABLE", "message": "This protocol is restricted"}'),
+            "status UNAVAILABLE: This protocol is restricted",
+        ),
         (
             OSError("the engine answered 409: is not running"),
             "no request reached the server: the engine answered 409",

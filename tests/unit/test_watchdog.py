@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch import watch
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import Evidence, Judge
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library as libraries
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
-from helpers import FIXTURES, NAMELESS, UTF8, fleet, http_server, unix_server, until
+from helpers import FIXTURES, URL_UNSAFE_NAMES, UTF8, fleet, http_server, unix_server, until
 
 # What Triton 24.01 and 24.10 gave: `healthy`, a request answered by each of two models; `hung`, both instances of `hang` hang and
 # one request waits; `reloaded`, `hang` was unloaded and loaded
@@ -1044,7 +1044,7 @@ def test_name_is_asked_for_by_its_very_bytes(engine: Any, triton: Any, stub: Any
     assert host_of(triton).reload(name) == "unloaded and loaded it"
 
 
-@pytest.mark.parametrize("name", [*NAMELESS, "\ud800"])
+@pytest.mark.parametrize("name", [*URL_UNSAFE_NAMES, "\ud800"])
 def test_name_that_no_request_can_hold_ends_no_look(engine: Any, triton: Any, stub: Any, name: str) -> None:
     serve(triton, "ok", name)
     look = host_of(triton).look()
@@ -1242,7 +1242,7 @@ def by_grpc(engine: Any, *said: dict[str, str]) -> None:
 def test_reload_goes_by_grpc_inside_the_container_and_keeps_no_thread_of_http(engine: Any, triton: Any, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("0123456789-secret\n")
     key = {"name": "npufleet-key", "path": str(tmp_path / "key")}
-    by_grpc(engine, {"code": "OK", "words": ""}, {"code": "OK", "words": ""})
+    by_grpc(engine, {"code": "OK", "message": ""}, {"code": "OK", "message": ""})
     assert host_of(triton, grpc=True, key=key).reload("ok") == "unloaded and loaded it"
     assert not [request for request in triton.asked if "/repository/models/" in request]
     commands = [json.loads(body)["Cmd"] for body in engine.bodies if b'"Cmd"' in body]
@@ -1260,8 +1260,8 @@ def test_reload_goes_by_grpc_inside_the_container_and_keeps_no_thread_of_http(en
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"code": "INVALID_ARGUMENT", "words": "no\nmemory"}, r"would not unload it \(status INVALID_ARGUMENT: no memory\)"),
-        ({"kode": ""}, "the client in the container ended with 0 and without an answer"),
+        ({"code": "INVALID_ARGUMENT", "message": "no\nmemory"}, r"would not unload it \(status INVALID_ARGUMENT: no memory\)"),
+        ({"kode": ""}, "the client in the container ended with 0 and without a response"),
     ],
 )
 def test_reload_by_grpc_that_fails_says_why(engine: Any, triton: Any, said: dict[str, str], words: str) -> None:

@@ -206,7 +206,7 @@ class ContainerDriver(Driver):
         return gone
 
     def runner(self) -> Optional[control.Runner]:
-        return control.inside(self.name) if self.server["grpc"] else None
+        return control.container_runner(self.name) if self.server["grpc"] else None
 
     def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
         return check_client.prove(checks["image"], document, checks["program"], headers)

@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import chec
 from ansible_collections.npufleet.triton.plugins.module_utils.process.supervised import ProcessError
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Change, Refused, Server
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import from_elsewhere
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import served_without_release
 
 # The rollback report of a change that ended before its first step
 NOTHING = "nothing was changed"
@@ -362,7 +362,7 @@ class HostChange:
         if previous.get("served") is None:
             return self.models
         own = {name: model for name, model in self.models.items() if model["release"] is not None}
-        return {**own, **{name: dict(server.CLOUD) for name in from_elsewhere(previous["served"])}}
+        return {**own, **{name: dict(server.CLOUD) for name in served_without_release(previous["served"])}}
 
     def _serve_linked(self) -> None:
         """Make the running server serve the releases that the served/ links point to. Restart it if it does not load them."""

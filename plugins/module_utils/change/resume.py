@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models im
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import from_elsewhere, read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served, served_without_release
 
 WHY = "its run is gone, the host rolled it back"
 # Errors whose message is meant for an operator
@@ -146,7 +146,7 @@ def serve_linked(
             return
         served = read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
         # Ignore models that come from object stores, because the host has no list of them
-        foreign = [] if served is None else from_elsewhere(served)
+        foreign = [] if served is None else served_without_release(served)
         known = {name: versions for name, versions in (served or {}).items() if name in desired["models"] or name not in foreign}
         left = None if served is None else server.diff_models(desired, known)
         if left == []:

@@ -82,7 +82,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "backends": os.path.isdir(backends_path(root, desired["backends"])),
     }
     if desired["key"]:
-        actual["key"] = keys.flaw(key_path(root), desired["fingerprint"])["words"]
+        actual["key"] = keys.flaw(key_path(root), desired["fingerprint"])["flaw"]
     if found is not None:
         actual["hung"] = hanging_loads(root, "", pid or 0)
         actual["served"] = read_served(desired)
@@ -114,7 +114,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 def write_key(desired: Mapping[str, Any], own: str) -> bool:
     """Write the key of the server if it is missing or wrong: the operator's own key or a new one. Return True if it was written."""
     path = key_path(desired["root"])
-    if not desired["key"] or not keys.flaw(path, desired["fingerprint"])["words"]:
+    if not desired["key"] or not keys.flaw(path, desired["fingerprint"])["flaw"]:
         return False
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     os.chmod(os.path.dirname(path), 0o700)

@@ -34,7 +34,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, netloc
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE, is_url_safe, netloc
 
 UNITS = ("docker", "containerd", "npufleet*")
 PACKAGES = (
@@ -303,8 +303,8 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         index = _answer(address, port, limits, "/v2/repository/index", "POST", key)
         for part in index if not shapes.mismatch(index, [{"name": str}]) else ():
             path = "/v2/models/{}/versions/{}/config".format(part["name"], part.get("version", 1))
-            if not can_be_asked(part["name"]):
-                found[path] = {"error": NAMELESS}
+            if not is_url_safe(part["name"]):
+                found[path] = {"error": URL_UNSAFE}
                 continue
             try:
                 found[path] = _answer(address, port, limits, path, headers=key)

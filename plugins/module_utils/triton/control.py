@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and unloads over gRPC, sent by a process in the server's container, which uses the grpc package of the image.
+"""Requests to load and unload models over gRPC. A process in the server's container sends them with the image's grpc package.
 
-The process encodes the requests itself (grpc_service.proto of Triton), because the import of tritonclient takes 0.6 s of a core.
-A load over HTTP would block one of Triton's few HTTP threads, with all keep-alive connections of that thread, until the load ends.
+The process encodes the requests itself (grpc_service.proto of Triton), because importing tritonclient takes 0.6 s of a core.
+A load over HTTP would block one of Triton's few HTTP threads, and all keep-alive connections of that thread, until the load ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 PORT = 8001
 # Seconds that the process may take in addition to its request, mainly to start python3 in the container
 GRACE = 60.0
-# Limit of the characters of Triton's message. PROGRAM has the same limit.
-WORDS = 4000
-ANSWER = {"code": str, "words": shapes.TEXT_OR_NULL}
-DEADLINE, GONE = "DEADLINE_EXCEEDED", "UNAVAILABLE"
-# The program that python3 runs in the container. It reads the key from a file, so that no command line contains the key.
+# Largest number of characters of Triton's message. PROGRAM has the same limit.
+MAX_MESSAGE = 4000
+# The output of PROGRAM: the gRPC status code, and Triton's message
+RESPONSE = {"code": str, "message": shapes.TEXT_OR_NULL}
+DEADLINE_EXCEEDED, UNAVAILABLE = "DEADLINE_EXCEEDED", "UNAVAILABLE"
+# The gRPC client that python3 runs in the container. Its argument is the request as JSON: port, model, verb, timeout in seconds,
+# and key (name of the header, path of the file). The client reads the key from a file, so that no command line contains the key.
 PROGRAM = """
 import json, os, sys
 import grpc
@@ -31,28 +33,28 @@ def field(number, value):
     while left > 127:
         length, left = length + bytes([left & 127 | 128]), left >> 7
     return bytes([number << 3 | 2]) + length + bytes([left]) + value
-asked = json.loads(sys.argv[1])
+request = json.loads(sys.argv[1])
 metadata = []
 try:
-    with open(asked["key"]["path"]) as source:
-        metadata = [("triton-grpc-protocol-" + asked["key"]["name"], source.read().strip())]
+    with open(request["key"]["path"]) as source:
+        metadata = [("triton-grpc-protocol-" + request["key"]["name"], source.read().strip())]
 except (OSError, TypeError):
     pass
-# A proxy of the container's environment is for what it fetches. Triton's reason is metadata, of which gRPC takes 8 KB by itself.
+# A proxy in the container's environment is not meant for this request. gRPC limits metadata, such as Triton's message, to 8 KB.
 options = [("grpc.enable_http_proxy", 0), ("grpc.max_metadata_size", 1 << 22), ("grpc.absolute_max_metadata_size", 1 << 22)]
-channel = grpc.insecure_channel("127.0.0.1:%d" % asked["port"], options=options)
-request = field(2, asked["model"].encode())
-if asked["verb"] == "unload":
+channel = grpc.insecure_channel("127.0.0.1:%d" % request["port"], options=options)
+body = field(2, request["model"].encode())
+if request["verb"] == "unload":
     # ModelRepositoryParameter: bool_param, false
-    request += field(3, field(1, b"unload_dependents") + field(2, bytes([8, 0])))
-call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModel" + asked["verb"].capitalize())
+    body += field(3, field(1, b"unload_dependents") + field(2, bytes([8, 0])))
+call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModel" + request["verb"].capitalize())
 try:
-    call(request, timeout=asked["timeout"], metadata=metadata)
-    said = {"code": "OK", "words": ""}
+    call(body, timeout=request["timeout"], metadata=metadata)
+    response = {"code": "OK", "message": ""}
 except grpc.RpcError as error:
-    said = {"code": error.code().name, "words": error.details()[:4000]}
-# In one piece, as the engine sends each write as a frame of its own
-os.write(1, json.dumps(said).encode() + b"\\n")
+    response = {"code": error.code().name, "message": error.details()[:4000]}
+# One write, because the engine sends each write as a separate frame
+os.write(1, json.dumps(response).encode() + b"\\n")
 """
 
 # A function that runs a command in a container, with a limit in seconds, and returns (exit code, output)
@@ -63,21 +65,21 @@ class ControlError(Exception):
     """The reason why no request reached the server."""
 
 
-def inside(container: str) -> Runner:
+def container_runner(container: str) -> Runner:
     """Return a function that runs commands in a container through the engine."""
     return lambda command, seconds: Engine(timeout=seconds).execute(container, command)
 
 
-def ask(run: Runner, verb: str, model: str, timeout: float, key: Optional[Mapping[str, str]], port: int = PORT) -> Tuple[str, str]:
+def send(run: Runner, verb: str, model: str, timeout: float, key: Optional[Mapping[str, str]], port: int = PORT) -> Tuple[str, str]:
     """Send one request to `load` or `unload` a model, and return (gRPC code, message). Raises ControlError."""
-    asked: Dict[str, Any] = {"verb": verb, "model": model, "timeout": timeout, "key": dict(key) if key else None, "port": port}
+    request: Dict[str, Any] = {"verb": verb, "model": model, "timeout": timeout, "key": dict(key) if key else None, "port": port}
     try:
-        code, said = run(["python3", "-c", PROGRAM, json.dumps(asked)], timeout + GRACE)
+        code, output = run(["python3", "-c", PROGRAM, json.dumps(request)], timeout + GRACE)
     except OSError as error:
         raise ControlError(str(error)) from None
     try:
-        answer = shapes.parse_as(said.strip().rpartition("\n")[2], ANSWER)
-        return answer["code"], (answer["words"] or "")[:WORDS]
+        response = shapes.parse_as(output.strip().rpartition("\n")[2], RESPONSE)
+        return response["code"], (response["message"] or "")[:MAX_MESSAGE]
     except ValueError:
-        words = " ".join(said.split())[-600:]
-        raise ControlError(f"the client in the container ended with {code} and without an answer: {words}") from None
+        tail = " ".join(output.split())[-600:]
+        raise ControlError(f"the client in the container ended with {code} and without a response: {tail}") from None

@@ -13,8 +13,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils import exchange, s
 # Default limit of an exchange in seconds
 SECONDS = 5.0
 # Characters that the path of a request cannot contain without percent-encoding, which Triton does not decode
-_UNASKABLE = re.compile(r"[\x00-\x20\x7f/?#\ud800-\udfff]")
-NAMELESS = "its name has a space, a control character, / ? or #, which no request over HTTP can carry"
+_URL_UNSAFE_CHARACTER = re.compile(r"[\x00-\x20\x7f/?#\ud800-\udfff]")
+# The reason why a model with an unsafe name cannot be queried
+URL_UNSAFE = "its name has a space, a control character, / ? or #, which no request over HTTP can carry"
 
 
 def netloc(address: str, port: Any) -> str:
@@ -22,9 +23,9 @@ def netloc(address: str, port: Any) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def can_be_asked(model: str) -> bool:
-    """Return True if the path of a request can contain the name of this model. If not, `NAMELESS` is the reason."""
-    return bool(model) and not _UNASKABLE.search(model)
+def is_url_safe(model: str) -> bool:
+    """Return True if a URL can contain the name of this model."""
+    return bool(model) and not _URL_UNSAFE_CHARACTER.search(model)
 
 
 def http_bytes(
@@ -35,36 +36,28 @@ def http_bytes(
     timeout: Optional[float] = None,
     body: str = "",
     headers: Optional[Dict[str, str]] = None,
+    *,
     size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
     """Send a request, and return (status, body). Raises OSError, or exchange.TooLong if the body has more than `size` bytes."""
-    framed = None if size is None else exchange.LINES * exchange.LINE + exchange.FRAMING * size
-    budget = exchange.Budget(timeout or SECONDS, framed)
+    received = None if size is None else exchange.LINES * exchange.LINE + exchange.FRAMING * size
+    budget = exchange.Budget(timeout or SECONDS, received)
     with exchange.connect(address, port, budget) as connected:
         host = {"Host": netloc(address, port), **(headers or {})}
         return exchange.exchange(connected, method, resource, host, body.encode() or None, budget, size=size)
 
 
-def http_json(
-    address: str,
-    port: int,
-    method: str,
-    resource: str,
-    timeout: Optional[float] = None,
-    body: str = "",
-    headers: Optional[Dict[str, str]] = None,
-    size: Optional[int] = None,
-) -> Tuple[int, Any]:
-    """Send a request, and return (status, data of `parsed`), or (0, reason) if the exchange failed."""
+def http_json(*request: Any, size: Optional[int] = None, **options: Any) -> Tuple[int, Any]:
+    """Send a request as http_bytes does. Return (status, data of `parsed`), or (0, reason) if the exchange failed."""
     try:
-        status, raw = http_bytes(address, port, method, resource, timeout, body, headers, size)
+        status, raw = http_bytes(*request, size=size, **options)
     except OSError as error:
         return 0, str(error)
     return status, parsed(raw, size)
 
 
 def parsed(raw: bytes, size: Optional[int] = None) -> Any:
-    """Return the data of a JSON body, the first 500 characters of any other body, None for an empty one."""
+    """Return the data of a JSON body, the first 500 characters of any other body, or None for an empty body."""
     text = raw.decode("utf-8", "replace")
     try:
         data = shapes.parse(text, size or shapes.SIZE) if raw else None

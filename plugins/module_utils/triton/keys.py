@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a host's server, which requests to restricted APIs must carry, and the check of the file that contains the key.
+"""The key of a host's server, which requests to restricted APIs must contain, and the check of the file that contains the key.
 
 A key is generated on its host and stays there. The container, the plan and the controller only get the path of the file.
 """
@@ -34,7 +34,7 @@ SHELL = "npufleet"
 
 @cache
 def fingerprint(key: str) -> str:
-    """Return a digest to compare keys. It is slow to compute, because plans show it and a person may have chosen a weak key."""
+    """Return a digest to compare keys. Its computation is slow, because plans show it and a person may have chosen a weak key."""
     return hashlib.pbkdf2_hmac("sha256", key.encode(), b"npufleet", 100_000).hex()
 
 
@@ -54,23 +54,23 @@ def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
 
 
 def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
-    """Return {"words": the flaw of the file or None if it has none, "other": True if another key has to be written}.
+    """Return {"flaw": what is wrong with the file, or None; "rewrite": True if a key has to be written again}.
 
-    `desired` is the fingerprint of the desired key, None if any key will do. `group` may have read access, and must have it if
-    `needed`.
+    `desired` is the fingerprint of the desired key, None if any key is accepted. `group` may have read access, and must have it
+    if `needed`.
     """
     found = content(path)
     if found is None:
-        return {"words": "no key in it" if os.path.lexists(path) else "nothing", "other": True}
+        return {"flaw": "no key in it" if os.path.lexists(path) else "missing", "rewrite": True}
     if desired and fingerprint(found) != desired:
-        return {"words": "another key", "other": True}
-    for entry, alone, shared in ((os.path.dirname(path), 0o700, 0o050), (path, 0o600, 0o040)):
+        return {"flaw": "another key", "rewrite": True}
+    for entry, owner_mode, group_mode in ((os.path.dirname(path), 0o700, 0o050), (path, 0o600, 0o040)):
         state = os.lstat(entry)
         mode, mine = stat.S_IMODE(state.st_mode), group and state.st_gid == group
         kind = "a link" if stat.S_ISLNK(state.st_mode) else f"mode {mode:04o} of user {state.st_uid} and group {state.st_gid}"
-        if mode & ~(alone | shared if mine else alone) or state.st_uid != os.geteuid() or stat.S_ISLNK(state.st_mode):
+        if mode & ~(owner_mode | group_mode if mine else owner_mode) or state.st_uid != os.geteuid() or stat.S_ISLNK(state.st_mode):
             # Another account may have read the key. A generated key is replaced. A key that the operator has set stays.
-            return {"words": f"{kind} at {entry}", "other": not desired}
-        if needed and not (mine and mode & shared == shared):
-            return {"words": f"{kind} at {entry}", "other": False}
-    return {"words": None, "other": False}
+            return {"flaw": f"{kind} at {entry}", "rewrite": not desired}
+        if needed and not (mine and mode & group_mode == group_mode):
+            return {"flaw": f"{kind} at {entry}", "rewrite": False}
+    return {"flaw": None, "rewrite": False}

@@ -60,7 +60,7 @@ def loading(lines: Sequence[str]) -> Set[str]:
     return found
 
 
-def so_far(lines: Sequence[str], names: Sequence[str]) -> str:
+def progress(lines: Sequence[str], names: Sequence[str]) -> str:
     """Return the progress of a server that does not answer yet: the models that it is loading, else the last entry of its log."""
     waiting = sorted(loading(lines) & set(names))
     if waiting:

@@ -33,48 +33,48 @@ NAMES = (
     "trace-config", "trace-count", "trace-file", "trace-level", "trace-log-frequency", "trace-rate", "version",
     "vertex-ai-default-model", "vertex-ai-port", "vertex-ai-thread-count",
 )  # fmt: skip
-# Options that 24.01 does not have. If a prefix fits one of these and an older option, it means the older option: only a server
+# Options that 24.01 lacks. A prefix that fits one of these and an older option means the older option, because only a server
 # without the newer option accepts such a prefix.
 LATER = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 BARE = ("disable-auto-complete-config", "help", "version")
-# The name of an option. Other words must not get into a template.
+# The name of an option. Other text must not get into a template.
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]:
-    """Return the (option, value) pairs of tritonserver's arguments, and the arguments that are no options.
+    """Return the (option, value) pairs of tritonserver's arguments, and the arguments that are not options.
 
     The rules are those of getopt_long: `--a=b` equals `--a b`, a unique prefix stands for its option, and `--` ends the options.
     """
     found: List[Tuple[str, str]] = []
-    strange: List[str] = []
+    others: List[str] = []
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         name, equals, value = word[2:].partition("=")
         if word == "--":
-            strange += rest
+            others += rest
             break
         if not word.startswith("--") or not OPTION.fullmatch(name):
-            strange.append(word)
+            others.append(word)
             continue
         name = full_name(name)
         if not equals and name not in BARE:
             value = rest.pop(0) if rest else ""
         found.append((name, value))
-    return found, strange
+    return found, others
 
 
 def full_name(name: str) -> str:
     """Return the full name of an option from its name or a prefix. An unknown or ambiguous name is returned unchanged."""
-    begun = [option for option in NAMES if option.startswith(name)]
-    known = [option for option in begun if option not in LATER] or begun
-    return known[0] if name not in NAMES and len(known) == 1 else name
+    matches = [option for option in NAMES if option.startswith(name)]
+    matches = [option for option in matches if option not in LATER] or matches
+    return matches[0] if name not in NAMES and len(matches) == 1 else name
 
 
-def last(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
-    """Return the value of the last occurrence of an option, which is the one that counts."""
+def last_value(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
+    """Return the value of the last occurrence of an option, because Triton ignores earlier occurrences."""
     return next((value for entry, value in reversed(given) if entry == name), default)
 
 
@@ -84,7 +84,7 @@ def repositories(argv: Sequence[str], directory: str) -> List[str]:
     return [entry if "://" in entry else posixpath.normpath(posixpath.join(directory, entry)) for entry in found]
 
 
-def idles(config: Mapping[str, Any]) -> bool:
+def starts_no_server(config: Mapping[str, Any]) -> bool:
     """Return True if the container's own command starts no server, such as `bash` or `sleep infinity`."""
     command = list(config.get("Cmd") or [])
     if not command:
@@ -118,7 +118,7 @@ def key_headers(argv: Sequence[str]) -> Dict[str, str]:
 def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]:
     """Return (address, port) at which the host reaches the server's HTTP service, even if the port is not published."""
     given = options(argv[1:])[0]
-    port = int(last(given, "http-port", "8000"))
+    port = int(last_value(given, "http-port", "8000"))
     if inspect["HostConfig"].get("NetworkMode") == "host":
         listen = listen_address(given, "http")
         return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
@@ -129,4 +129,4 @@ def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]
 
 def listen_address(given: Sequence[Tuple[str, str]], service: str) -> str:
     """Return the value of `--http-address` or another service's option, without the prefix `ipv6:`."""
-    return re.sub("^ipv6:", "", last(given, service + "-address"))
+    return re.sub("^ipv6:", "", last_value(given, service + "-address"))

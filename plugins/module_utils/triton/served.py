@@ -10,10 +10,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE, http_json, is_url_safe
 
 RELEASE = "npufleet_release"
-# Limit of the seconds for all requests together: the index, and the config of each model
+# Time limit in seconds of all requests together: the index, and the config of each model
 SECONDS = 60.0
 # The number of a version in the index
 VERSION = re.compile(r"[0-9]{1,19}")
@@ -24,15 +24,15 @@ METADATA = {"version": str}
 ENSEMBLE = {"ensemble_scheduling": {"step": [{"model_name": str}]}}
 
 
-def query(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
+def query(server: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
     """Send one request with the server's key, and return (status, data of the response)."""
-    return http_json(wanted["address"], wanted["http_port"], method, resource, headers=keys.headers(wanted.get("key")))
+    return http_json(server["address"], server["http_port"], method, resource, headers=keys.headers(server.get("key")))
 
 
-def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     """Return {model: {version: {"state", "reason", "release"}}}, None if the server does not answer in time."""
-    ends = time.monotonic() + SECONDS
-    status, index = query(wanted, "POST", "/v2/repository/index")
+    deadline = time.monotonic() + SECONDS
+    status, index = query(server, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
         return None
     served: Dict[str, Any] = {}
@@ -45,14 +45,30 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             served.setdefault(name, {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
             continue
         release = None
-        if time.monotonic() >= ends:
+        if time.monotonic() >= deadline:
             return None
-        if model["state"] == "READY" and can_be_asked(name):
-            release = _loaded_release(wanted, name, version)
+        if model["state"] == "READY" and is_url_safe(name):
+            release = _loaded_release(server, name, version)
         elif model["state"] == "READY":
-            reason = NAMELESS
+            reason = URL_UNSAFE
         served.setdefault(name, {})[version] = {"state": model["state"][:STATE], "reason": reason, "release": release}
     return served
+
+
+def loaded_versions(versions: Mapping[str, Any]) -> List[str]:
+    """Return the versions of a model that are READY or LOADING."""
+    return [number for number, version in versions.items() if version["state"] in ("READY", "LOADING")]
+
+
+def in_sync(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Return True if exactly the desired versions are READY with the desired release, and no other version is loaded.
+
+    A model that Triton itself reads from an object store has no release. One READY version of it is enough.
+    """
+    if model["release"] is None:
+        return any(version["state"] == "READY" for version in versions.values())
+    ready = {number for number, entry in versions.items() if entry["state"] == "READY" and entry["release"] == model["release"]}
+    return ready == set(model["versions"]) and ready.issuperset(loaded_versions(versions))
 
 
 def version_of(metadata: Any) -> Optional[str]:
@@ -67,8 +83,8 @@ def steps_of(config: Any) -> List[str]:
     return [step["model_name"] for step in config["ensemble_scheduling"]["step"]]
 
 
-def from_elsewhere(served: Mapping[str, Any]) -> List[str]:
-    """Return the READY models without a release. The server does not read them from the store, but from an object store, say."""
+def served_without_release(served: Mapping[str, Any]) -> List[str]:
+    """Return the READY models without a release. The server reads them from another source, such as an object store."""
     ready = {
         name: [version["release"] for version in versions.values() if version["state"] == "READY"]
         for name, versions in served.items()
@@ -76,9 +92,9 @@ def from_elsewhere(served: Mapping[str, Any]) -> List[str]:
     return sorted(name for name, releases in ready.items() if releases and not any(releases))
 
 
-def _loaded_release(wanted: Mapping[str, Any], name: str, version: str) -> Optional[str]:
-    """Return the release digest in a model's config as the server has it in memory, None if the config has no digest."""
-    status, config = query(wanted, "GET", f"/v2/models/{name}/versions/{version}/config")
+def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:
+    """Return the release digest in a model's config as the server has it in memory, or None if the config has no digest."""
+    status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or not isinstance(config, dict):
         return None
     parameters = config.get("parameters")

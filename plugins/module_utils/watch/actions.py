@@ -129,9 +129,9 @@ class Host(Observer):
     def control(self, model: str, verb: str, timeout: float) -> None:
         """Send a request to load or unload a model. Raises Failure if Triton refuses the request."""
         settings = self.settings
-        run = control.inside(settings.container) if settings.grpc else None
+        run = control.container_runner(settings.container) if settings.grpc else None
         try:
-            repository.Server(settings.address, settings.http_port, timeout, settings.key, run).ask(model, verb)
+            repository.Server(settings.address, settings.http_port, timeout, settings.key, run).request(model, verb)
         except repository.Refused as reason:
             raise Failure(f"Triton would not {verb} it ({' '.join(str(reason).split())[:400]})") from None
 

@@ -78,7 +78,7 @@ class Observer:
         page = self.metrics()
         index = self.index() if page is not None else None
         ready = self.ready(index or {})
-        nameless = tuple(sorted(model for model in index or {} if not http_api.can_be_asked(model)))
+        nameless = tuple(sorted(model for model in index or {} if not http_api.is_url_safe(model)))
         dead, loads = self._dead(init, ready.served), stuck_load.look(init)
         return Evidence(now, facts["Id"] + state["StartedAt"], age, page, index, dead, ready.ensembles, nameless, loads)
 
@@ -134,7 +134,7 @@ class Observer:
         deadline = time.monotonic() + LOOK
         for model, versions in index.items():
             for version, state in versions.items():
-                if state != "READY" or not version.isdigit() or not http_api.can_be_asked(model):
+                if state != "READY" or not version.isdigit() or not http_api.is_url_safe(model):
                     continue
                 if time.monotonic() >= deadline:
                     raise Failure(f"the server did not return its {len(index)} models within {LOOK:.0f} s")

@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import actions, journal
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.evidence import Failure
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import STUCK, Evidence, Finding, Judge
@@ -83,7 +83,7 @@ class Watchdog:
             return
         self._nameless = evidence.nameless
         for model in evidence.nameless:
-            journal.log(f"model {model}: {NAMELESS}. Its processes are not watched until it is renamed", journal.WARNING)
+            journal.log(f"model {model}: {URL_UNSAFE}. Its processes are not watched until it is renamed", journal.WARNING)
 
     def _note_well(self, evidence: Evidence) -> None:
         if evidence.metrics is None:

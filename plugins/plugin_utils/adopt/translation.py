@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import driv
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
     SERVER,
-    last,
+    last_value,
     listen_address,
     options,
     repositories,
@@ -280,8 +280,8 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
     for service, usual in SERVICES.items():
         if not variables.get(f"triton_server_allow_{service}", True):
             continue
-        inside = last(given, service + "-port", str(usual))
-        listens = last(given, service + "-address")
+        inside = last_value(given, service + "-port", str(usual))
+        listens = last_value(given, service + "-address")
         if not on_host and listens not in ("", "0.0.0.0", "::", "ipv6:::"):
             left_out.append(f"--{service}-address={listens}: the managed server listens on every address of its container")
         bindings = published.get(f"{inside}/tcp") or []
@@ -311,7 +311,7 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
             )
     if on_host:
         left_out.append("network host: the managed container has a network of its own and publishes its ports")
-    used = {last(given, service + "-port", str(usual)) + "/tcp" for service, usual in SERVICES.items()}
+    used = {last_value(given, service + "-port", str(usual)) + "/tcp" for service, usual in SERVICES.items()}
     for port, bindings in sorted(published.items()):
         if port not in used and bindings:
             left_out.append(f"port {port}: it belongs to no service of Triton")

@@ -20,7 +20,7 @@ def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[st
             status = os.fstat(source.fileno())
             digest = hashlib.sha256(source.read()).hexdigest()
     except OSError:
-        return "nothing"
+        return "missing"
     if digest != desired["sha256"]:
         return f"SHA-256 {digest[:12]}"
     mode = stat.S_IMODE(status.st_mode)

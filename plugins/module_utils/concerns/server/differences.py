@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import in_sync
 
 CONCERN = "server"
 HANGING, VERSION = "loads", "version"
@@ -39,7 +40,7 @@ def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterat
         yield item(CONCERN, "credentials", actual["credentials"], sealed_file, "write")
     if actual.get("key"):
         owner = "the operator's key" if desired["key_fingerprint"] else "a key of this host"
-        yield item(CONCERN, "key", actual["key"]["words"], f"{owner}, {readers}", "key")
+        yield item(CONCERN, "key", actual["key"]["flaw"], f"{owner}, {readers}", "key")
     if actual["absent"]:
         yield item(CONCERN, ABSENT, "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT)
 
@@ -73,7 +74,7 @@ def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced:
         log = ": " + actual["log"] if actual.get("log") else ""
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
         return
-    if ((actual.get("key") or {}).get("other") or actual.get("closed")) and not replaced:
+    if ((actual.get("key") or {}).get("rewrite") or actual.get("closed")) and not replaced:
         # A server reads its key only when it starts.
         path = (desired["key"] or {}).get("path", "no file")
         yield item(CONCERN, "key in use", "another key", f"that of {path}", "restart")
@@ -107,15 +108,7 @@ def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[I
     for name in sorted(desired["models"]):
         model = desired["models"][name]
         versions = served.get(name) or {}
-        if model["release"] is None:
-            if not any(version["state"] == "READY" for version in versions.values()):
-                plan.append(item(CONCERN, name, _actual_versions(versions), "READY out of its object store", action))
-            continue
-        good = {
-            version for version, state in versions.items() if state["state"] == "READY" and state["release"] == model["release"]
-        }
-        loaded = {version for version, state in versions.items() if state["state"] in ("READY", "LOADING")}
-        if good != set(model["versions"]) or loaded - good:
+        if not in_sync(versions, model):
             plan.append(item(CONCERN, name, _actual_versions(versions), _desired_versions(model), action))
     for name in sorted(set(served) - set(desired["models"])):
         if any(entry["state"] == "READY" for entry in served[name].values()):
@@ -130,10 +123,12 @@ def _actual_versions(versions: Mapping[str, Any]) -> Optional[str]:
         state = versions[version]
         tail = plain(state["reason"])
         if state["state"] == "READY":
-            tail = (state["release"] or "no release")[:12] + (f" ({NAMELESS})" if state["reason"] == NAMELESS else "")
+            tail = (state["release"] or "no release")[:12] + (f" ({URL_UNSAFE})" if state["reason"] == URL_UNSAFE else "")
         texts.append("version {} {} {}".format(version, state["state"], tail).strip())
     return ", ".join(texts) or None
 
 
 def _desired_versions(model: Mapping[str, Any]) -> str:
+    if model["release"] is None:
+        return "READY out of its object store"
     return ", ".join("version {} READY {}".format(version, model["release"][:12]) for version in model["versions"])

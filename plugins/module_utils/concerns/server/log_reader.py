@@ -15,8 +15,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
     last_words,
     loading,
     log_lines,
+    progress,
     reasons,
-    so_far,
 )
 
 
@@ -29,7 +29,7 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
     lines = log_lines(engine, name, _log_start(desired["root"], inspect))
     failed = [reason for reason in reasons(lines, sorted(desired["models"])).values() if reason.startswith("failed to load ")]
     # The log of a restarted server has the reason why it ended. The log of a server that still starts has its progress.
-    rest = last_words(engine, name) if restarted else so_far(lines, sorted(desired["models"]))
+    rest = last_words(engine, name) if restarted else progress(lines, sorted(desired["models"]))
     return {"log": "; ".join(failed) or rest, "cut_off": interrupted_loads(engine, desired, state) if restarted else []}
 
 

@@ -35,7 +35,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         actual["credentials"] = credentials.problem(desired["credentials"], **desired["reader"])
     if desired.get("key"):
         flaw = keys.flaw(desired["key"]["path"], desired["key_fingerprint"], **desired["reader"])
-        actual.update({"key": flaw} if flaw["words"] else {})
+        actual.update({"key": flaw} if flaw["flaw"] else {})
     return actual
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from typing import Iterator, Set
 
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import can_be_asked
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import is_url_safe
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, HANGS, Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
@@ -31,7 +31,7 @@ def _model(model: Model) -> Iterator[Finding]:
     """Yield the error of a name that no request can contain, or that the shell that starts a Python model would misread."""
     rule, todo = "model name", "Rename its directory"
     python = model.backend in ("python", "rbln")
-    if not can_be_asked(model.name):
+    if not is_url_safe(model.name):
         expected = "no space, control character, ? or #, as no HTTP request can contain them"
         yield model.file_error(
             rule, "", f"{model.name!r}", expected, todo, HANGS if python else "loads it, and no request reaches it"
