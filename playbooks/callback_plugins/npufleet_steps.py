@@ -34,16 +34,16 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Record the strategy. With `linear`, all hosts run the same task, so every step has ended when the next task begins."""
-        STEPS.settle()
+        STEPS.mark_lost()
         self._linear = str(play.strategy).rpartition(".")[2] == "linear"
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         if self._linear:
-            STEPS.settle()
+            STEPS.mark_lost()
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
         if self._linear:
-            STEPS.settle()
+            STEPS.mark_lost()
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
         STEPS.begin(host.get_name(), task._uuid, task.get_name())

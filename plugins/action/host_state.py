@@ -128,7 +128,7 @@ class ActionModule(FleetAction):
             told = self._complete(result, manifests, handed)
         if self._task.args.get("concerns") is None and "image" in concerns:
             # These remarks are about the whole host, so only a call for all concerns returns them.
-            told["warnings"] = [*told.get("warnings", []), *row_remarks.untested(variables)]
+            told["warnings"] = [*told.get("warnings", []), *row_remarks.untested_remarks(variables)]
             told["untested"] = variables["npufleet_row"].get("untested")
         return self._for_playbooks(told, variables, batched=boolean(arguments.get("linked", False)))
 

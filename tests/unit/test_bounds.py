@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -192,8 +193,18 @@ def test_other_numbers_and_lists_have_bounds(given: dict[str, Any]) -> None:
     assert " expected " in reason
 
 
+def numbers_without_bound(where: str, spec: Mapping[str, Any]) -> list[str]:
+    """Return the whole numbers in a variable that have no bound, in the form of the keys of BOUNDS."""
+    parts = {f".{key}": option for key, option in (spec.get("options") or {}).items()}
+    parts |= {suffix: spec[key] for suffix, key in (("[]", "element"), ("[*]", "values")) if key in spec}
+    own = [where] if spec.get("type") == "int" and "bound" not in spec else []
+    return own + [name for suffix, part in parts.items() for name in numbers_without_bound(where + suffix, part)]
+
+
 def test_every_number_of_the_specs_has_a_bound() -> None:
-    assert bounds.unbounded(subject.inventory_specs()) == []
+    specs = subject.inventory_specs()
+    assert [name for variable, spec in specs.items() for name in numbers_without_bound(variable, spec)] == []
+    assert numbers_without_bound("x", {"type": "list", "element": {"type": "int"}}) == ["x[]"]
 
 
 def test_every_bound_belongs_to_a_variable() -> None:

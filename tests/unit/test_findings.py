@@ -50,8 +50,8 @@ def test_the_most_similar_name_is_the_one_of_all() -> None:
     places = [(name, at) for name in known[::19] for at in (0, 7, len(name))]
     slips = [name[:at] + put + name[at + skip :] for name, at in places for put in ("", "x") for skip in (0, 1, 3)]
     for name in [*slips, "inventory_hostname", "role_path", "groups", "a"]:
-        for ratio in (0.8, subject.ALIKE):
-            assert subject._alike(name, known, ratio) == difflib.get_close_matches(name, known, n=1, cutoff=ratio), name
+        for ratio in (0.8, subject.MIN_SIMILARITY):
+            assert subject._most_similar(name, known, ratio) == difflib.get_close_matches(name, known, n=1, cutoff=ratio), name
 
 
 def test_name_that_resembles_nothing() -> None:

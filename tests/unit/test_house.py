@@ -17,6 +17,7 @@ import pytest
 import yaml
 from ansible.module_utils.compat.version import LooseVersion
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import own_yaml
 from helpers import ANSIBLE_PLAYBOOK, ROOT, imports, load_program
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
@@ -426,7 +427,7 @@ def test_no_variable_of_a_task_or_block_is_overridden_by_a_registered_one() -> N
     kept: set[str] = set()
     local: set[str] = set()
     for path in [path for pattern in run_guard.TASKS for path in ROOT.glob(pattern)]:
-        more_kept, more_local = _kept_and_local(run_guard._read(str(path)))
+        more_kept, more_local = _kept_and_local(own_yaml(str(path)))
         kept, local = kept | more_kept, local | more_local
     assert len(kept) > 50 and len(local) > 50
     assert kept & local == set()

@@ -152,4 +152,4 @@ def test_variables_that_may_hold_a_login_keep_it(given: dict[str, Any]) -> None:
 
 def test_every_advice_is_of_a_variable_that_is_there() -> None:
     known = subject.inventory_specs()
-    assert [name for name in logins.INSTEAD if name.partition("[")[0] not in known] == []
+    assert [name for name in logins.NEXT_STEPS if name.partition("[")[0] not in known] == []

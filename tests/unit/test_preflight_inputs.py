@@ -99,7 +99,7 @@ def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> 
 
 
 def test_cards_that_serve_vllm_only_are_a_remark() -> None:
-    (remark,) = row_remarks.untested(variables(npufleet_card="RBLN-CR13"))
+    (remark,) = row_remarks.untested_remarks(variables(npufleet_card="RBLN-CR13"))
     assert remark == "RBLN-CR13 serves models of backend vllm only. Place no others on this host"
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of an inventory that need no connection to a host: unknown names, wrong types, contradictions, groups. Controller only."""
+"""Errors of an inventory that need no connection: unknown names, wrong types, contradictions, groups. Controller only."""
 
 from __future__ import annotations
 
@@ -11,67 +11,58 @@ import re
 from functools import cache
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set, Tuple
 
-import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, run_guard, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import own_yaml
 
 MONITORING = "monitoring_hosts"
-# Prefixes of this project's variables: an unknown name with such a prefix is an error.
-FAMILIES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
-# Prefixes that a site may also use for its own variables. An unknown name is an error only if it resembles a known name.
-COMMON_WORDS = ("monitoring_", "preflight_")
-# Endings of the variables that playbooks and roles themselves register or set
-OWN = ("_state", "_result", "_failed", "_item")
+# Prefixes of this project's variables. An unknown name with such a prefix is an error.
+PREFIXES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
+# Prefixes that a site may also use for its own variables. Only an unknown name that resembles a known one is an error.
+SHARED_PREFIXES = ("monitoring_", "preflight_")
+# Endings of the variables that playbooks and roles set themselves
+RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")
 # {removed variable: its replacement}
 REMOVED: Dict[str, str] = {
     f"inference_check_probe{name}": f"monitoring_probe{name}"
     for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
 }
-# An image repository as engines write it: an optional registry, and a path in lower case
+# The repository of an image: an optional registry, and a path in lower case
 REPOSITORY = re.compile(
     r"(?!(index\.)?docker\.io/)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 )
-# Paths whose defaults are templates of other variables. They are checked even if the inventory does not set them.
-DERIVED = ("npufleet_incoming", "rbln_driver_package_path")
+# Paths whose defaults are templates of other variables. They are checked even if the inventory only sets those variables.
+TEMPLATED_PATHS = ("npufleet_incoming", "rbln_driver_package_path")
 # Characters that would end a value in the proxy file, which shells and systemd read
-UNQUOTED = re.compile(r"['\s\0-\x1f\x7f]")
-# The similarity (0 to 1) from which on a name without a prefix of FAMILIES counts as misspelt
-ALIKE = 0.86
-
-
-class _Specs(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A YAML loader for argument specs, which contain no templates. It is many times faster than Ansible's loader."""
-
-
-_Specs.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+FORBIDDEN_IN_PROXY = re.compile(r"['\s\0-\x1f\x7f]")
+# The least similarity (0 to 1) to a known name that makes a name without a prefix of PREFIXES an error
+MIN_SIMILARITY = 0.86
 
 
 def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
     """Return {variable: its entry} from meta/argument_specs.yml of all roles."""
     options: Dict[str, Mapping[str, Any]] = {}
     for path in sorted(glob.glob(os.path.join(roles, "*", "meta", "argument_specs.yml"))):
-        with open(path, encoding="utf-8") as source:
-            document = yaml.load(source, _Specs)
-        for entry in document["argument_specs"].values():
+        for entry in own_yaml(path)["argument_specs"].values():
             options.update(entry.get("options") or {})
     return values.complete(options)
 
 
 def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> List[str]:
-    """Return all errors of these variables. `names` are those that the inventory or the command line sets."""
+    """Return all errors of the variables. `names` are the variables that the inventory or the command line sets."""
     names = sorted(names)
     reasons: List[str] = []
     with collected(reasons):
-        reasons += shared_result(variables, "names", lambda _none: list(_unknown(names, known)), names)
+        reasons += shared_result(variables, "names", lambda _none: list(_unknown_names(names, known)), names)
     wrong, unusable = _wrong_values(variables, known, names)
     if not wrong:
-        wrong, unusable = _wrong_values(variables, known, [name for name in DERIVED if name in variables])
+        wrong, unusable = _wrong_values(variables, known, [name for name in TEMPLATED_PATHS if name in variables])
     reasons += wrong
     usable = _Usable(variables, unusable)
-    for rules in (_contradictions, _groups):
+    for rules in (_contradictions, _group_errors):
         with collected(reasons):
             # `+=` would lose the reasons before an exception.
             for reason in rules(usable):
@@ -79,29 +70,29 @@ def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
     return reasons
 
 
-def _unknown(names: List[str], known: Mapping[str, Any]) -> Iterator[str]:
+def _unknown_names(names: List[str], known: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of removed and unknown names."""
     for name in names:
         if name in REMOVED:
             yield f"{name} is no longer a variable. Set {REMOVED[name]} instead."
         elif name in known or name.startswith(("ansible_", "_")):
             continue
-        elif name.startswith(FAMILIES):
+        elif name.startswith(PREFIXES):
             # An earlier playbook of the same run may have set the variable.
-            if name in run_guard.kept_variables():
+            if name in run_guard.persistent_variables():
                 continue
-            near = _alike(name, known, 0.8)
-            if not name.endswith(OWN) and (near or not name.startswith(COMMON_WORDS)):
+            near = _most_similar(name, known, 0.8)
+            if not name.endswith(RESULT_ENDINGS) and (near or not name.startswith(SHARED_PREFIXES)):
                 hint = f"Did you mean {near[0]}?" if near else "docs/variables.md lists all variables."
                 yield f"{name} is set, but there is no such variable. {hint}"
         else:
-            near = _alike(name, known, ALIKE)
+            near = _most_similar(name, known, MIN_SIMILARITY)
             if near:
                 yield f"{name} is set, but nothing reads it. Did you mean {near[0]}?"
 
 
-def _alike(name: str, known: Iterable[str], ratio: float) -> List[str]:
-    """Return [the most similar known name] or []. difflib is slow, so that names with too few equal letters are skipped first."""
+def _most_similar(name: str, known: Iterable[str], ratio: float) -> List[str]:
+    """Return [the most similar known name] or []. Names with too few equal letters are skipped first, because difflib is slow."""
     letters, most = _letters(name), (1 - ratio / 2) * len(name)
     near = [other for other in known if len(letters - _letters(other)) <= most - ratio / 2 * len(other)]
     return difflib.get_close_matches(name, near, n=1, cutoff=ratio)
@@ -115,7 +106,7 @@ def _letters(name: str) -> FrozenSet[str]:
 def _wrong_values(
     variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], names: List[str]
 ) -> Tuple[List[str], Set[str]]:
-    """Return (errors of wrong types and of templates that cannot be evaluated, the names of these variables)."""
+    """Return (the errors of values with a wrong type or a failing template, the names of these variables)."""
     reasons: List[str] = []
     unusable: Set[str] = set()
     for name in (entry for entry in names if entry in known):
@@ -124,7 +115,7 @@ def _wrong_values(
             variables[name]
         except Refusal as refusal:
             reasons += refusal.reasons
-        # A template may run any lookup and any filter, and these may raise any exception.
+        # Lookups and filters in a template may raise any exception.
         except Exception as error:
             reasons += [f"{name} cannot be evaluated: {reason}" for reason in of_error(error)]
         else:
@@ -152,7 +143,7 @@ class _Usable(Dict[str, Any]):
 
 
 def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of values that are valid alone but not together."""
+    """Yield the errors of values that contradict each other."""
     package = "rbln_driver_package"
     if variables[f"{package}_file"] and variables[f"{package}_url"]:
         yield f"{package}_file and {package}_url are both set. Remove one of them."
@@ -172,7 +163,7 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
         if flaw:
             yield f"triton_image_index_user and triton_image_index_password cannot be given to pip: {flaw}. Choose another login."
     for name in ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy"):
-        if UNQUOTED.search("".join(map(str, variables[name]))):
+        if FORBIDDEN_IN_PROXY.search("".join(map(str, variables[name]))):
             yield f"{name} has a quote, a space or a control character. Encode it, such as %27 for a quote."
     repository = str(variables["triton_image_delivery_repository"])
     if repository and not REPOSITORY.fullmatch(repository):
@@ -205,7 +196,7 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
         yield f"npufleet_ca_file is {variables['npufleet_ca_file']}, but the controller has no such file. Correct the path."
 
 
-def _groups(variables: Mapping[str, Any]) -> Iterator[str]:
+def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of hosts without a group, of misspelt groups, and of models on unknown hosts."""
     groups: Mapping[str, List[str]] = variables["groups"] or {}
     own = str(variables["npufleet_group"])

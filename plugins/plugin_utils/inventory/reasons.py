@@ -10,22 +10,21 @@ from typing import Iterator, List
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.utils.display import Display
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# The most characters of one reason
-LONGEST = 600
-# Errors of this collection's classes and of the DESCRIPTIVE types are reported by their text, other errors with their type.
-OWN = "ansible_collections.npufleet."
+MAX_REASON = 600  # Characters
+# Errors of this collection and of the DESCRIPTIVE types are reported by their text, other errors by their type and text.
+COLLECTION_PREFIX = "ansible_collections.npufleet."
 DESCRIPTIVE = (OSError, TypeError, ValueError)
 
 
 def of_error(error: Exception) -> List[str]:
-    """Return the reasons of an error, and display the traceback of an unexpected one with -vvv."""
+    """Return the reasons of an error. Display the traceback of an unexpected error with -vvv."""
     if isinstance(error, Refusal):
         return error.reasons
-    if type(error).__module__.startswith(OWN):
+    if type(error).__module__.startswith(COLLECTION_PREFIX):
         return [str(error)]
     Display().vvv("".join(traceback.format_exception(error)))
     if isinstance(error, AnsibleUndefinedVariable):
@@ -37,23 +36,22 @@ def of_error(error: Exception) -> List[str]:
 
 
 def _line(text: object) -> str:
-    """Return a text as one line without logins, cut to LONGEST characters."""
-    line = replace_logins(host_text.line(text), "***@")
-    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+    """Return a text as one line without logins, of at most MAX_REASON characters."""
+    return short(replace_logins(host_text.line(text), "***@"), MAX_REASON)
 
 
 @contextmanager
 def collected(reasons: List[str], about: str = "") -> Iterator[None]:
     """Catch an exception of the `with` block, and append its reasons to `reasons` without duplicates.
 
-    `about` is put before the texts of errors that do not name their subject. AnsibleConnectionFailure is raised again, as Ansible
-    itself reports unreachable hosts.
+    `about` is put before an error that does not name its subject. AnsibleConnectionFailure is not caught, as Ansible itself reports
+    unreachable hosts.
     """
     try:
         yield
     except AnsibleConnectionFailure:
         raise
-    # A host with an unknown plan must stop the run before other hosts change, whatever the error is.
+    # A host with an unknown plan must stop the run before other hosts change. Therefore any exception becomes a reason.
     except Exception as error:
         added = of_error(error)
         if about and not isinstance(error, (Refusal, AnsibleError)):

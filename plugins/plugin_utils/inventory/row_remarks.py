@@ -13,45 +13,39 @@ VLLM_ONLY = ("RBLN-CR13",)
 
 
 def warnings(variables: Mapping[str, Any]) -> List[str]:
-    """Return the warnings about a row: its known vulnerabilities with the smallest release that fixes each, and `untested`."""
+    """Return the warnings about the release row of a host: its known vulnerabilities, and the result of `untested_remarks`."""
     known = variables["npufleet_row"].get("vulnerabilities") or {}
     if not known.get("bulletins"):
-        return untested(variables)
-    steps = _steps(variables, known["bulletins"])
+        return untested_remarks(variables)
+    steps = _fixes(variables, known["bulletins"])
     return [
         "release {} runs a Triton with {} known vulnerabilities as of {} (NVIDIA security bulletins {}): {}. Until then keep its "
         "ports away from untrusted networks.".format(
             variables["rbln_release"], len(known["bulletins"]), known["as_of"], ", ".join(known["bulletins"]), "; ".join(steps)
         ),
-        *untested(variables),
+        *untested_remarks(variables),
     ]
 
 
-def _steps(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[str]:
-    """Return texts that name, for each bulletin, the smallest release for these cards or else the first Triton that fixes it."""
+def _fixes(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[str]:
+    """Return texts with the fix of each bulletin: the smallest release for the host's cards, or else a version of Triton."""
+    rows, card = variables["npufleet_release_rows"], variables["npufleet_card"]
     here = numbers(variables["npufleet_row"]["triton"]["version"])
     later = sorted(
         (numbers(row["triton"]["version"]), bool(row.get("untested")), name)
-        for name, row in variables["npufleet_release_rows"].items()
-        if row.get("vulnerabilities") and variables["npufleet_card"] in row["cards"]
+        for name, row in rows.items()
+        if row.get("vulnerabilities") and card in row["cards"] and numbers(row["triton"]["version"]) > here
     )
-    rows = variables["npufleet_release_rows"]
     fixes: Dict[str, List[str]] = {}
     for bulletin, triton in bulletins.items():
-        clear = [name for version, _untested, name in later if version > here and bulletin not in _open(rows[name])]
-        step = f"release {clear[0]} clears" if clear else f"no release for {variables['npufleet_card']}, but Triton {triton} clears"
-        fixes.setdefault(step, []).append(bulletin)
-    return [f"{step} {'them' if len(fixes) == 1 else ', '.join(found)}" for step, found in fixes.items()]
+        clear = [name for _version, _untested, name in later if bulletin not in rows[name]["vulnerabilities"]["bulletins"]]
+        fix = f"release {clear[0]} clears" if clear else f"no release for {card}, but Triton {triton} clears"
+        fixes.setdefault(fix, []).append(bulletin)
+    return [f"{fix} {'them' if len(fixes) == 1 else ', '.join(fixed)}" for fix, fixed in fixes.items()]
 
 
-def _open(row: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the bulletins that the Triton of a row is open to."""
-    bulletins: Mapping[str, str] = row["vulnerabilities"]["bulletins"]
-    return bulletins
-
-
-def untested(variables: Mapping[str, Any]) -> List[str]:
-    """Return the remarks on an untested row and on cards that serve one backend only."""
+def untested_remarks(variables: Mapping[str, Any]) -> List[str]:
+    """Return the remarks on an untested release row, and on cards that serve only one backend."""
     why = variables["npufleet_row"].get("untested")
     remarks = [f"release {variables['rbln_release']} is untested: {why}"] if why else []
     if variables["npufleet_card"] in VLLM_ONLY:

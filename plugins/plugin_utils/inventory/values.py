@@ -123,7 +123,7 @@ def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]
     elif "pattern" in spec and not spec["pattern"].fullmatch(result):
         reasons.append(f"{where} is {_shown(value, kind, spec)}, expected {spec['form']}. Correct it.")
     elif "bound" in spec and not spec["bound"].fits(result):
-        reasons.append(f"{where} is {_out_of_bounds(result, spec)}, expected {spec['bound'].expected}. {spec['bound'].todo}.")
+        reasons.append(f"{where} is {_out_of_bounds(result, spec)}, expected {spec['bound'].expected}. {spec['bound'].next_step}.")
     elif kind == "list":
         element = spec.get("element") or bounds.element(spec)
         return [_convert(f"{where}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(result)]
@@ -131,7 +131,7 @@ def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]
         return _convert_options(where, result, spec["options"], reasons)
     elif kind == "dict" and "values" in spec:
         for key in (str(key) for key in result if "key" in spec and not spec["key"].fits(str(key))):
-            reasons.append(f"{where} has the key {_line(key)}, expected {spec['key'].expected}. {spec['key'].todo}.")
+            reasons.append(f"{where} has the key {_line(key)}, expected {spec['key'].expected}. {spec['key'].next_step}.")
         return {str(key): _convert(f"{where}[{_line(str(key))}]", entry, spec["values"], reasons) for key, entry in result.items()}
     return result
 

@@ -47,6 +47,19 @@ def yaml_of(path: str) -> Any:
     return found
 
 
+class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A YAML loader that reads `!unsafe` as plain text. It is many times faster than Ansible's loader."""
+
+
+_PlainLoader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+
+
+def own_yaml(path: str) -> Any:
+    """Return the content of a YAML file of this collection. Templates in it are plain text."""
+    with open(path, encoding="utf-8") as source:
+        return yaml.load(source, _PlainLoader)
+
+
 def _refuse_too_much(found: Any) -> None:
     """Raise yaml.YAMLError if there are too many values or levels. Aliases may expand to more values than memory holds."""
     left, seen = [(found, 0)], 0

@@ -145,7 +145,7 @@ OWN = (
 
 
 def test_every_variable_that_playbooks_set_is_their_own() -> None:
-    own = run_guard.own_variables()
+    own = run_guard.playbook_variables()
     assert set(OWN) <= own
     texts = [path.read_text() for path in [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]]
     registered = {name for text in texts for name in re.findall(r"^\s*register: (\w+)", text, re.MULTILINE)}
