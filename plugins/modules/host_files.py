@@ -155,16 +155,8 @@ OPTIONS: Dict[str, Any] = {
     "restart": {"type": "list", "elements": "str", "default": []},
 }
 REQUEST: Dict[str, Any] = {
-    "directories": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "path": {"type": "str", "required": True},
-            "mode": {"type": "int"},
-            "empty": {"type": "bool", "default": False},
-        },
-    },
+    **OPTIONS,
+    "directories": {**OPTIONS["directories"], "options": {**OPTIONS["directories"]["options"], "mode": {"type": "int"}}},
     "files": {
         "type": "list",
         "elements": "dict",
@@ -178,8 +170,6 @@ REQUEST: Dict[str, Any] = {
             "group": {"type": "str"},
         },
     },
-    "absent": {"type": "list", "elements": "str", "default": []},
-    "restart": {"type": "list", "elements": "str", "default": []},
 }
 
 

@@ -59,7 +59,7 @@ options:
         description:
           - Use HTTPS, which a proxy in front of Triton provides. Default is plain HTTP. The files are on the controller.
         type: dict
-        suboptions:
+        suboptions: &tls
           ca:
             description: PEM file of the authority that has signed the certificate of the server.
             type: str
@@ -73,17 +73,7 @@ options:
       grpc_tls:
         description: Use gRPC with TLS, which Triton itself provides. Default is without TLS. The files are on the controller.
         type: dict
-        suboptions:
-          ca:
-            description: PEM file of the authority that has signed the certificate of the server.
-            type: str
-            required: true
-          cert:
-            description: PEM file with the certificate of this client.
-            type: str
-          key:
-            description: PEM file with the key of this client. It is in no command line and in no environment.
-            type: str
+        suboptions: *tls
       headers:
         description:
           - Headers of every request, such as the key of a restricted API. Over gRPC each header is sent twice, under its own name
