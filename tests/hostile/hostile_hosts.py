@@ -66,7 +66,7 @@ class Hostile(NamedTuple):
             "npufleet_support_dir": str(build / "support"),
             "npufleet_output_dir": str(build),
             "inference_check_image": "sha256:" + 64 * "0",
-            **({"adopt_place": str(build / "adopt" / HOSTILE)} if playbook == "adopt.yml" else {}),
+            **({"adopt_dir": str(build / "adopt" / HOSTILE)} if playbook == "adopt.yml" else {}),
             **extra,
         }
         arguments = ["-i", self.site / "hosts.json", ROOT / "playbooks" / playbook, "-e", json.dumps(given), *options]

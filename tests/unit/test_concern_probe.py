@@ -93,7 +93,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 def test_files_of_the_tasks_are_those_of_the_concern() -> None:
-    install, remove = ((ROOT / f"roles/monitoring/tasks/{name}.yml").read_text() for name in ("probe_install", "unprobe"))
+    install, remove = ((ROOT / f"roles/monitoring/tasks/{name}.yml").read_text() for name in ("install_probe", "remove_probe"))
     for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG, subject.DOCUMENT):
         assert path in install
         assert f"- {path}\n" in remove
@@ -106,7 +106,7 @@ def test_what_is_kept_is_asked_as_the_proof_asks_it() -> None:
             entry["npufleet.triton.inference_check"] for entry in yaml.safe_load(text) if "npufleet.triton.inference_check" in entry
         )
         for text in (
-            (ROOT / f"roles/{path}.yml").read_text() for path in ("inference_check/tasks/main", "monitoring/tasks/probe_install")
+            (ROOT / f"roles/{path}.yml").read_text() for path in ("inference_check/tasks/main", "monitoring/tasks/install_probe")
         )
     )
     assert (set(ask), set(keep)) == ({"results_dir"}, {"latency", "keep"})

@@ -332,9 +332,9 @@ def test_a_proxy_login_is_in_no_command_line_of_pip(tmp_path: Path) -> None:
     (tmp_path / "pip").chmod(0o755)
     code, output = play(
         tmp_path,
-        [tasks_from("triton_image", "inside")],
+        [tasks_from("triton_image", "in_container")],
         npufleet_https_proxy=PROXY,
-        triton_image_inside_python=sys.executable,
+        triton_image_container_python=sys.executable,
         triton_image_index_url="https://pypi.example.com/simple/",
         triton_image_index_user="fleet",
         triton_image_index_password="two words",
@@ -377,7 +377,7 @@ TAKEN_OVER = {
     "roles/docker_engine/tasks/configure.yml: Read daemon.json": "in a directory of root's",
 }
 # Ansible runs in the container itself there, by no connection
-WITHOUT_A_USER = ("roles/triton_image/tasks/inside.yml", "roles/triton_server/tasks/inside.yml")
+WITHOUT_A_USER = ("roles/triton_image/tasks/in_container.yml", "roles/triton_server/tasks/in_container.yml")
 
 
 def of_hosts(tasks: Any) -> Iterator[dict[str, Any]]:

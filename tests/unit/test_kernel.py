@@ -106,7 +106,7 @@ FLOCKS = [path for path in sorted(ROOT.glob("roles/*/tasks/**/*.yml")) if "flock
 
 
 def test_tasks_that_lock_are_known() -> None:
-    assert [path.name for path in FLOCKS] == ["unprobe.yml"]
+    assert [path.name for path in FLOCKS] == ["remove_probe.yml"]
 
 
 @pytest.mark.parametrize("before", [None, 0o644])

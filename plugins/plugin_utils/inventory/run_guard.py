@@ -32,8 +32,8 @@ SECTIONS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "
 FAILURE_VARIABLES = ("ansible_failed_result", "ansible_failed_task")
 # Variables that playbooks set, but that users may also set
 ALSO_SET_BY_USERS = (
-    "adopt_place",
-    "adopt_seen",
+    "adopt_dir",
+    "adopt_plan_dir",
     "ansible_python_interpreter",
     "npufleet_report_file",
     "npufleet_rolled",

@@ -96,7 +96,7 @@ class Stage:
         steps = [{"ansible.builtin.include_role": entry} for entry in included]
         self.keep("play.yml", [{"hosts": "npu_hosts", "gather_facts": False, "tasks": steps}])
         collections = {"ANSIBLE_COLLECTIONS_PATH": str(self.place / "collections"), "NPUFLEET_STAGE": str(self.place)}
-        login = f"triton_image_login_place={self.place}/login"
+        login = f"triton_image_login_dir={self.place}/login"
         done = ansible_playbook(self.place, "-i", self.place / "hosts.json", self.place / "play.yml", "-e", login, **collections)
         return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
 
