@@ -42,9 +42,9 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             # The translation needs these variables of the host.
             validate({**{key: fleet[key] for key in fleet if key in NEEDED}, "triton_models": []}, ["server"])
-            self.handed = {"store": fleet["triton_server_model_repositories"][0]}
+            self.request = {"store": fleet["triton_server_model_repositories"][0]}
         self.arguments = {"name": self._task.args.get("name") or None}
-        look = self.ask("adoption", self.arguments, task_vars, self.handed)
+        look = self.call_module("adoption", self.arguments, task_vars, self.request)
         if look.get("failed"):
             return {
                 "failed": True,
@@ -110,7 +110,7 @@ class ActionModule(FleetAction):
                         host, ", ".join(gone)
                     )
                 )
-        state = self.ask("host_state", {}, task_vars, {"desired": wanted, "host": host})
+        state = self.call_module("host_state", {}, task_vars, {"desired": wanted, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
         # In a plan, only these two values may contain secrets.
@@ -186,7 +186,7 @@ class ActionModule(FleetAction):
                 out.write(base64.b64decode(content))
             while content is None and out.tell() < file["size"]:
                 piece = {"path": file["at"], "offset": out.tell(), "size": PIECE}
-                answer = self.ask("adoption", self.arguments, task_vars, {**self.handed, "piece": piece})
+                answer = self.call_module("adoption", self.arguments, task_vars, {**self.request, "piece": piece})
                 if answer.get("failed") or not answer["data"]:
                     raise AnsibleActionFail(
                         f"{file['at']} broke off at {out.tell()} of {file['size']} bytes: {answer.get('msg')}; try again"
@@ -240,7 +240,7 @@ class ActionModule(FleetAction):
 
     def infer(self, name: str, body: str, task_vars: Mapping[str, Any]) -> Any:
         """Return (HTTP status, answer) for one request to the server."""
-        answer = self.ask("adoption", self.arguments, task_vars, {**self.handed, "requests": {name: body}})
+        answer = self.call_module("adoption", self.arguments, task_vars, {**self.request, "requests": {name: body}})
         if answer.get("failed"):
             raise AnsibleActionFail(f"the server stopped answering: {answer.get('msg')}")
         return answer["answers"][name]

@@ -40,7 +40,7 @@ class ActionModule(FleetAction):
         if self.flaws:
             raise self.refuse(host, Refusal(self.flaws))
         request = {"directories": directories, "files": files, "absent": options["absent"], "restart": options["restart"]}
-        return self.ask("host_files", {}, task_vars, request)
+        return self.call_module("host_files", {}, task_vars, request)
 
     def _directory(self, path: str, mode: Optional[str], empty: bool = False) -> Dict[str, Any]:
         return {"path": path, "mode": None if mode is None else self._mode(path, mode), "empty": empty}

@@ -20,8 +20,8 @@ class ActionModule(FleetAction):
         arguments = {"root": variables["npufleet_root"], **self._task.args}
         holder = runs.holder(host)
         if arguments.get("state", "held") != "held":
-            return self.ask("host_lease", arguments, task_vars, holder)
-        handed = {
+            return self.call_module("host_lease", arguments, task_vars, holder)
+        request = {
             **holder,
             "version": library.version(),
             "patience": int(variables["npufleet_lease_timeout"]),
@@ -32,9 +32,9 @@ class ActionModule(FleetAction):
             # A step has no result, so the state of its host is unknown. No further host is changed.
             return {"failed": True, "msg": f"{host} is not changed. {lost}"}
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
-        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed)
+        result = self.call_module("host_lease", {**arguments, "wait": 0}, task_vars, request)
         if result.get("held_by") and wait:
             # The owner may be a run of this machine that has ended. Its lease is taken over at once.
             ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
-            result = self.ask("host_lease", {**arguments, "wait": wait}, task_vars, {**handed, **ended})
+            result = self.call_module("host_lease", {**arguments, "wait": wait}, task_vars, {**request, **ended})
         return result

@@ -50,8 +50,8 @@ class ActionModule(FleetAction):
         for name in ("results_dir", "models", "require_checks", "checks_dir", "golden_dir"):
             arguments.pop(name)
         arguments["server"] = checks.server
-        handed = {"document": checks.document, "program": checks.program, "key": checks.key}
-        result = self.ask("inference_check", arguments, task_vars, handed)
+        request = {"document": checks.document, "program": checks.program, "key": checks.key}
+        result = self.call_module("inference_check", arguments, task_vars, request)
         if checks.unasked and not arguments["keep"]:
             result["warnings"] = [*result.get("warnings", []), order.warning(host, checks.unasked)]
         return result

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of server_change: sends the desired state and the checks, and waits while the host makes the change by itself."""
+"""Controller side of server_change: sends the desired state and the checks, and waits until the host has made the change."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
 
-# Seconds that a call waits for the end of the change if no progress is displayed
+# Seconds that a call waits for the end of the change if npufleet_progress is 0
 PROGRESS = 10.0
 # Fields of the result of a failed change
 FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 
 
 class ActionModule(FleetAction):
-    """A request for the whole change. The host is called again until the change has ended."""
+    """A request for the whole change, repeated until the change has ended."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}
-        asks = arguments.get("ask_checks", True) and arguments.get("state", "changed") == "changed"
-        path = self.results_path(variables["inference_check_results_dir"], host) if asks else None
+        with_checks = arguments.get("ask_checks", True) and arguments.get("state", "changed") == "changed"
+        path = self.results_path(variables["inference_check_results_dir"], host) if with_checks else None
         with self.refusing(host):
-            handed = self._handed(host, task_vars, variables)
-            if asks:
+            request = self._request(host, task_vars, variables)
+            if with_checks:
                 checks = order.checks_of(host, order.with_defaults({}, variables), variables)
-                handed["secrets"] = _secrets(checks.server)
-                handed["checks"] = checks.of_change(variables, variables["inference_check_image"], checks.key)
+                request["secrets"] = _secrets(checks.server)
+                request["checks"] = checks.of_change(variables, variables["inference_check_image"], checks.key)
         check_results.forget(path)
-        tells = int(variables["npufleet_progress"]) > 0
-        result = self._wait(host, arguments, handed, task_vars, tells)
+        show_progress = int(variables["npufleet_progress"]) > 0
+        result = self._wait(host, arguments, request, task_vars, show_progress)
         with host_text.parsing(host):
             if path and result.get("checks"):
                 check_results.keep(path, host, result.get("msg", ""), result["checks"])
@@ -48,12 +48,12 @@ class ActionModule(FleetAction):
                 # More fields would hide the message.
                 return {key: result[key] for key in FAILED if key in result}
             host_text.require(result, "proven")
-            result["answered"] = bool(asks and result.get("proven"))
-            if asks and checks.unasked and result.get("proven"):
+            result["answered"] = bool(with_checks and result.get("proven"))
+            if with_checks and checks.unasked and result.get("proven"):
                 result["warnings"] = [*result.get("warnings", []), order.warning(host, checks.unasked)]
         return result
 
-    def _handed(self, host: str, task_vars: Mapping[str, Any], variables: Templated) -> Dict[str, Any]:
+    def _request(self, host: str, task_vars: Mapping[str, Any], variables: Templated) -> Dict[str, Any]:
         wanted, manifests = desired(variables, ["models", "server"])
         names = self._task.args.get("release") or []
         unknown = sorted(set(names) - set(manifests))
@@ -72,36 +72,36 @@ class ActionModule(FleetAction):
         }
 
     def _wait(
-        self, host: str, arguments: Dict[str, Any], handed: Mapping[str, Any], task_vars: Mapping[str, Any], tells: bool
+        self, host: str, arguments: Dict[str, Any], request: Mapping[str, Any], task_vars: Mapping[str, Any], show_progress: bool
     ) -> Dict[str, Any]:
-        """Return the result of the change. With `tells`, display the current step after each call until the change has ended."""
-        again = {name: handed[name] for name in ("run", "by", "host", "id", "wait", "secrets") if name in handed}
-        limit = _limit(handed, float(arguments.get("accept_within") or 0))
-        reached = Contact(host, limit, lambda words: self._display.warning(host_text.line(words)))
+        """Return the result of the change. With `show_progress`, display its current step after each call."""
+        next_request = {name: request[name] for name in ("run", "by", "host", "id", "wait", "secrets") if name in request}
+        limit = _limit(request, float(arguments.get("accept_within") or 0))
+        contact = Contact(host, limit, lambda message: self._display.warning(host_text.line(message)))
         # The call may be repeated, because a host does not begin a change with the same ID again.
-        result = reached.ask(lambda: self.ask("server_change", arguments, task_vars, handed))
+        result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, request))
         while result.get("under_way"):
             # A change that waits to be accepted has the ID of the call that began it.
-            again["id"] = str(result.get("id", again["id"]))
+            next_request["id"] = str(result.get("id", next_request["id"]))
             with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
-                words = host_text.line(f"{host}: {step['step']}, since {step['at']}")
-                if tells:
-                    self._display.display(words)
-            result = reached.ask(lambda: self.ask("server_change", arguments, task_vars, {**again, "begun": True}))
+                message = host_text.line(f"{host}: {step['step']}, since {step['at']}")
+                if show_progress:
+                    self._display.display(message)
+            result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, {**next_request, "begun": True}))
         return result
 
 
-def _limit(handed: Mapping[str, Any], accept_within: float) -> float:
-    """Return the seconds that a change takes with its checks and its rollback, if each step takes its whole time limit.
+def _limit(request: Mapping[str, Any], accept_within: float) -> float:
+    """Return the seconds that a change, its checks and its rollback take if each step takes its whole time limit.
 
-    The time to load is counted once for all models. With a longer limit, a host without power would delay the run for hours.
+    The time to load is counted once for all models. With more, a host without power would delay the run for hours.
     """
-    times, checks = handed["container"], (handed.get("checks") or {}).get("document") or {}
+    times, checks = request["container"], (request.get("checks") or {}).get("document") or {}
     # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.
-    way = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_EXTRA + 2 * times["ready_timeout"]
-    asking = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
-    return float(cards.LIMIT + 2 * way + asking + accept_within)
+    one_change = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_EXTRA + 2 * times["ready_timeout"]
+    check_time = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
+    return float(cards.LIMIT + 2 * one_change + check_time + accept_within)
 
 
 def _secrets(server: Mapping[str, Any]) -> List[str]:

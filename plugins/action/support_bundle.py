@@ -63,7 +63,7 @@ class ActionModule(FleetAction):
         secrets, names, errors = self._secrets(variables)
         desired_state, refusals = self._desired(variables, list(concerns), host)
         arguments["concerns"] = concerns
-        handed = {
+        request = {
             "host": host,
             "stamp": stamp,
             "about": self._about(variables),
@@ -73,19 +73,19 @@ class ActionModule(FleetAction):
             "secrets": secrets,
         }
         if self._task.check_mode:
-            return self.ask("support_bundle", arguments, task_vars, handed)
+            return self.call_module("support_bundle", arguments, task_vars, request)
         # The archive is in a temporary directory of Ansible, because the connecting user has to read it.
         directory = self._make_tmp_path()
         try:
-            handed["archive"] = f"{directory}/bundle.tar.gz"
-            result = self.ask("support_bundle", arguments, task_vars, handed)
+            request["archive"] = f"{directory}/bundle.tar.gz"
+            result = self.call_module("support_bundle", arguments, task_vars, request)
             if result.get("failed"):
                 return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
             with host_text.parsing(host):
                 item = int(arguments.get("size", LARGEST_ITEM))
                 bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
-                result["files"] = self._fetch(str(handed["archive"]), path, result, secrets, host, bounds)
+                result["files"] = self._fetch(str(request["archive"]), path, result, secrets, host, bounds)
         finally:
             # Remove the directory even if Ansible is configured to keep its remote files.
             self._remove_tmp_path(directory, force=True)

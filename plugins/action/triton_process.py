@@ -42,15 +42,15 @@ class ActionModule(FleetAction):
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}
         state = arguments.get("state", "started")
-        handed: Dict[str, Any] = runs.holder(host)
+        request: Dict[str, Any] = runs.holder(host)
         if state == "stopped":
-            return self.ask("triton_process", arguments, task_vars, handed)
+            return self.call_module("triton_process", arguments, task_vars, request)
         with self.refusing(host):
             order, reasons, manifests = self._order(variables, str(arguments["root"]), host)
         if not order:
             raise self.refuse(host, Refusal(reasons))
-        handed.update(order=order, api_key=str(variables["triton_server_api_key"]))
-        looked = self.ask("triton_process", {**arguments, "state": "looked"}, task_vars, handed)
+        request.update(order=order, api_key=str(variables["triton_server_api_key"]))
+        looked = self.call_module("triton_process", {**arguments, "state": "looked"}, task_vars, request)
         if looked.get("failed"):
             return looked
         with host_text.parsing(host):
@@ -62,12 +62,12 @@ class ActionModule(FleetAction):
             if not self._task.check_mode:
                 with self.refusing(host):
                     order["blobs"] = self._blobs(host, variables, task_vars, list(looked["missing"]), manifests)
-        return self._change(host, arguments, handed, task_vars, variables)
+        return self._change(host, arguments, request, task_vars, variables)
 
     def _change(
-        self, host: str, arguments: Mapping[str, Any], handed: Dict[str, Any], task_vars: Dict[str, Any], variables: Templated
+        self, host: str, arguments: Mapping[str, Any], request: Dict[str, Any], task_vars: Dict[str, Any], variables: Templated
     ) -> Dict[str, Any]:
-        result = self.ask("triton_process", arguments, task_vars, handed)
+        result = self.call_module("triton_process", arguments, task_vars, request)
         checks = result.pop("checks", None)
         if checks:
             path = self.results_path(variables["inference_check_results_dir"], host)

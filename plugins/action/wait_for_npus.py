@@ -19,4 +19,4 @@ class ActionModule(FleetAction):
             "timeout": int(variables["npufleet_free_timeout"]),
             **self._task.args,
         }
-        return self.ask("wait_for_npus", arguments, task_vars, {"host": host})
+        return self.call_module("wait_for_npus", arguments, task_vars, {"host": host})

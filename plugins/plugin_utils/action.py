@@ -19,7 +19,7 @@ from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleAuthenticationFailure, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils import request as module_request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import concerns_of
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
@@ -44,17 +44,17 @@ DISPLAYED = ("msg", "report", "refusals", "warnings", "errors")
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
 # Seconds for which a lost connection is retried even after the time limit, and seconds between two attempts
 RECONNECT, PAUSE = 60.0, 2.0
-# The most repetitions of a call whose module ended without an answer, for example because the kernel killed it to free memory
-KILLED = 5
+# The most repetitions of a call whose module was killed, for example by the kernel to free memory
+MAX_RETRIES = 5
 
 
 @cache
 def role_defaults() -> Dict[str, Any]:
     """Return the defaults of all roles of the collection, as templates."""
-    found: Dict[str, Any] = {}
+    defaults: Dict[str, Any] = {}
     for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", "defaults", "main.yml"))):
-        found.update(yaml_of(path) or {})
-    return {name: _trusted(value) for name, value in found.items()}
+        defaults.update(yaml_of(path) or {})
+    return {name: _trusted(value) for name, value in defaults.items()}
 
 
 def _trusted(value: Any) -> Any:
@@ -76,7 +76,7 @@ def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: s
     return Templated(merged, template, given, {} if ROWS in given else {ROWS: rows}, results_prefix)
 
 
-# Ansible imports an action once and forks a process for each host of a task. With these calls, the files are read once in a run.
+# Ansible imports an action once and forks a process for each host of a task. So each run reads these files once.
 inventory_specs()
 release_rows()
 role_defaults()
@@ -108,10 +108,7 @@ class FleetAction(ActionBase):
 
     @property
     def play_context(self) -> Any:
-        """Return Ansible's own settings of this task, whose attribute is private.
-
-        No public attribute has the passwords that Ansible prompted for. An action that runs another action passes the settings on.
-        """
+        """Return Ansible's own settings of this task, which hold the passwords of prompts. No public attribute has them."""
         return self._play_context
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
@@ -138,7 +135,7 @@ class FleetAction(ActionBase):
 
     @staticmethod
     def container(variables: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the settings that a host needs to stop, start and restore its container by itself; times in seconds."""
+        """Return the settings with which a host stops, starts and restores its container by itself; times in seconds."""
         return {
             "name": variables["triton_server_name"],
             "free_timeout": int(variables["npufleet_free_timeout"]),
@@ -148,19 +145,19 @@ class FleetAction(ActionBase):
             "key": server_key.desired(variables),
         }
 
-    def ask(
+    def call_module(
         self,
         module: str,
         arguments: Mapping[str, Any],
         task_vars: Mapping[str, Any],
-        handed: Optional[Mapping[str, Any]] = None,
+        request: Optional[Mapping[str, Any]] = None,
     ) -> Dict[str, Any]:
-        """Call a module on the host with its options and a request (`handed`), and return its result as data.
+        """Call a module on the host with its options and a request, and return its result as data.
 
         Raises Refusal if the options do not match the module.
         """
         host = task_vars["inventory_hostname"]
-        options = {**arguments, request.NAME: dict(handed)} if handed is not None else dict(arguments)
+        options = {**arguments, module_request.NAME: dict(request)} if request is not None else dict(arguments)
         try:
             answer = self._call(module, options, task_vars)
         except AnsibleConnectionFailure as error:
@@ -177,7 +174,7 @@ class FleetAction(ActionBase):
         return {**result, "ansible_facts": facts} if facts else result
 
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the result of a module, without its secrets. The module runs from the host's library.
+        """Return the result of a module without its secrets. The module runs from the library on the host.
 
         A missing library is installed if the module runs as root. Otherwise Ansible copies the module to the host as usual.
         """
@@ -188,21 +185,20 @@ class FleetAction(ActionBase):
             "parameters": parameters.values,
         }
         result = self._run("library_call", call, task_vars)
-        if result.get("library_missing"):
-            if result.get("as_root"):
-                self._install_library(task_vars)
-                result = self._run("library_call", call, task_vars)
-                if result.get("library_missing"):
-                    host, path = task_vars["inventory_hostname"], call["library"]
-                    raise AnsibleActionFail(
-                        f"{host}: {path} is missing, expected the library that was just installed. Look who removes it."
-                    )
-            else:
-                result = self._run(module, options, task_vars)
-        return request.displayed(result, parameters.secrets)
+        if result.get("library_missing") and not result.get("as_root"):
+            result = self._run(module, options, task_vars)
+        elif result.get("library_missing"):
+            self._install_library(task_vars)
+            result = self._run("library_call", call, task_vars)
+            if result.get("library_missing"):
+                raise AnsibleActionFail(
+                    f"{task_vars['inventory_hostname']}: {call['library']} is missing, expected the library that was just "
+                    "installed. Find out what removes it."
+                )
+        return module_request.displayed(result, parameters.secrets)
 
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """Run a module of this collection through Ansible. The system log must not show the arguments, which hold whole files."""
+        """Run a module of this collection through Ansible, without a copy of its arguments in the system log."""
         # Ansible replaces the text `syslog.LOG_USER` in a module and its arguments. With this facility, the text stays the same.
         quiet = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
         return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=quiet))
@@ -219,7 +215,7 @@ class FleetAction(ActionBase):
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:
-        """Convert any exception in this context into one refusal of the host."""
+        """Convert an exception in this context into one refusal of the host."""
         try:
             yield
         except (AnsibleActionFail, AnsibleConnectionFailure):
@@ -228,32 +224,31 @@ class FleetAction(ActionBase):
             raise self.refuse(host, error) from None
 
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
-        """Return one error with every reason. Its result has the reasons as a list for the table of refusals."""
-        found = [host_text.indented(reason) for reason in reasons.of_error(error)]
-        lines = "".join("\n  - " + reason for reason in found)
-        return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": found})
+        """Return one error with every reason, in its message and as a list for the table of refusals."""
+        refusals = [host_text.indented(reason) for reason in reasons.of_error(error)]
+        lines = "".join("\n  - " + reason for reason in refusals)
+        return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": refusals})
 
 
 class Contact:
-    """Calls of a host that are repeated for `limit` seconds, the time in which a change on the host ends by itself.
+    """Calls of a host that are repeated after a loss of contact, for at most `limit` seconds.
 
-    `report` is called with a message when contact is lost and when it is back.
+    `report` is called with a message when contact is lost and when it is restored.
     """
 
     def __init__(self, host: str, limit: float, report: Callable[[str], None]) -> None:
         self.host, self.report = host, report
         self.end = time.monotonic() + limit
 
-    def ask(self, call: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Return the answer of a call. Repeat the call after each loss of contact, and a few times if its module was killed.
+    def call(self, module_call: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """Return the answer of a call, which is repeated after a loss of contact or if its module was killed.
 
-        Contact is lost if the host is unreachable, the connection breaks off or a prompt is late. Raises AnsibleConnectionFailure
-        after the limit, and at once if the host refuses the login.
+        Raises AnsibleConnectionFailure after the limit, and immediately if the host refuses the login.
         """
         lost, killed = 0.0, 0
         while True:
             try:
-                answer = call()
+                answer = module_call()
             except AnsibleAuthenticationFailure:
                 raise
             except AnsibleConnectionFailure as failure:
@@ -261,18 +256,19 @@ class Contact:
                 if not lost:
                     lost = now
                     left = max(self.end, now + RECONNECT) - now
-                    why = " ".join(str(failure.message).split())
+                    reason = " ".join(str(failure.message).split())
                     self.report(
-                        f"{self.host}: contact was lost, the host goes on by itself and is called again for {left:.0f} s: {why}"
+                        f"{self.host}: contact was lost. The change continues on the host, which is called again for {left:.0f} s: "
+                        f"{reason}"
                     )
                 if now >= max(self.end, lost + RECONNECT):
                     raise
                 time.sleep(PAUSE)
                 continue
-            if "module_stderr" in answer and killed < KILLED:
+            if "module_stderr" in answer and killed < MAX_RETRIES:
                 killed += 1
                 time.sleep(PAUSE)
                 continue
             if lost:
-                self.report(f"{self.host}: contact is back")
+                self.report(f"{self.host}: contact is restored")
             return answer

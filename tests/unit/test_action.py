@@ -27,7 +27,7 @@ def test_the_request_of_a_call_reaches_no_system_log_and_no_result() -> None:
     action = Action()
     variables = {"inventory_hostname": "npu1"}
     options, request = {"state": "forgotten", "models": ["m"]}, {"run": "1", "by": "kim", "host": "npu1"}
-    assert action.ask("model_store", options, variables, request) == {"changed": False}
+    assert action.call_module("model_store", options, variables, request) == {"changed": False}
     module, arguments, task_vars = action.calls[0]
     assert (module, arguments["module"]) == ("npufleet.triton.library_call", "model_store")
     assert arguments["parameters"]["models"] == ["m"]
@@ -65,4 +65,4 @@ def test_an_answer_that_is_too_large_is_refused(large: Any, monkeypatch: pytest.
     action._execute_module = lambda *_given, **_more: {"data": large}  # type: ignore[method-assign]
     words = r"^npu1: the answer of model_store has more than 1 MiB, expected less: nothing of it was taken\. Find out"
     with pytest.raises(host_text.InvalidAnswer, match=words):
-        action.ask("model_store", {"state": "forgotten"}, {"inventory_hostname": "npu1"})
+        action.call_module("model_store", {"state": "forgotten"}, {"inventory_hostname": "npu1"})

@@ -118,7 +118,7 @@ class Preflight(action.ActionModule):
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = list(answers)
 
-    def ask(self, module: str, arguments: Any, _task_vars: Any, _handed: Any = None) -> dict[str, Any]:
+    def call_module(self, module: str, arguments: Any, _task_vars: Any, _request: Any = None) -> dict[str, Any]:
         assert (module, arguments) == ("host_state", {"preflight": True})
         return self.answers.pop(0) if self.answers[1:] else self.answers[0]
 
@@ -145,7 +145,7 @@ def test_a_host_that_another_run_changes_is_judged_when_that_has_ended(
     monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], wait: int, judged: dict[str, Any], slept: float
 ) -> None:
     clock = time_of(action, monkeypatch)
-    found = Preflight(*answers)._settled({"host": "npu1"}, {}, wait)
+    found = Preflight(*answers)._after_other_run({"host": "npu1"}, {}, wait)
     began, ended = found.pop("between")
     assert (found, sum(clock.slept)) == (judged, slept)
     assert began == ended
@@ -178,7 +178,7 @@ class Rollback(action.ActionModule):
     def __init__(self, answer: dict[str, Any]) -> None:
         self.answer = answer
 
-    def ask(self, module: str, arguments: Any, _task_vars: Any, _handed: Any = None) -> dict[str, Any]:
+    def call_module(self, module: str, arguments: Any, _task_vars: Any, _request: Any = None) -> dict[str, Any]:
         return self.answer
 
 
@@ -194,7 +194,7 @@ class Rollback(action.ActionModule):
     ],
 )
 def test_why_a_module_did_not_run_is_said_with_what_to_do(said: str, told: str) -> None:
-    assert action.ActionModule._become({"failed": True, "msg": said}) == told
+    assert action.ActionModule._failure_reason({"failed": True, "msg": said}) == told
 
 
 # What every answer has

@@ -216,8 +216,8 @@ def test_sizes_that_are_none(size: Any) -> None:
 def test_a_piece_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
     """A host that never ends would fill the controller."""
     bringing = action.ActionModule.__new__(action.ActionModule)
-    bringing.arguments, bringing.handed = {}, {}
-    bringing.ask = lambda *_arguments: {"data": base64.b64encode(b"x" * 100).decode()}  # type: ignore[method-assign]
+    bringing.arguments, bringing.request = {}, {}
+    bringing.call_module = lambda *_arguments: {"data": base64.b64encode(b"x" * 100).decode()}  # type: ignore[method-assign]
     with pytest.raises(host_text.InvalidText, match="/x has 100 more bytes, expected 10 in all"):
         bringing.bring({"size": 10, "sha256": "0" * 64, "at": "/x"}, None, str(tmp_path / "a/b"), {})
 

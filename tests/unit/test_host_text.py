@@ -138,7 +138,7 @@ class Asking(action.FleetAction):
         self.answer = answer
 
     def act(self, host: str, task_vars: dict[str, Any]) -> dict[str, Any]:
-        return self.ask("host_state", {}, task_vars)
+        return self.call_module("host_state", {}, task_vars)
 
     def _execute_module(self, *_arguments: Any, **_more: Any) -> Any:
         if isinstance(self.answer, Exception):

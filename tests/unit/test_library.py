@@ -275,7 +275,7 @@ class Caller(FleetAction):
         raise NotImplementedError
 
     def call(self, module: str, options: dict[str, Any]) -> Any:
-        return self.ask(module, options, {"inventory_hostname": "npu1", "ansible_syslog_facility": "LOG_LOCAL0"})
+        return self.call_module(module, options, {"inventory_hostname": "npu1", "ansible_syslog_facility": "LOG_LOCAL0"})
 
     def _execute_module(self, module_name: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         assert (task_vars["ansible_no_target_syslog"], task_vars["ansible_syslog_facility"]) == (True, "LOG_USER")

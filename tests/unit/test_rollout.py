@@ -237,7 +237,7 @@ class Ending(Action):
     def variables(self, _task_vars: Any) -> Any:
         return {"npufleet_root": "/r"}
 
-    def ask(self, module: str, arguments: Any, *_more: Any) -> dict[str, Any]:  # type: ignore[override]
+    def call_module(self, module: str, arguments: Any, *_more: Any) -> dict[str, Any]:  # type: ignore[override]
         self.asked.append((module, arguments))
         if isinstance(self.released, Exception):
             raise self.released

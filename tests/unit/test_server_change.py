@@ -209,7 +209,7 @@ class Action(action.ActionModule):
         self._loader = SimpleNamespace(path_dwim=str)
         self.results = place / "check"
         self.answers = list(answers)
-        self.handed: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     def variables(self, _task_vars: Any) -> Any:
         lock = {"24.01": {"id": "sha256:1", "options": []}}
@@ -221,9 +221,9 @@ class Action(action.ActionModule):
             inference_check_headers={"Authorization": "Bearer s3cret"},
         )
 
-    def ask(self, module: str, _arguments: Any, _task_vars: Any, handed: Any = None) -> dict[str, Any]:
+    def call_module(self, module: str, _arguments: Any, _task_vars: Any, request: Any = None) -> dict[str, Any]:
         assert module == "server_change"
-        self.handed.append(handed)
+        self.requests.append(request)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -251,14 +251,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_one_call_hands_over_everything_and_keeps_the_answers_for_reports(tmp_path: Path) -> None:
     entry = Action(tmp_path, ENDED)
     assert entry.go() == {**ENDED, "answered": True}
-    (handed,) = entry.handed
+    (request,) = entry.requests
     # Every field is one that the module takes
-    assert set(handed) <= set(server_change.REQUEST)
-    document = handed["checks"]["document"]
+    assert set(request) <= set(server_change.REQUEST)
+    document = request["checks"]["document"]
     assert (document["host"], document["checks"], document["server"]["http_port"]) == ("npu1", [], 8000)
-    assert handed["secrets"] == ["Bearer s3cret"]
-    assert set(handed["desired"]) == {"models", "server"}
-    assert (handed["releases"], handed["incoming"]) == ({}, "/var/lib/npufleet/incoming")
+    assert request["secrets"] == ["Bearer s3cret"]
+    assert set(request["desired"]) == {"models", "server"}
+    assert (request["releases"], request["incoming"]) == ({}, "/var/lib/npufleet/incoming")
     assert json.loads((entry.results / "npu1.json").read_text())["checks"] == [RIGHT]
     assert entry.lines == []
 
@@ -267,7 +267,7 @@ def test_one_call_hands_over_everything_and_keeps_the_answers_for_reports(tmp_pa
 def test_checks_are_only_asked_of_a_change_that_wants_them(tmp_path: Path, arguments: dict[str, Any]) -> None:
     entry = Action(tmp_path, {**ENDED, "checks": []}, **arguments)
     entry.go()
-    assert "checks" not in entry.handed[0]
+    assert "checks" not in entry.requests[0]
     assert not entry.results.exists()
 
 
@@ -275,14 +275,14 @@ def test_a_model_that_is_not_placed_here_is_refused(tmp_path: Path) -> None:
     entry = Action(tmp_path, release=["words"])
     with pytest.raises(AnsibleActionFail, match="triton_models places no words on this host"):
         entry.go()
-    assert entry.handed == []
+    assert entry.requests == []
 
 
 def test_a_change_that_takes_longer_is_told_line_by_line(tmp_path: Path) -> None:
     entry = Action(tmp_path, UNDER_WAY, {**UNDER_WAY, "steps": [{"at": "now", "step": "keep\n[it]"}]}, ENDED)
     assert entry.go()["proven"] is True
     assert entry.lines == ["npu1: load and unload, since 2026-01-01T00:00:00Z", "npu1: keep [it], since now"]
-    first, *others = entry.handed
+    first, *others = entry.requests
     # What is asked again is small, and is about the same change
     assert [(again["id"], again["begun"], again["run"]) for again in others] == [(first["id"], True, first["run"])] * 2
     assert all("desired" not in again and "checks" not in again for again in others)
@@ -291,7 +291,7 @@ def test_a_change_that_takes_longer_is_told_line_by_line(tmp_path: Path) -> None
 def test_a_change_that_waited_is_asked_for_by_its_own_id(tmp_path: Path) -> None:
     entry = Action(tmp_path, {**UNDER_WAY, "id": "first"}, ENDED, state="accepted")
     entry.go()
-    assert entry.handed[1]["id"] == "first"
+    assert entry.requests[1]["id"] == "first"
 
 
 LOST = [
@@ -307,8 +307,11 @@ def test_a_connection_that_comes_back_finds_what_became_of_the_change(tmp_path: 
     entry = Action(tmp_path, UNDER_WAY, lost, lost, ENDED)
     assert entry.go()["proven"] is True
     first, back = entry.warned
-    assert first.startswith("npu1: contact was lost, the host goes on by itself and is called again for ") and why.strip() in first
-    assert back == "npu1: contact is back"
+    assert (
+        first.startswith("npu1: contact was lost. The change continues on the host, which is called again for ")
+        and why.strip() in first
+    )
+    assert back == "npu1: contact is restored"
 
 
 @pytest.mark.parametrize("why", LOST)
@@ -317,16 +320,16 @@ def test_contact_that_is_lost_while_the_change_begins_is_no_failure(tmp_path: Pa
     entry = Action(tmp_path, lost, lost, UNDER_WAY, ENDED)
     assert entry.go()["proven"] is True
     # The same change, which the host knows by its id
-    assert len({handed["id"] for handed in entry.handed}) == 1
-    assert [handed.get("begun", False) for handed in entry.handed] == [False, False, False, True]
+    assert len({request["id"] for request in entry.requests}) == 1
+    assert [request.get("begun", False) for request in entry.requests] == [False, False, False, True]
 
 
 def test_contact_is_retried_until_the_limit_of_the_change(tmp_path: Path, pauses: SimpleNamespace) -> None:
     entry = Action(tmp_path, UNDER_WAY, *[AnsibleConnectionFailure("npu1 is gone")] * 2000, accept_within=600)
     with pytest.raises(AnsibleConnectionFailure):
         entry.go()
-    times = entry.handed[0]["container"]
-    limit = action._limit(entry.handed[0], 600)
+    times = entry.requests[0]["container"]
+    limit = action._limit(entry.requests[0], 600)
     assert limit <= pauses.now - 100 <= limit + 2 * contact.PAUSE
     # More than there and back: the cards, the old container, the new one, its models, and the time to accept it
     assert limit > 600 + 2 * (times["free_timeout"] + times["stop_timeout"] + times["ready_timeout"])
@@ -337,10 +340,10 @@ def test_contact_that_is_lost_at_the_end_of_the_limit_may_come_back(tmp_path: Pa
     lost = AnsibleConnectionFailure("npu1 is gone")
 
     class Late(Action):
-        def ask(self, *given: Any, **more: Any) -> dict[str, Any]:
-            if len(self.handed) == 1:
-                pauses.now += action._limit(self.handed[0], 0)
-            return super().ask(*given, **more)
+        def call_module(self, *given: Any, **more: Any) -> dict[str, Any]:
+            if len(self.requests) == 1:
+                pauses.now += action._limit(self.requests[0], 0)
+            return super().call_module(*given, **more)
 
     assert Late(tmp_path, UNDER_WAY, *[lost] * 10, ENDED).go()["proven"] is True
     started = pauses.now
@@ -353,7 +356,7 @@ def test_a_login_that_is_refused_is_not_tried_again(tmp_path: Path) -> None:
     entry = Action(tmp_path, UNDER_WAY, AnsibleAuthenticationFailure("Invalid/incorrect password"), ENDED)
     with pytest.raises(AnsibleAuthenticationFailure):
         entry.go()
-    assert len(entry.handed) == 2
+    assert len(entry.requests) == 2
 
 
 def test_a_call_that_was_killed_is_made_again_a_few_times(tmp_path: Path) -> None:
@@ -361,7 +364,7 @@ def test_a_call_that_was_killed_is_made_again_a_few_times(tmp_path: Path) -> Non
     assert Action(tmp_path, killed, UNDER_WAY, killed, killed, ENDED).go()["proven"] is True
     entry = Action(tmp_path, *[killed] * 100)
     assert entry.go()["failed"] is True
-    assert len(entry.handed) == 1 + contact.KILLED
+    assert len(entry.requests) == 1 + contact.MAX_RETRIES
 
 
 def test_longer_checks_take_a_longer_limit() -> None:

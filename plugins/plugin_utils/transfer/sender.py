@@ -159,7 +159,9 @@ class Sender:
         order["way"] = way
         hidden_too = {**secrets, "addresses": secret.address_secrets(order)}
         arguments = {"root": self.root, "incoming": self.incoming, "sha256": sorted(routes)}
-        answer: Dict[str, Any] = self.action.ask("model_blobs", arguments, self.task_vars, {"step": order, "secrets": hidden_too})
+        answer: Dict[str, Any] = self.action.call_module(
+            "model_blobs", arguments, self.task_vars, {"step": order, "secrets": hidden_too}
+        )
         if answer.get("failed"):
             raise StoreError(str(answer.get("msg") or answer))
         return answer
