@@ -51,15 +51,15 @@ def parsed(address: str) -> urllib.parse.SplitResult:
 def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
     """Return an error message if the supplier cannot be used, None if it can.
 
-    `entry` is {"kind": "web" or "image", "what": its name, "address", "user", "proxies", "ca", "todo": the next step for the
-    message, and for images "mirror"}. `passwords` is {"what" of a supplier: password}, so that `entry` has no secret.
+    `entry` is {"kind": "web" or "image", "name", "address", "user", "proxies", "ca", "todo": the next step for the
+    message, and for images "mirror"}. `passwords` is {name of a supplier: password}, so that `entry` has no secret.
     """
-    login = (str(entry.get("user") or ""), passwords.get(entry["what"], ""))
+    login = (str(entry.get("user") or ""), passwords.get(entry["name"], ""))
     if entry["kind"] == "web":
         why = web(entry["address"], login, entry.get("proxies") or {}, entry.get("ca"))
     else:
         why = image(entry["address"], login, entry.get("proxies") or {}, entry.get("ca"), entry.get("mirror"))
-    return f"{entry['what']} {bare(entry['address'])}: {why}: {entry['todo']}" if why else None
+    return f"{entry['name']} {bare(entry['address'])}: {why}: {entry['todo']}" if why else None
 
 
 def bare(address: str) -> str:

@@ -83,13 +83,13 @@ def refusals(
         reasons += list(memory(wanted, actual["driver"]))
         if ("driver", "install") in doing:
             kernel = os.uname().release
-            reasons += [*(headers(kernel, wanted["brings_headers"]) if wanted["headers"] else []), *secure_boot()]
-        if ("driver", cdi.INSTALL) in doing and not wanted["brings_toolkit"]:
+            reasons += [*(headers(kernel, wanted["installs_headers"]) if wanted["headers"] else []), *secure_boot()]
+        if ("driver", cdi.INSTALL) in doing and not wanted["installs_toolkit"]:
             reasons += list(cdi.refusals(actual["driver"]["toolkit"]["version"]))
     if changing:
         reasons += list(engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINES]), _engine_name()))
         reasons += list(flag_reasons(plan))
-        reasons += list(finds_by_name(actual["engine"], plan)) if wanted["by_name"] else []
+        reasons += list(finds_by_name(actual["engine"], plan)) if wanted["uses_cdi"] else []
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += absent(wanted["listen"])
         reasons += list(ports(wanted, listeners(wanted["listen"]), _publishers(wanted["listen"])))
@@ -103,8 +103,8 @@ def refusals(
         reasons += [f"npufleet_device_access: {reason}" for reason in [*([] if loads else missing), *access["closed"]]]
     reasons += list(disk(_needs(wanted, doing), free_space))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
-    if "models" in actual and wanted["pulls"]:
-        reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
+    if "models" in actual and wanted["downloads"]:
+        reasons += pulled(wanted["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
     # If the plan changes the engine, the engine may reach or trust suppliers afterwards that it cannot use now.
     needed = [entry for entry in suppliers if tuple(entry["needed"]) in doing and not (changing and entry.get("kind") == ENGINE)]
     return reasons + (unreached(needed, passwords) if needed else [])
@@ -120,9 +120,9 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
     return [why for why in (ask.get(entry.get("kind", ""), http_probe.supplier)(entry, passwords) for entry in suppliers) if why]
 
 
-def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
+def pulled(downloads: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
     """Return the reasons why the missing large files cannot be fetched: sources that fail, and too little free space."""
-    missing = sorted(set(pulls["files"]) & set(here["missing"]))
+    missing = sorted(set(downloads["files"]) & set(here["missing"]))
     if not missing:
         return []
     # These imports are slow, as in `unreached`.
@@ -130,20 +130,21 @@ def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[s
     from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 
     reasons = []
+    options = downloads["fetch_options"]
     sizes: Dict[str, Optional[int]] = {}
     try:
-        inside = download.bundled(pulls["bundle"])
+        inside = download.bundled(downloads["bundle"])
     except download.SourceError as error:
         return [str(error)]
     for digest in missing:
-        file = pulls["files"][digest]
+        file = downloads["files"][digest]
         try:
             # The role installs rclone if it is missing.
             skipped = digest in inside or (download.store_of(file.get("url", "")) and not which("rclone"))
-            sizes[digest] = inside.get(digest, file.get("size")) if skipped else download.size(file, digest, pulls["way"], secrets)
+            sizes[digest] = inside.get(digest, file.get("size")) if skipped else download.size(file, digest, options, secrets)
         except download.SourceError as error:
             reasons.append("model {}: compiled file {}: {}. Correct {}".format(file["model"], file["source"], error, file["todo"]))
-    return reasons + list(filter(None, [blobs.short_of_room(pulls["root"], here["free"], here["arrived"], sizes)]))
+    return reasons + list(filter(None, [blobs.short_of_room(downloads["root"], here["free"], here["arrived"], sizes)]))
 
 
 def _bus_types() -> List[str]:

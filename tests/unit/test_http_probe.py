@@ -74,7 +74,7 @@ def nobody() -> str:
 
 
 def ask(address: str, user: str = "", password: str = "", **more: Any) -> str | None:
-    entry = {"kind": "web", "what": "package index", "address": address, "user": user, "todo": "correct it", **more}
+    entry = {"kind": "web", "name": "package index", "address": address, "user": user, "todo": "correct it", **more}
     return http_probe.supplier(entry, {"package index": password})
 
 

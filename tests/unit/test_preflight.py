@@ -26,9 +26,9 @@ WANTED: dict[str, Any] = {
     "ports": {"8000": "npufleet_http_port", "8001": "npufleet_grpc_port"},
     "container": "triton",
     "headers": True,
-    "brings_headers": False,
-    "by_name": False,
-    "brings_toolkit": True,
+    "installs_headers": False,
+    "uses_cdi": False,
+    "installs_toolkit": True,
     "disk": {"/var/lib/docker": {"image": 60 * GIB}, "/var/lib/npufleet": {"image": 30 * GIB, "models": 5 * GIB}},
     "models": {},
 }
@@ -245,7 +245,7 @@ def test_a_toolkit_that_cannot_come_is_refused(brings: bool, words: list[str], m
     monkeypatch.setattr(subject, "system_refusals", lambda *_args: [])
     actual = {"driver": {**DRIVER, "toolkit": {"version": None}}}
     plan = [item("driver", "rbln-container-toolkit", "toolkit")]
-    found = subject.refusals({**WANTED, "by_name": True, "brings_toolkit": brings}, actual, plan, [], {})
+    found = subject.refusals({**WANTED, "uses_cdi": True, "installs_toolkit": brings}, actual, plan, [], {})
     assert [reason.partition(" in the host's")[0] for reason in found if "the bus" not in reason] == words
 
 
@@ -253,7 +253,7 @@ def test_an_engine_that_finds_nothing_by_name_is_refused_where_it_has_to() -> No
     actual = {"engine": {"daemon": {}, "running": {"version": "20.10.24"}}}
     plan = [item("engine", "version", "inspect")]
     assert subject.refusals(WANTED, actual, plan, [], {}) == []
-    (reason,) = subject.refusals({**WANTED, "by_name": True}, actual, plan, [], {})
+    (reason,) = subject.refusals({**WANTED, "uses_cdi": True}, actual, plan, [], {})
     assert reason.startswith("Docker is 20.10.24, expected 25 or newer")
 
 
@@ -318,7 +318,7 @@ def test_the_host_has_the_address_that_ports_are_published_on() -> None:
 
 def test_address_and_ports_are_looked_at_where_a_container_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "Engine", FakeEngine(None))
-    wanted = {**WANTED, "listen": "192.0.2.1", "pulls": {}, "disk": {}}
+    wanted = {**WANTED, "listen": "192.0.2.1", "downloads": {}, "disk": {}}
     (reason,) = subject.refusals(wanted, {}, [item("server", "container", "create")], [], {})
     assert reason.startswith("triton_server_listen_address is 192.0.2.1, expected an address of this host")
     assert subject.refusals(wanted, {}, [item("server", "digits", "load")], [], {}) == []
@@ -352,8 +352,8 @@ def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:
 
 def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(http_probe, "supplier", lambda supplier, _passwords: asked.append(supplier["what"]) or "no answer")
-    suppliers = [{"what": "index", "needed": ["image", "build"]}, {"what": "driver", "needed": ["driver", "install"]}]
+    monkeypatch.setattr(http_probe, "supplier", lambda supplier, _passwords: asked.append(supplier["name"]) or "no answer")
+    suppliers = [{"name": "index", "needed": ["image", "build"]}, {"name": "driver", "needed": ["driver", "install"]}]
     plan = [item("image", "npufleet/triton", "build")]
     wanted = {**WANTED, "disk": {}}
     assert subject.refusals(wanted, {"image": {}}, plan, suppliers, {}) == ["no answer"]
@@ -365,10 +365,10 @@ def test_an_engine_that_changes_is_not_asked_for_its_registry(
     monkeypatch: pytest.MonkeyPatch, changes: list[str], asked: list[str]
 ) -> None:
     for module, name in ((registry, "check_supplier"), (http_probe, "supplier")):
-        monkeypatch.setattr(module, name, lambda supplier, _passwords, module=module: f"{supplier['what']} {module is registry}")
+        monkeypatch.setattr(module, name, lambda supplier, _passwords, module=module: f"{supplier['name']} {module is registry}")
     monkeypatch.setattr(subject, "engine", lambda *_: [])
     needed = {"needed": ["image", "deliver"]}
-    suppliers = [{"what": "the engine's", "kind": "engine", **needed}, {"what": "web", "kind": "web", **needed}]
+    suppliers = [{"name": "the engine's", "kind": "engine", **needed}, {"name": "web", "kind": "web", **needed}]
     plan = [item("image", "npufleet/triton", "deliver"), *(item(concern, "daemon.json", "configure") for concern in changes)]
     reasons = subject.refusals({**WANTED, "disk": {}}, {"image": {}, "engine": {}}, plan, suppliers, {})
     assert reasons == [f"{what} {what != 'web'}" for what in asked]

@@ -123,7 +123,7 @@ def test_suppliers_of_a_build_host_and_of_another() -> None:
         "npufleet_no_proxy": ["a", "b"],
     }
     found, passwords = subject.suppliers(variables(**given))
-    assert [(entry["what"], entry["address"], entry["user"], entry["needed"]) for entry in found] == [
+    assert [(entry["name"], entry["address"], entry["user"], entry["needed"]) for entry in found] == [
         ("driver package", "https://a.example.com/d.deb", "fleet", ["driver", "install"]),
         ("package index", "https://index.example.com/simple/rebel-compiler/", "portal", ["image", "build"]),
         ("base image", "triton:base", "", ["image", "build"]),
@@ -132,7 +132,7 @@ def test_suppliers_of_a_build_host_and_of_another() -> None:
     assert found[0]["proxies"] == {"http": "", "https": "http://proxy.example.com:3128", "no_proxy": "a,b"}
     assert not any(secret in json.dumps(found) for secret in ('"one"', '"two"'))
     found, _passwords = subject.suppliers(variables(**given, npufleet_build_host="npu9"))
-    assert [entry["what"] for entry in found] == ["driver package"]
+    assert [entry["name"] for entry in found] == ["driver package"]
 
 
 def test_the_repository_of_the_toolkit_is_a_supplier_where_it_is_needed() -> None:
@@ -140,7 +140,7 @@ def test_the_repository_of_the_toolkit_is_a_supplier_where_it_is_needed() -> Non
     assert subject.suppliers(variables(**row, npufleet_device_access="devices"))[0] == []
     (found,), passwords = subject.suppliers(variables(**row, npufleet_device_access="cdi"))
     assert found["address"] == "https://nexus.rebellions.ai/repository/apt-public/dists/stable/Release"
-    assert (found["needed"], found["user"], passwords) == (["driver", "toolkit"], "", {found["what"]: ""})
+    assert (found["needed"], found["user"], passwords) == (["driver", "toolkit"], "", {found["name"]: ""})
     own = {**row, "npufleet_device_access": "cdi", "rbln_driver_toolkit_repository": ""}
     assert subject.suppliers(variables(**own))[0] == []
 
@@ -151,7 +151,7 @@ def test_archive_and_wheels_take_the_place_of_registry_and_index() -> None:
     found, _passwords = subject.suppliers(
         variables(triton_image_wheelhouse="/wheels", triton_image_base_archive="http://a/base.tar")
     )
-    assert [entry["what"] for entry in found] == ["archive of the base image"]
+    assert [entry["name"] for entry in found] == ["archive of the base image"]
 
 
 REPOSITORY = "registry.example.com:5000/npufleet/triton"
@@ -171,7 +171,7 @@ def test_the_registry_that_brings_the_image_is_asked_by_the_engine() -> None:
     assert (entry["kind"], entry["address"], entry["user"], entry["needed"], entry["pushes"], entry["registry"]) == (
         *("engine", f"{REPOSITORY}@sha256:1", "fleet", ["image", "deliver"], False, "registry.example.com:5000"),
     )
-    assert passwords == {entry["what"]: "three"}
+    assert passwords == {entry["name"]: "three"}
     found, passwords = subject.suppliers(variables(**DELIVERY))
     assert [(item["address"], item["pushes"], item["needed"]) for item in found] == [
         (REPOSITORY, True, ["image", "build"]),
@@ -359,7 +359,7 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         found = {"digits": {"origins": origins, "memory": [0, 0]}}
         given = {"model_repository_fetch": "host", "npufleet_artefact_user": "fleet", "npufleet_artefact_password": "two"}
         assert refused(tmp_path, [], found, ["1" * 64, "2" * 64], **given) == []
-        pulls = subject.conditions(variables(**given), found)["pulls"]
+        pulls = subject.conditions(variables(**given), found)["downloads"]
         secrets = subject.suppliers(variables(**given))[1][LARGE_FILES]
         here = {"missing": sorted(origins), "free": 499, "arrived": {}}
         assert pulled(pulls, here, secrets) == [
@@ -369,4 +369,4 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         ]
         assert pulled(pulls, {**here, "missing": []}, secrets) == []
         assert "two" not in json.dumps(pulls)
-    assert subject.conditions(variables(), found)["pulls"] == {}
+    assert subject.conditions(variables(), found)["downloads"] == {}

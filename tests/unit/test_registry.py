@@ -47,7 +47,7 @@ class Played:
 def ask(monkeypatch: pytest.MonkeyPatch, engine: Played, user: str = LOGIN[0], pushes: bool = False) -> str | None:
     monkeypatch.setattr(subject, "Engine", engine)
     address = LOCKED.partition("@")[0] if pushes else LOCKED
-    entry = {"what": "image", "address": address, "registry": "registry.example.com:5000", "user": user, "pushes": pushes}
+    entry = {"name": "image", "address": address, "registry": "registry.example.com:5000", "user": user, "pushes": pushes}
     return subject.check_supplier({**entry, "todo": "correct it"}, {"image": LOGIN[1] if user else ""})
 
 

@@ -279,7 +279,7 @@ def test_holds_that_nothing_tells_are_refused_until_they_are_ended(
         for words in (f"{held}/holds.json is a file that cannot be used (", "history.jsonl that", "rollback_forget=true"):
             assert words in result["msg"]
     asked = {"root": str(held), "models": models["two"]}
-    refused = preflight.refusals({"pulls": None, "disk": {}}, {"models": concern.read(asked)}, [], [], {})
+    refused = preflight.refusals({"downloads": None, "disk": {}}, {"models": concern.read(asked)}, [], [], {})
     assert len(refused) == 1 and "rollback_forget=true" in refused[0]
     assert content(held) == b"one"
     assert call(held, "forgotten")["failed"] is False

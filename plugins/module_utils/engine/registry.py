@@ -26,10 +26,10 @@ DOCKER_HUB = "https://index.docker.io/v1/"
 def check_supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
     """Return the reason why the engine cannot use a supplier, None if it can or if no engine is running yet.
 
-    `entry` is {"what", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest. If
+    `entry` is {"name", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest. If
     `pushes` is true, it is the repository to which an image will be pushed.
     """
-    login = (str(entry.get("user") or ""), passwords.get(entry["what"], ""))
+    login = (str(entry.get("user") or ""), passwords.get(entry["name"], ""))
     try:
         reason = (_check_login if entry["pushes"] and login[0] else _check_image)(entry, login)
     except OSError as error:
@@ -38,7 +38,7 @@ def check_supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Op
         reason = _unreachable(str(error) or "none in time")
     # The engine may repeat the password in its message.
     reason = reason.replace(login[1], "***") if reason and login[1] else reason
-    return f"{entry['what']} {entry['address']}: {reason}: {entry['todo']}" if reason else None
+    return f"{entry['name']} {entry['address']}: {reason}: {entry['todo']}" if reason else None
 
 
 def _unreachable(answer: str) -> str:

@@ -25,8 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.image impo
 
 def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Return the conditions that a host must meet, from its variables, its release row and the manifests of its models."""
-    row = variables["npufleet_row"]
-    rows = variables["npufleet_release_rows"]
+    row, rows = variables["npufleet_row"], variables["npufleet_release_rows"]
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
     return {
         "release": variables["rbln_release"],
@@ -39,31 +38,32 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "container": variables["triton_server_name"],
         "headers": bool(variables["preflight_kernel_headers"]),
         # True if the role installs the headers
-        "brings_headers": variables["rbln_driver_form"] == "run",
-        # True if the engine finds the cards by name. This needs the toolkit: true if the role can install it
-        "by_name": device_access.by_name(variables),
-        "brings_toolkit": bool(variables["rbln_driver_toolkit_repository"]),
+        "installs_headers": variables["rbln_driver_form"] == "run",
+        # True if the engine finds the cards by CDI, which needs the container toolkit
+        "uses_cdi": device_access.by_name(variables),
+        # True if the role can install the toolkit
+        "installs_toolkit": bool(variables["rbln_driver_toolkit_repository"]),
         "disk": {
             "/var/lib/docker": {"image": int(variables["preflight_disk_engine"]) * GIB},
             variables["npufleet_root"]: {
-                "image": _archive_room(variables),
+                "image": _archive_bytes(variables),
                 "models": int(variables["preflight_disk_models"]) * GIB,
             },
         },
-        # {model: [bytes of device memory on each NPU]}, without the models whose memory is unknown
+        # {model: [bytes of device memory on each NPU]} of the models whose memory is known
         "models": {name: manifest["memory"] for name, manifest in manifests.items() if any(manifest["memory"])},
-        "pulls": _pulls(variables, manifests),
+        "downloads": _downloads(variables, manifests),
     }
 
 
-def _archive_room(variables: Mapping[str, Any]) -> int:
-    """Return the bytes that the image's archive needs on the host: 0 if the host pulls the image and does not build it."""
+def _archive_bytes(variables: Mapping[str, Any]) -> int:
+    """Return the bytes that the image's archive needs on the host. A host that pulls the image and does not build it needs none."""
     if variables["triton_image_delivery_repository"] and variables["npufleet_build_host"] != variables["inventory_hostname"]:
         return 0
     return int(variables["preflight_disk_transfer"]) * GIB
 
 
-def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+def _downloads(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Return the large files that the host fetches, and the options of the fetch; {} if the controller fetches them."""
     if variables["model_repository_fetch"] == "controller":
         return {}
@@ -74,11 +74,12 @@ def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, An
         if "file" not in origin
     }
     bundle = variables["model_repository_bundle"]
-    return {"files": files, "way": fetch_options(variables, False)[0], "bundle": bundle, "root": variables["npufleet_root"]}
+    options = fetch_options(variables, False)[0]
+    return {"files": files, "fetch_options": options, "bundle": bundle, "root": variables["npufleet_root"]}
 
 
 def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the site's proxies by scheme, and in `no_proxy` the hosts that are reached without a proxy."""
+    """Return the site's proxies by scheme, and as `no_proxy` the hosts that are reached without a proxy."""
     return {
         "http": variables["npufleet_http_proxy"],
         "https": variables["npufleet_https_proxy"],
@@ -87,7 +88,7 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """Return the (options, secrets) of download.py, which fetches large files on the controller or on a host."""
+    """Return (options, secrets) of fetch/download.py for the controller or for a host."""
     used = proxies(variables)
     if from_controller:
         from urllib.request import getproxies
@@ -109,101 +110,73 @@ def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[
 def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
     """Return ([suppliers that the host would download from, each with the plan step that needs it], {supplier: password})."""
     entries: List[Dict[str, Any]] = []
-    if variables["rbln_driver_package_url"] and not variables["rbln_driver_package_file"]:
-        entries.append(
-            {
-                "what": "driver package",
-                "kind": "web",
-                "address": variables["rbln_driver_package_url"],
-                "login": "rbln_driver_package",
-                "needed": ["driver", "install"],
-                "todo": "correct rbln_driver_package_url or its login",
-            }
-        )
-    if device_access.by_name(variables) and variables["rbln_driver_toolkit_repository"]:
-        entries.append(
-            {
-                "what": "repository of the container toolkit",
-                "kind": "web",
-                "address": "{}/dists/stable/Release".format(variables["rbln_driver_toolkit_repository"].rstrip("/")),
-                "login": None,
-                "needed": ["driver", cdi.INSTALL],
-                "todo": "correct rbln_driver_toolkit_repository, or empty it and install the toolkit",
-            }
-        )
+    address = variables["rbln_driver_package_url"]
+    if address and not variables["rbln_driver_package_file"]:
+        todo = "correct rbln_driver_package_url or its login"
+        entries.append(_supplier("driver package", address, "rbln_driver_package", ["driver", "install"], todo))
+    repository = variables["rbln_driver_toolkit_repository"]
+    if device_access.by_name(variables) and repository:
+        address = f"{repository.rstrip('/')}/dists/stable/Release"
+        todo = "correct rbln_driver_toolkit_repository, or empty it and install the toolkit"
+        entries.append(_supplier("repository of the container toolkit", address, "", ["driver", cdi.INSTALL], todo))
     if variables["npufleet_build_host"] == variables["inventory_hostname"]:
-        entries += list(_image_suppliers(variables))
+        entries += _build_suppliers(variables)
     if variables["triton_image_delivery_repository"]:
-        entries += list(_delivery_suppliers(variables))
+        entries += _delivery_suppliers(variables)
     passwords: Dict[str, Any] = {}
     if variables["model_repository_fetch"] != "controller":
         passwords[LARGE_FILES] = fetch_options(variables, False)[1]
     for entry in entries:
         login = entry.pop("login")
         entry["user"] = variables[login + "_user"] if login else ""
-        passwords[entry["what"]] = variables[login + "_password"] if login else ""
+        passwords[entry["name"]] = variables[login + "_password"] if login else ""
         entry["proxies"] = proxies(variables)
         entry["ca"] = authority(variables)
     return entries, passwords
 
 
-def _image_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+def _supplier(name: str, address: str, login: str, step: List[str], todo: str, kind: str = "web", **more: Any) -> Dict[str, Any]:
+    """Return a supplier. `login` is the prefix of the variables with user and password, or ""."""
+    return {"name": name, "kind": kind, "address": address, "login": login, "needed": step, "todo": todo, **more}
+
+
+def _build_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield the suppliers of the host that builds the image."""
-    needed = ["image", "build"]
+    step = ["image", "build"]
     if not variables["triton_image_wheelhouse"]:
-        package = variables["npufleet_row"]["sdk"]["package"]
-        yield {
-            "what": "package index",
-            "kind": "web",
-            "address": "{}/{}/".format(variables["triton_image_index_url"].rstrip("/"), package),
-            "login": "triton_image_index",
-            "needed": needed,
-            "todo": "correct triton_image_index_url, _user and _password, or give wheels with triton_image_wheelhouse",
-        }
+        address = f"{variables['triton_image_index_url'].rstrip('/')}/{variables['npufleet_row']['sdk']['package']}/"
+        todo = "correct triton_image_index_url, _user and _password, or give wheels with triton_image_wheelhouse"
+        yield _supplier("package index", address, "triton_image_index", step, todo)
     archive = variables["triton_image_base_archive"]
     if "://" in archive:
-        yield {
-            "what": "archive of the base image",
-            "kind": "web",
-            "address": archive,
-            "login": "npufleet_artefact",
-            "needed": needed,
-            "todo": "correct triton_image_base_archive or the login npufleet_artefact_user and _password",
-        }
+        todo = "correct triton_image_base_archive or the login npufleet_artefact_user and _password"
+        yield _supplier("archive of the base image", archive, "npufleet_artefact", step, todo)
     elif not archive:
-        mirrors = variables["docker_engine_registry_mirrors"]
-        base = variables["triton_image_base"]
-        yield {
-            "what": "base image",
-            "kind": "image",
-            "address": base,
-            "mirror": mirrors[0] if mirrors and http_probe.split(base)[0] == http_probe.DOCKER_HUB else None,
-            "login": "triton_image_registry",
-            "needed": needed,
-            "todo": "correct triton_image_base, triton_image_registry_user and _password, or give triton_image_base_archive",
-        }
+        base, mirrors = variables["triton_image_base"], variables["docker_engine_registry_mirrors"]
+        mirror = mirrors[0] if mirrors and http_probe.split(base)[0] == http_probe.DOCKER_HUB else None
+        todo = "correct triton_image_base, triton_image_registry_user and _password, or give triton_image_base_archive"
+        yield _supplier("base image", base, "triton_image_registry", step, todo, "image", mirror=mirror)
 
 
 def _delivery_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield the registry that the image is pushed to and pulled from."""
-    repository = variables["triton_image_delivery_repository"]
+    repository, registry = variables["triton_image_delivery_repository"], variables["triton_image_delivery_registry"]
     login = "triton_image_delivery"
-    common = {"kind": ENGINE, "login": login, "registry": variables["triton_image_delivery_registry"]}
-    where = "see what this host's engine lacks to reach it (docs/production.md)"
+    otherwise = "or see what this host's engine lacks to reach it (docs/production.md)"
     locked = in_repository(variables["npufleet_locked"].get("repo_digest"), repository)
     if locked:
-        common["todo"] = f"correct {login}_user and _password, or {where}"
-        yield {"what": "image in the registry", "address": locked, "pushes": False, "needed": ["image", "deliver"], **common}
+        todo = f"correct {login}_user and _password, {otherwise}"
+        yield _supplier("image in the registry", locked, login, ["image", "deliver"], todo, ENGINE, registry=registry, pushes=False)
     if variables["npufleet_build_host"] == variables["inventory_hostname"]:
-        common["todo"] = f"correct {login}_repository, _user and _password, or {where}"
+        todo = f"correct {login}_repository, _user and _password, {otherwise}"
         for action in ("build", "publish"):
-            yield {"what": "repository", "address": repository, "pushes": True, "needed": ["image", action], **common}
+            yield _supplier("repository", repository, login, ["image", action], todo, ENGINE, registry=registry, pushes=True)
 
 
 def refusals(
     variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any]
 ) -> List[str]:
-    """Return the errors of files on the controller that prevent this plan. `manifests` has the manifests by model."""
+    """Return the errors of files on the controller that prevent this plan. `manifests` are the manifests by model."""
     steps = {(item["concern"], item["action"]) for item in plan}
     reasons: List[str] = []
     if ("driver", "install") in steps:
@@ -219,9 +192,9 @@ def refusals(
 
 
 def clock(actual: float, began: float, ended: float, most: int) -> List[str]:
-    """Return [the reason] if a host's clock is wrong by more than `most` seconds, else [].
+    """Return [the reason] if the host's clock differs from the controller's by more than `most` seconds, else [].
 
-    The controller's clock was at `began` before the query and at `ended` after it. A host's time between both counts as right.
+    `began` and `ended` are the controller's times before and after the query. A host's time between both counts as right.
     """
     difference = max(actual - ended, 0.0) + min(actual - began, 0.0)
     if abs(difference) <= most:
@@ -234,7 +207,7 @@ def clock(actual: float, began: float, ended: float, most: int) -> List[str]:
 
 
 def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of check files, and the models without a check. Both would make a proof fail after the change."""
+    """Yield the errors of check files and of models without a check. The proof after the change would fail because of them."""
     try:
         document = documents(sorted(models), *directories(variables), 0)
     except Refusal as refusal:
@@ -260,7 +233,7 @@ def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator
 
 
 def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield an error for each model whose served version would change although an external cache keeps its old answers."""
+    """Yield an error for each model whose served version would change, while an external cache would keep its old answers."""
     kind = cache(variables)
     if kind in (None, "local"):
         return
@@ -287,7 +260,7 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
     except http_probe.AddressError as error:
         yield f"rbln_driver_package_url: {error}. Correct it."
         return
-    # The file may have any name that does not contain the version of another driver.
+    # The name may contain any version that is not the version of another driver.
     others = {other["driver"]["version"] for other in variables["npufleet_release_rows"].values()}
     versions, ending = set(re.findall(r"\d+(?:\.\d+)+", name)), os.path.splitext(name)[1]
     todo = "Set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256, for this release."
@@ -312,18 +285,18 @@ def _image(variables: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _file(what: str, path: str, digest: str, path_variable: str, digest_variable: str) -> Iterator[str]:
+def _file(name: str, path: str, digest: str, path_variable: str, digest_variable: str) -> Iterator[str]:
     """Yield the error of a file on the controller that is missing or has another digest."""
     if not os.path.isfile(path):
-        yield f"the controller has no {path}, expected {what}. Correct {path_variable}."
+        yield f"the controller has no {path}, expected {name}. Correct {path_variable}."
     elif digest:
         actual = file_digest(path)
         if actual != digest:
-            yield f"{what} has SHA-256 {actual}, expected {digest}. Compare it with its source before you change {digest_variable}."
+            yield f"{name} has SHA-256 {actual}, expected {digest}. Compare it with its source before you change {digest_variable}."
 
 
 def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], store: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of the large files that the controller sends: missing sources, and too little free space on the host."""
+    """Yield the errors of large files: sources that the controller cannot read, and too little free space on the host."""
     fetch = variables["model_repository_fetch"]
     bundle = variables["model_repository_bundle"]
     sizes: Dict[str, Any] = {}
@@ -344,7 +317,7 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
                 else:
                     yield f"model {name}: the controller has no {origin['file']}, expected the compiled file. Correct `file`."
             elif fetch != "controller":
-                # The host queries its sources itself.
+                # The host itself queries the sources of its downloads.
                 continue
             elif os.path.isfile(cached):
                 sizes[digest] = os.path.getsize(cached)
@@ -358,6 +331,6 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
 
 
 def _todo(origin: Mapping[str, Any]) -> str:
-    """Return the names of the variables that configure a source, for the next step in a message."""
+    """Return the variables that configure a source, for the next step of a message."""
     store = download.store_of(origin.get("url", ""))
     return f"`url` or model_repository_{store}_*" if store else "`url` or npufleet_artefact_user"
