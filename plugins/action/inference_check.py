@@ -10,7 +10,7 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleU
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules.inference_check import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import host_checks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
@@ -39,9 +39,9 @@ class ActionModule(FleetAction):
             # The arguments of the task come from these variables.
             if variables.type_errors:
                 raise Refusal(variables.type_errors)
-            self._task.args = order.with_defaults(self._task.args, variables)
+            self._task.args = host_checks.with_defaults(self._task.args, variables)
             _validation, arguments = self.validate_argument_spec(argument_spec=OPTIONS)
-            checks = order.checks_of(host, arguments, variables)
+            checks = host_checks.checks_of(host, arguments, variables)
         except AnsibleUndefinedVariable as error:
             raise self.refuse(host, error) from None
         except Refusal as refusal:
@@ -52,6 +52,6 @@ class ActionModule(FleetAction):
         arguments["server"] = checks.server
         request = {"document": checks.document, "program": checks.program, "key": checks.key}
         result = self.call_module("inference_check", arguments, task_vars, request)
-        if checks.unasked and not arguments["keep"]:
-            result["warnings"] = [*result.get("warnings", []), order.warning(host, checks.unasked)]
+        if checks.unchecked and not arguments["keep"]:
+            result["warnings"] = [*result.get("warnings", []), host_checks.warning(host, checks.unchecked)]
         return result

@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import card
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ENGINE_EXTRA
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Contact, FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import host_checks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import TLS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
@@ -35,9 +35,9 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             request = self._request(host, task_vars, variables)
             if with_checks:
-                checks = order.checks_of(host, order.with_defaults({}, variables), variables)
+                checks = host_checks.checks_of(host, host_checks.with_defaults({}, variables), variables)
                 request["secrets"] = _secrets(checks.server)
-                request["checks"] = checks.of_change(variables, variables["inference_check_image"], checks.key)
+                request["checks"] = checks.for_change(variables, variables["inference_check_image"], checks.key)
         check_results.forget(path)
         show_progress = int(variables["npufleet_progress"]) > 0
         result = self._wait(host, arguments, request, task_vars, show_progress)
@@ -49,8 +49,8 @@ class ActionModule(FleetAction):
                 return {key: result[key] for key in FAILED if key in result}
             host_text.require(result, "proven")
             result["answered"] = bool(with_checks and result.get("proven"))
-            if with_checks and checks.unasked and result.get("proven"):
-                result["warnings"] = [*result.get("warnings", []), order.warning(host, checks.unasked)]
+            if with_checks and checks.unchecked and result.get("proven"):
+                result["warnings"] = [*result.get("warnings", []), host_checks.warning(host, checks.unchecked)]
         return result
 
     def _request(self, host: str, task_vars: Mapping[str, Any], variables: Templated) -> Dict[str, Any]:

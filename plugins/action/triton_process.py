@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import ar
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import FILE
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order as check_order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import host_checks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.server import MODEL
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired
@@ -142,8 +142,8 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _checks(variables: Templated, host: str, root: str) -> Dict[str, Any]:
-        found = check_order.checks_of(host, check_order.with_defaults({"image": "this container"}, variables), variables)
-        return found.of_change(variables, "", {**found.key, "path": key_path(root)} if found.key else None)
+        found = host_checks.checks_of(host, host_checks.with_defaults({"image": "this container"}, variables), variables)
+        return found.for_change(variables, "", {**found.key, "path": key_path(root)} if found.key else None)
 
 
 def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[str]:

@@ -29,7 +29,7 @@ MORE = [
     f"{name}_{size}" for name in ("bert-base-korean", "e5", "ocr", "ranker", "unet", "whisper", "yolov8-640") for size in "smlx"
 ]
 # Every state that a host can have, as often as an operator fears; the rest is in sync.
-TROUBLE = ("drift", "wrong answer", "unreachable", "failed", "sick card", "model down", "unasked", "old")
+TROUBLE = ("drift", "wrong answer", "unreachable", "failed", "sick card", "model down", "unchecked", "old")
 HOSTILE = "</script><img src=x onerror=document.title='taken'>"
 
 
@@ -165,7 +165,7 @@ def host(name: str, trouble: str, now: datetime, place: Path, more: Sequence[str
                 check.update(ok=False, ms=None, why="Request for unknown model: 'resnet50' has no available versions")
                 for key in ("got", "label", "picture"):
                     check.pop(key, None)
-    if trouble != "unasked":
+    if trouble != "unchecked":
         (place / "check" / f"{name}.json").write_text(json.dumps(result))
     return status
 

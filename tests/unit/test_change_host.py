@@ -28,7 +28,7 @@ from test_store_transaction import ALICE, A, B, proven, released  # noqa: F401 (
 
 SETTINGS = {"name": "triton", "free_timeout": 0, "stop_timeout": 1, "ready_timeout": 5, "key": None}
 CARDS = {"npus": 2, "card": "RBLN-CA12"}
-CHECKS = {"image": "sha256:1", "program": "p", "document": {"host": "npu1", "server": {}, "checks": [{}], "unproven": []}}
+CHECKS = {"image": "sha256:1", "program": "p", "document": {"host": "npu1", "server": {}, "checks": [{}], "no_check_file": []}}
 RIGHT = {"name": "digits/http/one", "ok": True, "why": ""}
 WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, expected 7"}
 REPLACE = item("server", "container.image", "old", "new", "replace")

@@ -183,7 +183,7 @@ def test_no_probe_needs_no_checks(site: Path) -> None:
 
 
 def keep(path: Path, check: bool = False, **document: Any) -> dict[str, Any]:
-    whole = {"host": "npu1", "host_index": 0, "checks": [], "unproven": [], **document}
+    whole = {"host": "npu1", "host_index": 0, "checks": [], "no_check_file": [], **document}
     arguments = {"image": "i", "program": PROGRAM, "document": whole, "keep": {"path": str(path), "digest": "d1"}}
     return run_module(inference_check, arguments, check=check)
 
@@ -348,10 +348,10 @@ def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pyt
         "expect": {"OUT": {"shape": [1]}},
     }
     server = {"address": "127.0.0.1", "http_port": 1, "grpc_port": 1, "metrics_port": 1}
-    unproven = [
+    no_check_file = [
         {"name": "n/check file", "model": "n", "check": "check file", "protocol": None, "ok": False, "why": "none", "ms": None}
     ]
-    keep(tmp_path / "checks.json", checks=[{"model": "m", "checks": [entry]}], unproven=unproven, server=server)
+    keep(tmp_path / "checks.json", checks=[{"model": "m", "checks": [entry]}], no_check_file=no_check_file, server=server)
     config = {**json.loads(wanted()["files"]["config"]), "document": str(tmp_path / "checks.json")}
     config.update(root=str(tmp_path), textfile=str(tmp_path / "npufleet.prom"))
     monkeypatch.setattr(program, "LOCK", str(tmp_path / "lock"))

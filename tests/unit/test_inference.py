@@ -268,8 +268,8 @@ def test_a_model_whose_loads_are_left_out_is_not_proven(server: Server) -> None:
 
 
 def test_models_that_nobody_has_to_prove_are_told() -> None:
-    document = {"host": "npu1", "host_index": 0, "server": {}, "timeout": 1, "checks": [], "unasked": ["words"]}
-    assert inference.run(document) == {"host": "npu1", "unasked": ["words"], "checks": []}
+    document = {"host": "npu1", "host_index": 0, "server": {}, "timeout": 1, "checks": [], "unchecked": ["words"]}
+    assert inference.run(document) == {"host": "npu1", "unchecked": ["words"], "checks": []}
 
 
 def test_one_row_a_request_keeps_the_batch_dimension(server: Server) -> None:

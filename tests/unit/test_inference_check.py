@@ -121,7 +121,7 @@ def test_the_first_directory_that_has_a_file_wins(site: Path, tmp_path: Path) ->
 def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
     found = check_files.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
     assert found["checks"] == []
-    (entry,) = found["unproven"]
+    (entry,) = found["no_check_file"]
     assert (entry["name"], entry["model"], entry["ok"], entry["ms"]) == ("words/check file", "words", False, None)
     assert entry["why"].startswith(f"the check file is missing, expected {site}/a/words.yml or {site}/checks/words.yml. Write one ")
 
@@ -516,7 +516,7 @@ def test_the_files_of_the_collection_are_good(host_index: int) -> None:
 # The module and its container
 
 PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
-DOCUMENT = {"host": "npu1", "host_index": 0, "checks": [{"model": "m", "checks": []}], "unproven": []}
+DOCUMENT = {"host": "npu1", "host_index": 0, "checks": [{"model": "m", "checks": []}], "no_check_file": []}
 
 
 def result(name: str, ok: bool = True, why: str = "") -> dict[str, Any]:
@@ -628,7 +628,7 @@ def test_the_message_names_the_first_twenty(failing: int, last: str) -> None:
 
 def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
     found, _ran = call(
-        answers(result("a")), document={**DOCUMENT, "unproven": [result("words/check file", False, "found no file")]}
+        answers(result("a")), document={**DOCUMENT, "no_check_file": [result("words/check file", False, "found no file")]}
     )
     assert (found["failed"], found["msg"]) == (
         True,
@@ -640,7 +640,7 @@ def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
 def test_without_anything_to_ask_no_container_runs() -> None:
     found, ran = call(None, document={**DOCUMENT, "checks": []})
     assert (found["failed"], found["proven"], found["msg"], ran) == (False, True, "npu1: no model to check", [])
-    found, ran = call(answers(), document={**DOCUMENT, "checks": [], "unasked": ["words"]})
+    found, ran = call(answers(), document={**DOCUMENT, "checks": [], "unchecked": ["words"]})
     assert (found["proven"], found["msg"], ran) == (True, "npu1: no checks ran for words", [])
 
 
@@ -1073,7 +1073,7 @@ def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_
     head, body = (tmp_path / "checks.json").read_bytes().split(b"\n", 1)
     assert json.loads(head)["checks"] == "d1"
     document = json.loads(body)["document"]
-    assert (document["host"], document["latency"], document["unproven"]) == ("right", False, [])
+    assert (document["host"], document["latency"], document["no_check_file"]) == ("right", False, [])
     assert [check["model"] for check in document["checks"]] == ["digits"]
     run = play(fleet, playbook=tmp_path / "keep.yml", limit="right")
     assert re.findall(r"changed=(\d)", run.stdout) == ["0"]

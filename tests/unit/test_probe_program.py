@@ -115,7 +115,7 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
     assert found['npufleet_check_ok{model="m",check="row",protocol="http"}'] == 0
     assert found['npufleet_check_ok{model="m",check="row",protocol="grpc"}'] == 1
     assert found['npufleet_check_duration_seconds{model="m",check="row",protocol="http"}'] == 0.25
-    assert (found["npufleet_checks"], found["npufleet_checks_failed"], found["npufleet_models_unasked"]) == (2, 1, 0)
+    assert (found["npufleet_checks"], found["npufleet_checks_failed"], found["npufleet_models_unchecked"]) == (2, 1, 0)
     assert before <= found["npufleet_probe_last_run_timestamp_seconds"] <= time.time()
     assert found["npufleet_probe_last_run_timestamp_seconds"] == found["npufleet_probe_last_attempt_timestamp_seconds"]
     assert reasons(found, "npufleet_probe_unavailable") == reasons(found, "npufleet_probe_paused") == []
@@ -131,12 +131,12 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
 def test_models_that_no_check_asks_are_counted_and_nothing_at_all_is_no_result(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host.document(unasked=["words", "faces"])
+    host.document(unchecked=["words", "faces"])
     host.run()
     found = host.metrics()
-    assert (found["npufleet_checks_failed"], found["npufleet_models_unasked"]) == (0, 2)
+    assert (found["npufleet_checks_failed"], found["npufleet_models_unchecked"]) == (0, 2)
     assert "no check covers words, faces" in capsys.readouterr().out
-    host.document(checks=[], unasked=["words"])
+    host.document(checks=[], unchecked=["words"])
     host.run()
     found = host.metrics()
     assert reasons(found, "npufleet_probe_unavailable") == ["nothing"]
@@ -146,7 +146,11 @@ def test_models_that_no_check_asks_are_counted_and_nothing_at_all_is_no_result(
     host.document(checks=[])
     host.run()
     found = host.metrics()
-    assert (reasons(found, "npufleet_probe_unavailable"), found["npufleet_checks"], found["npufleet_models_unasked"]) == ([], 0, 0)
+    assert (reasons(found, "npufleet_probe_unavailable"), found["npufleet_checks"], found["npufleet_models_unchecked"]) == (
+        [],
+        0,
+        0,
+    )
 
 
 def test_what_golden_data_says_is_not_kept(host: Host) -> None:

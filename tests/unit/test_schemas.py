@@ -99,11 +99,11 @@ def test_keys_are_those_of_the_reader() -> None:
     assert inputs["properties"]["dtype"]["enum"] == expect["properties"]["dtype"]["enum"] == list(arrays.DTYPES)
     assert set(CHECK["properties"]["protocols"]["items"]["enum"]) == set(inference.PROTOCOLS)
     assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(inference.STATUS)
-    assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.PROOFS]
+    assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.EXPECTED]
     latency = CHECK["properties"]["latency"]["properties"]
-    assert {key: latency[key]["maximum"] for key in ("clients", *check_files.LONGEST)} == {
+    assert {key: latency[key]["maximum"] for key in ("clients", *check_files.MAX_LOAD_LENGTHS)} == {
         "clients": inference.WIDEST,
-        **check_files.LONGEST,
+        **check_files.MAX_LOAD_LENGTHS,
     }
 
 

@@ -168,8 +168,8 @@ def prove(
     `run` runs the checks, by default `run_in_container`. `client` is its first argument: an image or an interpreter.
     """
     server = document["server"]
-    request = {key: value for key, value in document.items() if key != "unproven"}
+    request = {key: value for key, value in document.items() if key != "no_check_file"}
     if headers:
         request["server"] = {**server, "headers": {**headers, **(server.get("headers") or {})}}
     results = (run or run_in_container)(client, request, program) if request["checks"] else []
-    return report(request["host"], [*document.get("unproven", []), *results], request.get("unasked", []))
+    return report(request["host"], [*document.get("no_check_file", []), *results], request.get("unchecked", []))

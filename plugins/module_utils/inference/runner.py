@@ -6,8 +6,8 @@ Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port",
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
           Optional in `server`: "http_url" and "grpc_url" (host:port) instead of address and ports, "http_tls" and "grpc_tls"
           ({"ca", "cert", "key"}: paths or PEM texts), "headers". Optional at the top: `latency: false` skips load tests,
-          "unproven" are results that are already known, "unasked" are models that need no proof.
-Result:   {"host", "unasked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
+          "no_check_file" are results that are already known, "unchecked" are models that need no proof.
+Result:   {"host", "unchecked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
           image has no client.
 """
 
@@ -47,7 +47,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
-    results: List[Result] = list(document.get("unproven", []))
+    results: List[Result] = list(document.get("no_check_file", []))
     for entry in document["checks"]:
         model = entry["model"]
         if not any(document.get("latency", True) or not raw.get("latency") for raw in entry["checks"]):
@@ -81,7 +81,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                     given_up[protocol, ""], given_up[protocol, model] = of_service, of_model
                     if of_service or of_model:
                         result["unanswered"] = True
-    return {"host": document["host"], "unasked": list(document.get("unasked", [])), "checks": results}
+    return {"host": document["host"], "unchecked": list(document.get("unchecked", [])), "checks": results}
 
 
 def without_checks(model: str) -> Result:

@@ -33,7 +33,7 @@ SHOWN = 20
 # The fields of a check's result that are kept. Pictures and golden texts are dropped.
 KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
 HEAD = {"checks": str, "document": str}
-DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unasked?": [str], "server": dict}}
+DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unchecked?": [str], "server": dict}}
 
 
 class Unavailable(Exception):
@@ -78,10 +78,10 @@ def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[s
         proof = check_client.prove(settings.image, document, kept["program"], keys.headers(settings.key), by)
     except check_client.ClientError as error:
         raise Unavailable(error.cause, str(error)) from None
-    unasked = list(document.get("unasked", []))
-    if unasked and not proof["checks"]:
-        raise Unavailable("nothing", f"no check covers {', '.join(unasked)}: write check files, or set monitoring_probe: false")
-    return [{field: check[field] for field in KEPT if field in check} for check in proof["checks"]], unasked
+    unchecked = list(document.get("unchecked", []))
+    if unchecked and not proof["checks"]:
+        raise Unavailable("nothing", f"no check covers {', '.join(unchecked)}: write check files, or set monitoring_probe: false")
+    return [{field: check[field] for field in KEPT if field in check} for check in proof["checks"]], unchecked
 
 
 def lost_cards() -> Optional[str]:
@@ -107,7 +107,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
         "unavailable": None,
         "document": None,
         "lost_cards": None,
-        "unasked": [],
+        "unchecked": [],
         "checks": [],
     }
     if state["paused"]:
@@ -115,7 +115,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     state["lost_cards"] = lost_cards()
     try:
         state["document"], kept = kept_checks(settings.document)
-        state["checks"], state["unasked"] = run_checks(settings, kept)
+        state["checks"], state["unchecked"] = run_checks(settings, kept)
         state["last_run"] = began
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
@@ -124,7 +124,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
-        state.update(unavailable=None, lost_cards=None, unasked=[], checks=[], last_run=before.get("last_run", 0))
+        state.update(unavailable=None, lost_cards=None, unchecked=[], checks=[], last_run=before.get("last_run", 0))
     return state
 
 
@@ -138,7 +138,7 @@ def summary(state: Mapping[str, Any]) -> str:
     failed = [f"  {check['name']}: {check['why']}" for check in state["checks"] if not check["ok"]]
     count = len(state["checks"])
     lines = [f"{lost}{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
-    lines += ["  no check covers " + ", ".join(state["unasked"])] if state["unasked"] else []
+    lines += ["  no check covers " + ", ".join(state["unchecked"])] if state["unchecked"] else []
     return "\n".join(lines + ([f"  and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []))
 
 

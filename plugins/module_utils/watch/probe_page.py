@@ -15,7 +15,7 @@ HELP = {
     "npufleet_driver_stale": "Whether the driver has lost its cards, and has to be reloaded (1).",
     "npufleet_checks": "Checks that ran, each over one protocol.",
     "npufleet_checks_failed": "Checks that did not pass.",
-    "npufleet_models_unasked": "Models without a check.",
+    "npufleet_models_unchecked": "Models without a check.",
     "npufleet_probe_duration_seconds": "Time that the last probe took, its container included.",
     "npufleet_probe_interval_seconds": "Time between two probes.",
     "npufleet_probe_last_attempt_timestamp_seconds": "When the probe last started, with or without checks.",
@@ -47,7 +47,7 @@ def page(state: Mapping[str, Any]) -> str:
         samples["npufleet_driver_stale"] = [({}, bool(state["lost_cards"]))]
     if state["last_run"] == state["at"]:
         samples["npufleet_checks"] = [({}, len(checks))]
-        samples["npufleet_models_unasked"] = [({}, len(state["unasked"]))]
+        samples["npufleet_models_unchecked"] = [({}, len(state["unchecked"]))]
         samples["npufleet_checks_failed"] = [({}, sum(not passed for passed, _seconds in checks.values()))]
         samples["npufleet_probe_duration_seconds"] = [({}, state["seconds"])]
     lines = []

@@ -22,7 +22,7 @@ SHAPED = ("raw", "generated")
 TYPED = (*SHAPED, "numbers", "file", "image", "npy")
 GENERATED = {"seed": False, "low": False, "high": False}
 # The most elements of an array, elements of an array of dtype BYTES, dimensions of an array, and bytes of a file
-ELEMENTS, OBJECTS, DIMENSIONS, FILE_BYTES = 1 << 26, 1 << 20, 32, 1 << 30
+MAX_ELEMENTS, MAX_BYTES_ELEMENTS, DIMENSIONS, FILE_BYTES = 1 << 26, 1 << 20, 32, 1 << 30
 
 
 class Arrays(Fields):
@@ -68,7 +68,7 @@ class Arrays(Fields):
 
     def _shape(self, shape: Any, dtype: Any, field: str) -> None:
         """Check the shape of an array."""
-        most = OBJECTS if dtype == "BYTES" else ELEMENTS
+        most = MAX_BYTES_ELEMENTS if dtype == "BYTES" else MAX_ELEMENTS
         if not all(is_whole(size) and size > 0 for size in self.as_list(shape, field)):
             self.error(field, shape, "whole numbers above 0")
         elif len(shape) > DIMENSIONS or math.prod(shape) > most:
@@ -80,26 +80,26 @@ class Arrays(Fields):
         if source == "npy":
             path = self._path(self.as_text(value, where), where)
             if path and path not in self.arrays:
-                self.arrays[path] = tensors.of_npy(path)
+                self.arrays[path] = tensors.from_npy(path)
             array = self.arrays[path] if path else None
             if array is not None and dtype and (dtype, array.dtype.name) != ("BF16", "float32"):
                 self.error(f"{field}.dtype", f"{dtype} beside {array.dtype} in {value}", "no dtype, or BF16 beside float32")
             return array
         if source == "text":
-            return tensors.of_text(value)
+            return tensors.from_text(value)
         if source == "numbers":
-            return tensors.of_numbers(value, dtype)
+            return tensors.from_numbers(value, dtype)
         if source == "generated":
             return self._generated(value, str(dtype), shape, field)
         if source == "raw":
             path = self._path(self.as_text(value, where), where)
-            return tensors.of_raw(_content(path), str(dtype), shape) if path else None
+            return tensors.from_raw(_content(path), str(dtype), shape) if path else None
         if source == "image" and dtype == "FP32":
-            return tensors.of_pictures(value, lambda name: self._file(name, where, True), shape)
+            return tensors.from_pictures(value, lambda name: self._file(name, where, True), shape)
         if dtype not in (None, "BYTES", "UINT8"):
             pixels = ", or FP32 and shape [3, H, W] for the pixels of a picture" * (source == "image")
             raise tensors.ArrayError(dtype, f"BYTES or UINT8 for the bytes of a file{pixels}")
-        return tensors.of_files(value, lambda name: self._file(name, where, source == "image"), dtype or "BYTES")
+        return tensors.from_files(value, lambda name: self._file(name, where, source == "image"), dtype or "BYTES")
 
     def _generated(self, value: Any, dtype: str, shape: List[int], field: str) -> Any:
         """Return a generated array, or None if its parameters have an error."""
@@ -142,7 +142,7 @@ class Arrays(Fields):
             if "values" in expectation:
                 self.error(f"{field}.text", "set beside values", "one of the two")
             try:
-                return tensors.of_text(text)
+                return tensors.from_text(text)
             except tensors.ArrayError as error:
                 self.error(f"{field}.text", error.actual, error.expected)
                 return None

@@ -31,24 +31,24 @@ VALUES = dict.fromkeys((*GOLDEN_SOURCES, "atol", "rtol"), False)
 ERROR = {"status": False, "contains": False}
 CANCEL = {"after": True, "times": False}
 # Keys for the length of a load test, and keys for its limits
-LENGTHS = ("seconds", "requests")
+LOAD_LENGTHS = ("seconds", "requests")
 LIMITS = (*inference.PERCENTILES, "infer_per_s")
-LATENCY = {"clients": False, **dict.fromkeys((*LENGTHS, *LIMITS), False)}
+LATENCY = {"clients": False, **dict.fromkeys((*LOAD_LENGTHS, *LIMITS), False)}
 # The longest load test. A load test slows down the other clients of the server.
-LONGEST = {"seconds": 600, "requests": 1000000}
+MAX_LOAD_LENGTHS = {"seconds": 600, "requests": 1000000}
 # The most checks of a file. The most bytes of a check's name, which becomes a label of metrics and a part of file names
 CHECKS, NAME_BYTES = 1000, 200
 DAY = 86400  # seconds
 # Fields that state what a response has to be. Each check needs at least one of them.
-PROOFS = ("expect", "error", "responses", "cancel", "latency")
+EXPECTED = ("expect", "error", "responses", "cancel", "latency")
 # Expectations that an empty output cannot meet, because it has no values
-OF_VALUES = ("finite", "argmax", "values", "text", "class_count", "label")
+VALUE_EXPECTATIONS = ("finite", "argmax", "values", "text", "class_count", "label")
 # Expectations about numbers. A response with classes has no numbers, so that a check must not combine both.
 NOT_WITH_CLASSES = ("finite", "argmax", "values", "text")
 # Statuses that the gRPC client also reports if the connection breaks or a proxy fails
 CLIENT_STATUSES = ("INTERNAL", "UNAVAILABLE", "UNIMPLEMENTED")
 # {field of a check: fields that must not be set beside it}
-ALONE = {
+EXCLUDES = {
     "cancel": ("error", "responses", "ms"),
     "instances": ("error", "responses", "cancel"),
     "latency": ("error", "responses", "cancel", "instances", "ms"),
@@ -101,8 +101,8 @@ class CheckFile(Arrays):
                 self.error(f"{field}.protocols", protocol, f"each of {', '.join(inference.PROTOCOLS)} at most once")
         rows = self._rows(check["rows"], f"{field}.rows") if "rows" in check else None
         result = {"name": check.get("name"), "protocols": protocols, **self._conditions(check, field, protocols)}
-        if check and not any(key in check for key in PROOFS):
-            self.error(f"{field}.expect", "missing", f"a value, or one of {', '.join(PROOFS[1:])}")
+        if check and not any(key in check for key in EXPECTED):
+            self.error(f"{field}.expect", "missing", f"a value, or one of {', '.join(EXPECTED[1:])}")
         arrays: Dict[str, Any] = {}
         inputs = self.as_map(check["inputs"], None, f"{field}.inputs") if "inputs" in check else {}
         dtypes: Dict[str, str] = {}
@@ -184,7 +184,7 @@ class CheckFile(Arrays):
                 self.error(f"{field}.{key}", "set for protocols other than stream", "protocols: [stream]")
         if "error" in check and "expect" in check and other:
             self.error(f"{field}.expect", "set beside error", "one of the two, as only a stream responds before it fails")
-        for key, others in ALONE.items():
+        for key, others in EXCLUDES.items():
             both = [name for name in others if check.get(key) and name in check]
             if both:
                 self.error(f"{field}.{key}", f"set beside {', '.join(both)}", f"no {' and no '.join(both)} beside it")
@@ -217,13 +217,13 @@ class CheckFile(Arrays):
         for key in ("seconds", *LIMITS):
             if key in load and not (is_number(load[key]) and 0 < load[key] < float("inf")):
                 self.error(f"{field}.{key}", load[key], "a number above 0")
-        for key, most in LONGEST.items():
+        for key, most in MAX_LOAD_LENGTHS.items():
             if is_number(load.get(key)) and load[key] > most:
                 self.error(f"{field}.{key}", load[key], f"at most {most}")
-        lengths = [key for key in LENGTHS if key in load]
+        lengths = [key for key in LOAD_LENGTHS if key in load]
         if len(lengths) != 1:
             actual = f"set with {' and '.join(lengths)}" if lengths else "without a length"
-            self.error(field, actual, f"exactly one of {', '.join(LENGTHS)}")
+            self.error(field, actual, f"exactly one of {', '.join(LOAD_LENGTHS)}")
         if not any(key in load for key in LIMITS):
             self.error(field, "without a limit", f"at least one of {', '.join(LIMITS)}")
         for name, share in inference.PERCENTILES.items():
@@ -276,10 +276,10 @@ class CheckFile(Arrays):
         self.check_whole(expectation, "class_count", 1, field)
         if "finite" in expectation and expectation["finite"] is not True:
             self.error(f"{field}.finite", expectation["finite"], "true, or no such key, as nothing else is judged")
-        of_values = [key for key in OF_VALUES if key in expectation]
-        if of_values and isinstance(expectation.get("shape"), list) and 0 in expectation["shape"]:
+        value_keys = [key for key in VALUE_EXPECTATIONS if key in expectation]
+        if value_keys and isinstance(expectation.get("shape"), list) and 0 in expectation["shape"]:
             expected = "one of the two, as an empty output has no values"
-            self.error(f"{field}.{of_values[0]}", f"set beside shape {expectation['shape']}", expected)
+            self.error(f"{field}.{value_keys[0]}", f"set beside shape {expectation['shape']}", expected)
         both = [key for key in NOT_WITH_CLASSES if key in expectation and expectation.keys() & {"class_count", "label"}]
         if both:
             expected = "a check without classes for it, as classes replace the values"
@@ -294,11 +294,11 @@ class CheckFile(Arrays):
 
 
 def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Sequence[str], host_index: int) -> Dict[str, Any]:
-    """Return {"host_index", "checks", "unproven"} for these models. Raises Refusal with the errors of all files.
+    """Return {"host_index", "checks", "no_check_file"} for these models. Raises Refusal with the errors of all files.
 
-    `unproven` has a failed result for each model without a check file.
+    `no_check_file` has a failed result for each model without a check file.
     """
-    checks, unproven, errors = [], [], []
+    checks, no_check_file, errors = [], [], []
     for model in models:
         path = found_in(checks_dirs, f"{model}.yml")
         if path is None:
@@ -308,11 +308,11 @@ def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Se
                 "npufleet.triton.inference_check, or set require_checks: false"
             )
             entry = {"name": f"{model}/check file", "model": model, "check": "check file", "protocol": None}
-            unproven.append({**entry, "ok": False, "why": why, "ms": None})
+            no_check_file.append({**entry, "ok": False, "why": why, "ms": None})
             continue
         file = CheckFile(model, path, golden_dirs)
         checks.append(file.read(host_index))
         errors += file.errors
     if errors:
         raise Refusal(errors)
-    return {"host_index": host_index, "checks": checks, "unproven": unproven}
+    return {"host_index": host_index, "checks": checks, "no_check_file": no_check_file}

@@ -71,30 +71,30 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
     if not all(values) and kind not in ("text",):
         raise tensors.ArrayError(f"empty after {kind}:", "a value")
     if kind == "text":
-        array = elements(tensors.of_text(values), shape)
+        array = elements(tensors.from_text(values), shape)
     elif kind in ("image", "file"):
         if dtype == "BYTES":
-            array = elements(tensors.of_files(values, content), shape)
+            array = elements(tensors.from_files(values, content), shape)
         elif dtype == "UINT8" and len([size for size in shape if size != 1]) <= 2 and shape[-1] == -1:
-            array = tensors.of_files(values if len(values) > 1 else values[0], content, "UINT8")
+            array = tensors.from_files(values if len(values) > 1 else values[0], content, "UINT8")
         elif kind == "image" and dtype == "FP32" and len(shape) >= 3 and shape[-3] in (3, -1):
-            pictures = tensors.of_pictures(values, content, shape[-3:])
+            pictures = tensors.from_pictures(values, content, shape[-3:])
             array = pictures if len(shape) == 4 else pictures[0]
         else:
             raise tensors.ArrayError(
                 f"{kind} for {dtype} {list(shape)}", "BYTES or UINT8 [-1]" + ", or FP32 [3, H, W]" * (kind == "image")
             )
     elif kind == "npy":
-        array = tensors.of_npy(value)
+        array = tensors.from_npy(value)
     elif kind == "numbers":
-        array = tensors.of_numbers(numbers(value), dtype)
+        array = tensors.from_numbers(numbers(value), dtype)
     elif kind == "generated":
         if not (value.isascii() and value.isdecimal() and int(value) < 2**32):
             raise tensors.ArrayError(value, "a whole number as the seed, from 0 to 4294967295")
         array = tensors.generated(dtype, [max(int(size), 1) for size in shape], int(value))
     else:
         data = content(value)
-        array = tensors.of_raw(data, dtype, solved(shape, len(data) // np.dtype(inference.NUMPY[dtype]).itemsize))
+        array = tensors.from_raw(data, dtype, complete_shape(shape, len(data) // np.dtype(inference.NUMPY[dtype]).itemsize))
     try:
         actual = inference.triton_dtype(array)
     except ValueError as error:
@@ -116,7 +116,7 @@ def elements(array: Any, shape: Sequence[int]) -> Any:
     return array.reshape([1] * (len(shape) - 1) + [-1])
 
 
-def solved(shape: Sequence[int], count: int) -> List[int]:
+def complete_shape(shape: Sequence[int], count: int) -> List[int]:
     """Return a shape for `count` values without -1. The first -1 becomes the size that remains, each other -1 becomes 1."""
     known = math.prod(size for size in shape if size > 0)
     first = next((number for number, size in enumerate(shape) if size < 0), None)

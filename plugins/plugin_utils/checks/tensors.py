@@ -32,7 +32,7 @@ class ArrayError(Exception):
         self.actual, self.expected = actual, expected
 
 
-def of_npy(path: str) -> Any:
+def from_npy(path: str) -> Any:
     """Return the array of an .npy file. Numbers are mapped into memory, and read from the file only when they are used."""
     import numpy as np
 
@@ -62,7 +62,7 @@ def of_npy(path: str) -> Any:
     return array
 
 
-def of_text(value: Any) -> Any:
+def from_text(value: Any) -> Any:
     """Return the UTF-8 bytes of a text or of nested lists of texts. For one text, the shape is [1]."""
     flat, shape = _nested(value if isinstance(value, list) else [value], lambda part: isinstance(part, str), "texts")
     try:
@@ -71,7 +71,7 @@ def of_text(value: Any) -> Any:
         raise ArrayError("a text that is no UTF-8", "a text in UTF-8, or a file of bytes") from None
 
 
-def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
+def from_numbers(value: Any, dtype: Optional[str] = None) -> Any:
     """Return nested lists of numbers as an array of Triton's `dtype`, which must represent each number, or of numpy's choice."""
     import numpy as np
 
@@ -97,7 +97,7 @@ def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
     return array
 
 
-def of_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
+def from_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
     """Return the array in the raw bytes of a file: little endian, row by row. BF16 and BYTES are not possible."""
     import numpy as np
 
@@ -110,7 +110,7 @@ def of_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
     return np.frombuffer(data, kind).reshape(shape).astype(NUMPY[dtype])
 
 
-def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> Any:
+def from_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> Any:
     """Return the bytes of files, each as an element of BYTES or a row of UINT8. `value` is a name or nested lists of names."""
     import numpy as np
 
@@ -128,7 +128,7 @@ def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> 
     return array[0] if single else array
 
 
-def of_pictures(value: Any, read: Callable[[str], bytes], shape: Sequence[int]) -> Any:
+def from_pictures(value: Any, read: Callable[[str], bytes], shape: Sequence[int]) -> Any:
     """Return the pixels of pictures as FP32, preprocessed as for ImageNet's models. A size of -1 becomes 224.
 
     `value` is one name, for an array [3, H, W], or a list of n names, for an array [n, 3, H, W].

@@ -225,7 +225,7 @@ def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator
                 "expected a check without latency. Add one that judges an answer."
             )
     if variables["inference_check_require_checks"]:
-        for entry in document["unproven"]:
+        for entry in document["no_check_file"]:
             yield (
                 f"model {entry['model']}: its check file {entry['model']}.yml is missing, expected one with the answers that prove "
                 "it. Write it below inference_check_checks_dir, or set inference_check_require_checks to false."

@@ -39,9 +39,9 @@ class Checks(NamedTuple):
     key: Optional[Dict[str, str]]
     server: Dict[str, Any]
     # Models without a check file, if check files are optional
-    unasked: List[str]
+    unchecked: List[str]
 
-    def of_change(self, variables: Mapping[str, Any], image: str, key: Optional[Dict[str, str]]) -> Dict[str, Any]:
+    def for_change(self, variables: Mapping[str, Any], image: str, key: Optional[Dict[str, str]]) -> Dict[str, Any]:
         """Return the checks in the form that a host change expects."""
         limits = {name: variables[f"inference_check_{name}"] for name in ("timeout", "latency")}
         return {"image": image, "document": {"server": self.server, **limits, "key": key, **self.document}, "program": self.program}
@@ -68,11 +68,11 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
         document = documents(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
         raise Refusal([f"{error.args[0]} is not set, expected the models to check. Set triton_models, or name models"]) from None
-    unasked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("unproven")]
+    unchecked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("no_check_file")]
     program = base64.b64encode(archive.of(check_client.ENTRY)).decode()
-    return Checks({"host": host, **document, "unasked": unasked}, program, key, server, unasked)
+    return Checks({"host": host, **document, "unchecked": unchecked}, program, key, server, unchecked)
 
 
-def warning(host: str, unasked: Sequence[str]) -> str:
+def warning(host: str, unchecked: Sequence[str]) -> str:
     """Return a warning about models without a check file."""
-    return f"{host}: not proven, as they have no check file: " + ", ".join(unasked)
+    return f"{host}: not proven, as they have no check file: " + ", ".join(unchecked)
