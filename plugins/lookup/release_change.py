@@ -62,12 +62,12 @@ class LookupModule(LookupBase):
                 return [[]]
             with host_text.parsing(host):
                 label = (state["actual"].get("server") or {}).get("release")
-                before = release_change.before(host_text.line(label) if label else None, terms[0], name, rows)
-                after = release_change.Release(name, rows[name])
-                sentences = list(release_change.row_changes(before, after))
+                old = release_change.current_release(host_text.line(label) if label else None, terms[0], name, rows)
+                new = release_change.Release(name, rows[name])
+                sentences = list(release_change.row_changes(old, new))
                 # An invalid variable is one of the refusals of preflight.
                 with suppress(Refusal, AnsibleUndefinedVariable):
-                    sentences += release_change.host_changes(found, state, before, after)
+                    sentences += release_change.host_changes(found, state, old, new)
                 return [[host_text.line(sentence) for sentence in sentences]]
         except (Refusal, host_text.InvalidAnswer) as reason:
             raise AnsibleError(f"{host}: {reason}") from None

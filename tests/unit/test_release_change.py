@@ -113,7 +113,7 @@ def test_from_what_nobody_knows_the_new_row_is_told_as_it_is() -> None:
     [("25.08", "26.01", "25.08"), (None, "26.01", "26.01"), (None, "26.05", None), ("", "", None), ("gone", "26.01", "gone")],
 )
 def test_what_a_host_runs(label: str | None, inventory: str, found: str | None) -> None:
-    before = subject.before(label, inventory, "26.05", ROWS)
+    before = subject.current_release(label, inventory, "26.05", ROWS)
     assert (before.name if before else None) == found
     assert before is None or before.row == ROWS.get(before.name, {})
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supply of an image build (base image and wheels), its comparison with the lock file, and the calls of pip. Controller only.
 
-A supply is {"base": {"reference", "id", "content"}, "requirements": [in pip's form], "wheels": {file: SHA-256}}. The lock file
-records the supply of the first build for review.
+A supply is {"base": {"reference", "id", "content"}, "requirements": [requirements of pip], "wheels": {file: SHA-256}}.
+The lock file contains the reviewed supply of an earlier build.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, List, Mapping, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
-# Options of pip that name another source of packages. pip also accepts their abbreviations.
+# Options of pip for sources of packages. pip also accepts abbreviations of them.
 SOURCE_OPTIONS = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
 # The first Python whose netrc module knows quotes and backslashes
-QUOTES = (3, 11)
-# The most characters of a user or a password. The whole netrc file then fits into a pipe.
-LONGEST = 1024
+QUOTES_SINCE = (3, 11)
+# Characters of a user or a password. The whole netrc file must fit into a pipe.
+MAX_LOGIN = 1024
 
 
 def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
-    """Return the differences between the actual supply of a build and the locked one, which is {} before the first build."""
+    """Return the differences between the actual supply of a build and the locked supply, which is {} before the first build."""
     if not locked:
         return []
     misfit = shapes.mismatch(locked, SHAPE)
@@ -37,7 +37,7 @@ def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, 
         return [f"{lock_file}: `supply` of release {release}: {misfit}. Restore the reviewed file, or remove `supply`"]
     reasons = []
     base = locked["base"]
-    # The ID of an image depends on the engine's image store, the digest of its content does not. Old lock files have only the ID.
+    # The ID of an image depends on the engine's image store, the digest of its content does not. Old lock files only have the ID.
     kind = "content" if "content" in base else "id"
     if base["reference"] == actual["base"]["reference"] and base[kind] != actual["base"][kind]:
         reasons.append(f"base image {base['reference']} is {actual['base'][kind]}, expected {base[kind]}")
@@ -57,7 +57,7 @@ def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, 
 
 
 def same_requirements(requirements: Sequence[str], locked: Mapping[str, Any]) -> bool:
-    """Return True if the locked supply has the same requirements. Only then does it list all wheels of this build."""
+    """Return True if the locked supply has the same requirements, and thus lists all wheels of this build."""
     return shapes.mismatch(locked, SHAPE) is None and sorted(requirements) == sorted(locked["requirements"])
 
 
@@ -85,8 +85,8 @@ def wheel_call(
 ) -> List[str]:
     """Return the arguments of one call of pip, which writes to `place`/wheels and reads `place`/vendor. Raises ValueError.
 
-    Without `others`, all packages come from the vendor's index. With other indexes, a first call downloads the vendor's packages
-    from the vendor's index alone. A second call gets these files as `wheels`, so that no other index can replace them.
+    Without `others`, all packages come from the vendor's `index`. With other indexes, a first call downloads only the `vendor`'s
+    packages, and only from the vendor's index. A second call gets these files as `wheels`, so that no other index can replace them.
     """
     sources = [option for option in options if _names_a_source(option)]
     if sources:
@@ -124,13 +124,13 @@ def _names_a_source(option: str) -> bool:
     return name.startswith(("-i", "-f", "-r"))
 
 
-# pip reads the login to an index from a netrc file. From Python 3.11 on, a word may be in quotes, in which a backslash escapes the
-# next character. Older Pythons know neither (https://docs.python.org/3/library/netrc.html). Therefore the file is written in the
-# form of the Python that runs pip, and a login is accepted only if that Python would read the same login back.
+# pip reads the login to an index from a netrc file. Python 3.11 and newer know quotes and backslashes in this file, older Pythons
+# do not (https://docs.python.org/3/library/netrc.html). Therefore the file is written for the Python that runs pip, and a login is
+# accepted only if this Python would read it correctly.
 
 
 def login_file(address: str, user: str, password: str, python: str) -> str:
-    """Return the netrc file of an index for pip of this Python version. Raises ValueError for a login that netrc cannot express."""
+    """Return the netrc file of an index for pip of a Python version. Raises ValueError for a login that netrc cannot express."""
     flaw = login_flaw(user, password, python)
     if flaw:
         raise ValueError(f"the login to {address} cannot be written for pip: {flaw}")
@@ -138,10 +138,10 @@ def login_file(address: str, user: str, password: str, python: str) -> str:
 
 
 def login_flaw(user: str, password: str, python: str) -> str:
-    """Return why pip of this Python cannot read a login from a netrc file, or "". The text does not contain the password."""
+    """Return why pip of a Python version cannot read a login from a netrc file, or "". The text does not contain the password."""
     for name, value in (("user", user), ("password", password)):
-        if not value or not value.isascii() or not value.isprintable() or len(value) > LONGEST:
-            return f"its {name} is empty, longer than {LONGEST}, or has other characters than printable ASCII"
+        if not value or not value.isascii() or not value.isprintable() or len(value) > MAX_LOGIN:
+            return f"its {name} is empty, longer than {MAX_LOGIN}, or has other characters than printable ASCII"
     words = ["index", user, password]
     if _words_of(_netrc(words, python), python) != words:
         return f"pip of Python {python} reads another login from a netrc file, because of a space in it"
@@ -149,7 +149,7 @@ def login_flaw(user: str, password: str, python: str) -> str:
 
 
 def _knows_quotes(python: str) -> bool:
-    return tuple(int(part) for part in python.split(".")[:2]) >= QUOTES
+    return tuple(int(part) for part in python.split(".")[:2]) >= QUOTES_SINCE
 
 
 def _netrc(words: List[str], python: str) -> str:
@@ -171,7 +171,7 @@ def _words_of(text: str, python: str) -> List[str]:
 
 
 def _words_by_netrc(text: str) -> List[str]:
-    # The module opens a path, but a password must not be written to the controller's disk. A pipe has a path, too.
+    # The module opens a path. The path of a pipe keeps the password off the controller's disk.
     begin, end = os.pipe()
     try:
         with os.fdopen(end, "w", encoding="utf-8") as sink:

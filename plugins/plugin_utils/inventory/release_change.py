@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Descriptions of the changes that another release row causes on a host, shown before anything changes. Controller only.
 
-Texts from the host are only quoted. Preflight decides whether the change is possible.
+Preflight decides whether the change is possible.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 Row = Mapping[str, Any]
-# Concerns that `_other_concerns` omits. Other functions describe image and models. A release row does not change monitoring.
-COVERED = ("image", "models", "monitoring")
+# Concerns that `_other_concerns` omits: other functions describe image and models, and a release row does not change monitoring.
+OMITTED = ("image", "models", "monitoring")
 # Changes of behaviour: (part of the row, first version with the new behaviour, the new behaviour, the old behaviour).
 # Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.
 BEHAVIOUR = (
@@ -30,20 +30,23 @@ BEHAVIOUR = (
     ("triton", "2.60.0", "images have no TensorFlow backend", "one"),
     ("triton", "2.65.0", "--http-max-input-size counts decompressed bytes as well", "sent bytes only"),
 )
-# From Triton 26.04 on, clients may share memory with a server only if this option allows it.
-CLIENT_MEMORY, ALLOWED = "2.68.0", "--allow-client-shm"
+# The first version of Triton (26.04) that lets clients share memory with the server only with this option, and the option
+SHM_VERSION, SHM_OPTION = "2.68.0", "--allow-client-shm"
 
 
 class Release(NamedTuple):
-    """A release row and its name. The row is {} if no row has this name."""
+    """A release row and its name. The row is {} for an unknown name."""
 
     name: str
     row: Row
 
 
-def before(label: Optional[str], inventory: str, after: str, rows: Mapping[str, Row]) -> Optional[Release]:
-    """Return the host's current release from its image's `label`, else from the inventory unless that names `after`, else None."""
-    name = label or (inventory if inventory != after else "")
+def current_release(label: Optional[str], inventory: str, new: str, rows: Mapping[str, Row]) -> Optional[Release]:
+    """Return the host's release from the `label` of its image, or else from the inventory. Return None if both are unknown.
+
+    An inventory that already names the new release does not show the current one.
+    """
+    name = label or (inventory if inventory != new else "")
     return Release(name, rows.get(name) or {}) if name else None
 
 
@@ -85,8 +88,8 @@ def _steps(old: Row, new: Row) -> List[str]:
 
 def _support(old: Row, new: Release) -> Iterator[str]:
     """Yield the cards and systems that the new row no longer supports, and the systems whose kernel rule differs."""
-    for what in ("cards", "systems"):
-        dropped = sorted(set(old[what]) - set(new.row[what]))
+    for key in ("cards", "systems"):
+        dropped = sorted(set(old[key]) - set(new.row[key]))
         if dropped:
             yield f"release {new.name} no longer supports {', '.join(dropped)}"
     for system, rule in sorted(new.row["systems"].items()):
@@ -96,31 +99,31 @@ def _support(old: Row, new: Release) -> Iterator[str]:
 
 def _behaviour(old: Row, new: Row) -> Iterator[str]:
     """Yield the changes of behaviour between the versions of two rows, for an upgrade or a downgrade."""
-    for part, version, since, until in BEHAVIOUR:
-        then, now = reached(old[part]["version"], version), reached(new[part]["version"], version)
-        if now and not then:
-            yield f"from {part} {version} on {since}, {until} before. Adapt your programs that depend on it."
-        elif then and not now:
-            yield f"before {part} {version} {until}, and no longer ({since}). Adapt your programs that depend on it."
+    for part, version, new_text, old_text in BEHAVIOUR:
+        was_new, is_new = (reached(row[part]["version"], version) for row in (old, new))
+        if is_new and not was_new:
+            yield f"from {part} {version} on {new_text}, {old_text} before. Adapt your programs that depend on it."
+        elif was_new and not is_new:
+            yield f"before {part} {version} {old_text}, and no longer ({new_text}). Adapt your programs that depend on it."
 
 
 def _bulletins(old: Row, new: Release) -> Iterator[str]:
     """Yield the known vulnerabilities that the new row fixes, keeps and adds."""
     known = new.row.get("vulnerabilities") or {}
-    then, now = (list((row.get("vulnerabilities") or {}).get("bulletins") or []) for row in (old, new.row))
+    past, present = (list((row.get("vulnerabilities") or {}).get("bulletins") or []) for row in (old, new.row))
     for verb, bulletins in (
-        ("closes", [number for number in then if number not in now]),
-        ("keeps open", [number for number in then if number in now]),
-        ("opens" if old else "has open", [number for number in now if number not in then]),
+        ("closes", [number for number in past if number not in present]),
+        ("keeps open", [number for number in past if number in present]),
+        ("opens" if old else "has open", [number for number in present if number not in past]),
     ):
         if bulletins:
             yield f"release {new.name} {verb} known vulnerabilities (NVIDIA security bulletins {', '.join(bulletins)})"
-    if known and not now:
+    if known and not present:
         yield f"release {new.name} has no known vulnerabilities as of {known['as_of']}. Look for newer bulletins of NVIDIA."
 
 
 def reached(version: str, least: str) -> bool:
-    """Return True if a version is `least` or newer by its leading numbers: `0.11.1.post1` has reached 0.11.0."""
+    """Return True if a version is `least` or newer. Only the numbers at its beginning count: 0.11.0 for `0.11.0.post1`."""
     return numbers(version) >= numbers(least)
 
 
@@ -131,20 +134,20 @@ def numbers(version: str) -> Tuple[int, ...]:
 
 
 def host_changes(variables: Mapping[str, Any], state: Mapping[str, Any], old: Optional[Release], new: Release) -> Iterator[str]:
-    """Yield the changes of a host. `state` is a result of host_state, and contains the plan for the new row."""
+    """Yield the changes of a host. `state` is a result of host_state with the plan for the new row."""
     if state.get("maintenance"):
         yield "in maintenance: nothing is changed until maintenance ends"
         return
     plan = state["plan"]
     if not state["actual"]:
-        # The host was not queried. Preflight reports the reason.
+        # Preflight reports why the host was not queried.
         return
     yield from _models(variables, old, new)
-    if old and old.row and ALLOWED not in " ".join(variables["triton_server_extra_args"]):
-        then, now = (reached(release.row["triton"]["version"], CLIENT_MEMORY) for release in (old, new))
-        if now and not then:
+    if old and old.row and SHM_OPTION not in " ".join(variables["triton_server_extra_args"]):
+        was_new, is_new = (reached(release.row["triton"]["version"], SHM_VERSION) for release in (old, new))
+        if is_new and not was_new:
             yield (
-                f"Triton {CLIENT_MEMORY} and newer refuse clients that share memory with the server. Add {ALLOWED}=true to "
+                f"Triton {SHM_VERSION} and newer refuse clients that share memory with the server. Add {SHM_OPTION}=true to "
                 "triton_server_extra_args if you have such clients."
             )
     yield from _driver(variables, plan, new)
@@ -201,7 +204,7 @@ def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Itera
 
 def _other_concerns(plan: List[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the other parts of the host that change."""
-    for concern in (name for name in CONCERNS if name not in COVERED):
+    for concern in (name for name in CONCERNS if name not in OMITTED):
         names = [
             item["name"] for item in plan if item["concern"] == concern and item["action"] not in ("install", "load", "reload")
         ]

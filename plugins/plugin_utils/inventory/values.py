@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of variables to the types that argument_specs.yml declares, nested values included. Controller only.
+"""Conversion of variables and their parts to the types that argument_specs.yml declares. Controller only.
 
-Ansible's own check of role arguments converts nothing. It also accepts wrong values: a text where a list is expected (it splits
-the text at commas), a list where a text is expected, and `true` where a number is expected.
+Ansible's own check of role arguments converts nothing. It also accepts wrong values: a text instead of a list (split at commas), a
+list instead of a text, and `true` instead of a number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPECTED = {
     "list": ("a list", "Write it as [one, two], on a command line inside JSON"),
     "dict": ("a map", "Write it as {key: value}, on a command line inside JSON"),
 }
-# The most bits of a number, and the most characters of a text, that a message shows in full
+# A message shows at most a number of so many bits, and so many characters of a text.
 SHOWN_BITS, SHOWN = 128, 60
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
@@ -37,7 +37,7 @@ KERNELS = {
     "pattern": re.compile(r"((==|>=|<=)\d+(\.\d+)*(-\d+(\.\d+)*)?(,(?!$)|$))+"),
     "form": "a rule such as ==6.8.0,<=6.8.0-138",
 }
-# YAML would parse the text as a date if it had no quotes.
+# Without quotes, YAML would parse the text as a date.
 DATE = {
     "type": "str",
     "pattern": re.compile(r"\d{4}-\d\d-\d\d"),
@@ -48,7 +48,7 @@ TRITON = {"type": "str", "pattern": re.compile(r"\d\d\.\d\d"), "form": "a releas
 
 
 def _map(required: str, **more: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the spec of a map. `required` has the names of its required texts, `more` the specs of its other keys."""
+    """Return the spec of a map. `required` are the names of its required texts, `more` are the specs of its other keys."""
     return {"type": "dict", "options": {**{name: {**TEXT, "required": True} for name in required.split()}, **more}}
 
 
@@ -64,8 +64,8 @@ ROW = _map(
     untested=TEXT,
     vulnerabilities=_map("", as_of=DATE, bulletins={"type": "dict", "values": TRITON, "required": True}),
 )
-# Specs for the values of maps whose keys the site chooses, which argument_specs.yml cannot express. Messages name the variable
-# `shown_as`, which the user has to correct.
+# argument_specs.yml cannot express the specs of the values of a map whose keys the site chooses. `shown_as` is the variable that
+# the user has to correct.
 MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
     ("triton_models", "artefacts"): {
         "values": _map("", url=TEXT, file=TEXT, sha256=TEXT, path=TEXT, size={"type": "int"}, record={"type": "raw"})
@@ -107,7 +107,7 @@ def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]
         return value
     if kind == "raw":
         return value
-    # The choices of a list apply to its elements.
+    # The `choices` of a list are those of its elements.
     choices = spec.get("choices") if kind != "list" else None
     if isinstance(value, bool) and choices:
         # YAML parses a bare `no` as false.
@@ -137,7 +137,7 @@ def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]
 
 
 def _login_reason(where: str, value: Any, kind: str, spec: Mapping[str, Any]) -> str:
-    """Return the error of a value that contains a login, or "". Parts of lists and maps are checked when they are converted."""
+    """Return the error of a value that contains a login, or "". The parts of lists and maps are checked one by one."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and not ("@" in value or "%" in value)):
         return ""
     bound = spec.get("bound")
@@ -150,7 +150,7 @@ def _login_reason(where: str, value: Any, kind: str, spec: Mapping[str, Any]) ->
 def _convert_options(
     where: str, value: Mapping[Any, Any], options: Mapping[str, Mapping[str, Any]], reasons: List[str]
 ) -> Dict[str, Any]:
-    """Return a map with known keys, each value converted to its type. A key whose value is null counts as absent."""
+    """Return a map with known keys, with each value converted to its type. A key without a value counts as absent."""
     for key in (part for part in value if part not in options):
         near = difflib.get_close_matches(str(key), options, n=1)
         hint = f"Did you mean {near[0]}?" if near else "Remove it."
@@ -165,13 +165,13 @@ def _convert_options(
 
 
 def _label(element: Any, number: int) -> Any:
-    """Return the name of an element of a list in messages: its `name`, or else its number."""
+    """Return the `name` of an element of a list for messages, or else its number."""
     name = element.get("name") if isinstance(element, Mapping) else None
     return _line(name) if isinstance(name, str) and name else number
 
 
 def _shown(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
-    """Return a value of the wrong type for a message. A text is hidden if a list or a map is expected, as it may be a secret."""
+    """Return a value of a wrong type for a message. A text in place of a list or a map is hidden, as it may be a secret."""
     if value is None:
         return "empty"
     if isinstance(value, (list, tuple, Mapping)):

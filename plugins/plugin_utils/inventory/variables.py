@@ -26,19 +26,20 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-REQUIRED = {  # {variable: its meaning for messages}
+# {variable: its meaning for messages}
+REQUIRED = {
     "rbln_release": "the row of files/releases.yml that this fleet runs",
     "npufleet_npus": "the number of NPUs (/dev/rbln*) on the host",
     "npufleet_card": "the type of its cards, such as RBLN-CA22",
     "triton_models": "the list of models to serve",
 }
 ROWS = "npufleet_release_rows"
-# Variables of Ansible that contain no templates of this project
-NO_TEMPLATES = {"hostvars", "groups"}
+# Variables of Ansible that are not templated
+NOT_TEMPLATED = {"hostvars", "groups"}
 
 
 def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
-    """Raise Refusal with all reasons if the variables that all concerns need are missing or contradict each other."""
+    """Raise Refusal with all reasons if variables that all concerns need are missing or contradict each other."""
     unknown = sorted(set(concerns) - set(CONCERNS))
     if unknown:
         raise Refusal([f"concerns contains {', '.join(unknown)}, expected some of {', '.join(CONCERNS)}"])
@@ -64,7 +65,7 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
 
 
 def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of the required variables, all of which are set."""
+    """Yield the errors of the required variables. All of these have to be set."""
     known = variables[ROWS]
     release, card = variables["rbln_release"], variables["npufleet_card"]
     if release not in known:
@@ -91,9 +92,10 @@ def type_errors(variables: Mapping[str, Any]) -> List[str]:
 def collect_desired(
     variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
-    """Return (desired state by concern, manifests by model, reasons). A concern without a desired state is absent.
+    """Return (desired state by concern, manifests by model, reasons). A concern whose state cannot be computed is absent.
 
-    `now` is true for a proof. If `seal` is false, secrets are plain text. Raises Refusal if variables of all concerns are wrong.
+    `now` is true for a proof. If `seal` is false, secrets are plain text. Raises Refusal if variables that all concerns need are
+    wrong.
     """
     validate(variables, concerns)
     states: Dict[str, Any] = {}
@@ -110,7 +112,7 @@ def collect_desired(
     context = Context(
         manifests=by_model,
         cloud_models=cloud,
-        # Two concerns need this state, and its computation reads all files of the backends.
+        # Two concerns need this state. Its computation reads all files of the backends.
         image=lru_cache(maxsize=None)(lambda: shared_result(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
         now=now,
@@ -131,7 +133,7 @@ def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[s
 
 
 def checks_digest(variables: Mapping[str, Any]) -> str:
-    """Return the digest of the check files of the models on this host and of their arrays."""
+    """Return the digest of the check files of this host's models, and of the arrays that these files name."""
     models = [str(entry["name"]) for entry in manifest.placed_here(variables)]
     return shared_result(variables, "checks", lambda some: inputs.files_digest(some, models), models)
 
@@ -148,17 +150,17 @@ def desired(
 
 @cache
 def inventory_specs() -> Dict[str, Mapping[str, Any]]:
-    """Return the specs of all variables of this collection's roles, by variable."""
+    """Return {variable: its spec} for all roles of this collection."""
     return findings.specs(os.path.join(COLLECTION, "roles"))
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the default of npufleet_release_rows. The template of the variable would read the file for each host again."""
+    """Return the default of npufleet_release_rows. Its template would read the file again for each host."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
 class Templated(Mapping[str, Any]):
-    """The variables of a host and the defaults of all roles. Each is templated and converted to its type when it is first read.
+    """The variables of a host over the defaults of all roles. Each is templated and converted to its type when it is first read.
 
     `raw` has a template for each variable, until the value replaces it. `template` evaluates a template, and looks names up in
     `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of those variables in `names` that have no
@@ -178,7 +180,7 @@ class Templated(Mapping[str, Any]):
         self._raw = raw
         self._template = template
         self._computed = computed
-        self._done = set(NO_TEMPLATES)
+        self._converted = set(NOT_TEMPLATED)
         self.type_errors: List[str] = []
         for name in sorted(entry for entry in names if entry in inventory_specs()):
             if _is_value(raw[name]):
@@ -188,14 +190,14 @@ class Templated(Mapping[str, Any]):
                     self.type_errors += refusal.reasons
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._done:
+        if name not in self._converted:
             if name in self._computed:
-                # The value has hundreds of parts, so that it is converted once for all hosts.
+                # A value with hundreds of parts is converted once for all hosts.
                 value = shared_result(self, name, lambda variables: _typed(name, self._computed[name](variables)))
             else:
                 value = _typed(name, self.untyped(name))
             self._raw[name] = value
-            self._done.add(name)
+            self._converted.add(name)
         return self._raw[name]
 
     def untyped(self, name: str) -> Any:
