@@ -27,17 +27,3 @@ CLOUD: Mapping[str, Any] = {
     "switch": "beside",
     "cached": False,
 }
-
-__all__ = [
-    "CLOUD",
-    "CONCERN",
-    "CREDENTIALS_HOME",
-    "HANGING",
-    "TO_MOUNT",
-    "VERSION",
-    "diff",
-    "diff_models",
-    "diff_serving",
-    "hanging_loads",
-    "read",
-]
