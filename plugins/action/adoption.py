@@ -142,7 +142,7 @@ class ActionModule(FleetAction):
             trees.remove(dest)
         os.makedirs(dest)
         sizes = {f"{name}/{path}": file["size"] for name, model in found["models"].items() for path, file in model["files"].items()}
-        why = blobs.short_of_room(f"{dest} on the controller", shutil.disk_usage(dest).free, {}, sizes)
+        why = blobs.shortage(f"{dest} on the controller", shutil.disk_usage(dest).free, {}, sizes)
         if why:
             raise AnsibleActionFail(f"{task_vars['inventory_hostname']}: {why}")
         with open(os.path.join(dest, MARK), "w", encoding="utf-8") as mark:

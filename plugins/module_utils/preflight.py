@@ -144,7 +144,7 @@ def pulled(downloads: Mapping[str, Any], here: Mapping[str, Any], secrets: Mappi
             sizes[digest] = inside.get(digest, file.get("size")) if skipped else download.size(file, digest, options, secrets)
         except download.SourceError as error:
             reasons.append("model {}: compiled file {}: {}. Correct {}".format(file["model"], file["source"], error, file["todo"]))
-    return reasons + list(filter(None, [blobs.short_of_room(downloads["root"], here["free"], here["arrived"], sizes)]))
+    return reasons + list(filter(None, [blobs.shortage(downloads["root"], here["free"], here["arrived"], sizes)]))
 
 
 def _bus_types() -> List[str]:

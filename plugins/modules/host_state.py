@@ -285,7 +285,7 @@ def _read_store(root: str) -> Dict[str, Any]:
         "history": store.read_history(root),
         "holds": store.read_holds(root),
         "transaction": store.read_transaction(root),
-        "damaged": damage.found(root),
+        "damaged": damage.find(root),
         "releases": {name: store.labels(root, name) for name in (sorted(os.listdir(home)) if os.path.isdir(home) else [])},
     }
 
@@ -299,10 +299,10 @@ def run(module: request.Module) -> None:
     linked = params["linked"]
     if linked:
         try:
-            desired["server"]["models"] = store.linked(desired["server"]["root"], desired["server"]["models"])
+            desired["server"]["models"] = store.current_models(desired["server"]["root"], desired["server"]["models"])
         except store.StoreError as error:
             module.fail_json(msg="{}: {}".format(params["host"], error))
-    held = {} if linked else store.hold_back(desired)
+    held = {} if linked else store.apply_holds(desired)
     for name, hold in held.items():
         module.warn(
             f"{params['host']}: model {name} is held at {hold['label']}, rolled back by {hold['by']} at {hold['when']} "

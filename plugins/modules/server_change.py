@@ -227,9 +227,9 @@ def would_change(params: Mapping[str, Any]) -> bool:
 
     desired = {name: dict(params["desired"][name]) for name in ("models", "server")}
     if params["linked"]:
-        desired["server"]["models"] = store.linked(params["root"], desired["server"]["models"])
+        desired["server"]["models"] = store.current_models(params["root"], desired["server"]["models"])
     else:
-        store.hold_back(desired)
+        store.apply_holds(desired)
     plan = proof.see(desired, params["root"], params["run"], linked=params["linked"]).plan
     return bool(plan or params["rollback"]) or store.read_transaction(params["root"]) is not None
 

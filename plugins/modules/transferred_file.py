@@ -87,6 +87,7 @@ import pwd
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, takeover
 
 
@@ -94,7 +95,7 @@ def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
     """Take over a file, and return {"sha256": digest}. Raises StoreError."""
     digest = takeover.take(params["incoming"], params["name"], params["path"], mode, params["limit"])
     if params["sha256"] and digest != params["sha256"].lower():
-        takeover.remove(params["path"])
+        trees.remove(params["path"])
         raise StoreError(f"the SHA-256 is {digest}, expected {params['sha256']}; the file was removed: transfer it again")
     return {"sha256": digest}
 
@@ -142,7 +143,7 @@ def main() -> None:
             result = give(params)
         else:
             result = {"files": takeover.own_tree(params["path"], mode, params["limit"])}
-    except takeover.Unfit as error:
+    except takeover.RejectedFile as error:
         consequence = "it was removed: transfer it again" if params["state"] == "taken" else "it was not used"
         module.fail_json(msg=f"{path}: {error}; {consequence}")
     except (StoreError, OSError) as error:

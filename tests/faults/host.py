@@ -296,7 +296,7 @@ class Host:
     def put_back(self, me: store.Run, why: str) -> None:
         """Link and serve again what served before; where the server does not take it, it is started again."""
         releases.restore(self.root, me, {"why": why, "hung": []})
-        before = store.linked(self.root, self.wanted)
+        before = store.current_models(self.root, self.wanted)
         try:
             self.serve(before)
         except (Failed, repository_api.Refused):

@@ -178,7 +178,7 @@ def test_the_lock_dies_with_its_holder(root: Path) -> None:
     ],
 )
 def test_room(free: int, partial: dict[str, int], sizes: dict[str, Any], fits: bool) -> None:
-    why = blobs.short_of_room("/x", free, partial, sizes)
+    why = blobs.shortage("/x", free, partial, sizes)
     assert (why is None) is fits
     assert fits or why == "/x has 100 bytes (0 MiB) free, expected 101 (1 MiB) for 2 large files. Make room there"
 
@@ -242,7 +242,7 @@ def test_served_and_previous_stay_whatever_their_age(full: Path) -> None:
 
 def again(root: Path, number: int) -> str:
     """The content of a release in a fresh directory, linked."""
-    whole = store.release_again(str(root), "digits", label(number))
+    whole = store.release_content(str(root), "digits", label(number))
     made = store.make_release(str(root), "digits", whole)
     store.move_links(str(root), {"digits": made})
     return made
@@ -306,7 +306,7 @@ def test_what_an_open_transaction_or_a_hold_names_stays(full: Path) -> None:
 @pytest.mark.parametrize("content", ['{"models', '{"models": []}', "7"])
 def test_nothing_goes_while_a_file_that_names_what_stays_cannot_be_used(full: Path, name: str, content: str) -> None:
     (full / name).write_text(content)
-    with pytest.raises(store.StoreError, match=rf"{name} cannot be used \(.+\): nothing is removed before it can"):
+    with pytest.raises(store.StoreError, match=rf"{name} cannot be used \(.+\): nothing is removed until it is repaired"):
         blobs.collect(str(full), 1)
     assert labels(full) == [1, 2, 3, 4, 5]
 

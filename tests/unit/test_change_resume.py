@@ -139,7 +139,7 @@ def test_models_that_nobody_proved_give_way_too(
     def read_served(_wanted: Any) -> dict[str, Any]:
         return {
             name: {version: {"state": "READY", "reason": "", "release": release["release"]} for version in release["versions"]}
-            for name, release in store.linked(str(proven), {}).items()
+            for name, release in store.current_models(str(proven), {}).items()
         }
 
     monkeypatch.setattr(resume, "read_served", read_served)
@@ -149,7 +149,7 @@ def test_models_that_nobody_proved_give_way_too(
     assert nothing_is_left(proven)
     last = store.read_history(str(proven))[-1]
     assert (last["who"], last["what"], last["result"]) == ("the host itself", "put back", "proven")
-    assert A["digits"]["release"] == store.linked(str(proven), {})["digits"]["release"]
+    assert A["digits"]["release"] == store.current_models(str(proven), {})["digits"]["release"]
 
 
 # What is told of it, and what runs it
@@ -210,10 +210,10 @@ def test_links_that_cannot_be_restored_do_not_keep_the_container_from_it(
     lease.acquire(str(proven), ALICE, 0.0, SETTINGS, ended=lease.last(str(proven)))
 
     def fails(*_given: Any) -> None:
-        raise store.StoreError("release 0001 is no longer whole")
+        raise store.StoreError("release 0001 is no longer complete")
 
     monkeypatch.setattr(store, "restore", fails)
-    assert "is no longer whole" in resume.resume(str(proven), engine).failed
+    assert "is no longer complete" in resume.resume(str(proven), engine).failed
     assert engine.serving() == old
     # It stays open, as nobody has put it right
     assert store.read_transaction(str(proven)) is not None
@@ -235,7 +235,7 @@ def test_models_of_an_object_store_are_not_superfluous(
         looks.append(None)
         linked = {
             name: {version: {"state": "READY", "reason": "", "release": release["release"]} for version in release["versions"]}
-            for name, release in store.linked(str(proven), {}).items()
+            for name, release in store.current_models(str(proven), {}).items()
         }
         # One of the store that is not linked any more is still loaded at first
         old = {"words": {"1": {"state": "READY", "reason": "", "release": B["words"]["release"]}}} if len(looks) < 3 else {}

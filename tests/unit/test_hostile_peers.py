@@ -304,7 +304,7 @@ def test_any_file_of_the_host_is_data_or_a_reason(proven: Path, name: str) -> No
     root = str(proven)
     for content in broken(FILES[name]):
         (proven / name).write_bytes(content)
-        assert isinstance(damage.found(root), dict)
+        assert isinstance(damage.find(root), dict)
         lease.read(root), lease.last(root), lease.maintenance(str(proven / lease.MARK)), replacement.read(root)
         store.read_transaction(root), store.read_holds(root), store.read_history(root)
         detached.last(root), detached.waiting(root), detached.steps(root)
@@ -335,7 +335,7 @@ def test_any_record_of_a_release_is_data_or_a_reason(proven: Path) -> None:
             assert "cannot be used" in str(error)
         else:
             assert set(found) == {"release", "source", "versions", "steps", "cached", "shape", "files"}
-        assert isinstance(damage.found(root), dict)
+        assert isinstance(damage.find(root), dict)
 
 
 # A change with such a peer
@@ -345,7 +345,7 @@ def test_any_record_of_a_release_is_data_or_a_reason(proven: Path) -> None:
 def test_a_change_with_a_server_that_lies_is_restored(proven: Path, monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
     """The looks are played; the switch, the loads and the way back are the real ones."""
     root = str(proven)
-    before = store.linked(root, {})["digits"]["release"]
+    before = store.current_models(root, {})["digits"]["release"]
     played = PlayedEngine()
     played.add("triton")
     load = [item("server", "digits", "a", "b", "load")]
@@ -391,7 +391,7 @@ def test_a_change_with_a_server_that_lies_is_restored(proven: Path, monkeypatch:
         assert time.monotonic() - began < 120
     assert outcome.why
     assert outcome.back == "the previous releases serve again"
-    assert store.linked(root, {})["digits"]["release"] == before
+    assert store.current_models(root, {})["digits"]["release"] == before
     assert store.read_transaction(root) is None
     assert hashlib.sha256(b"digits1").hexdigest() == before
     assert lease.release(root, lease.Holder("r1", "anna"))

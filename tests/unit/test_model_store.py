@@ -540,7 +540,7 @@ def test_a_store_with_the_files_of_others_stays(tmp_path: Path, foreign: str) ->
         assert done["failed"]
         assert "expected only what npufleet has made. Nothing was removed" in done["msg"]
         assert "\n" not in done["msg"]
-    assert store_utils.is_there(str(root))
+    assert store_utils.is_complete(str(root))
 
 
 def test_a_directory_that_is_no_store_stays(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ def test_a_link_and_a_directory_of_somebody_else_stay(tmp_path: Path, monkeypatc
     assert f"it is a link to {root}, expected a directory" in removed(tmp_path / "link")["msg"]
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert "expected a directory of root" in removed(root)["msg"]
-    assert store_utils.is_there(str(root))
+    assert store_utils.is_complete(str(root))
 
 
 def test_every_name_that_roles_use_in_the_root_is_known() -> None:
@@ -569,7 +569,7 @@ def test_every_name_that_roles_use_in_the_root_is_known() -> None:
         used |= set(re.findall(r"npufleet_root *(?:\}\}|~ ')/([\w.-]+)", path.read_text()))
     assert len(used) > 8
     assert used <= known
-    assert {lease.MARK, lease.LEASE, lease.LOCK, lease.CALLS, lease.LAST} == set(removal.OF_LEASE)
+    assert {lease.MARK, lease.LEASE, lease.LOCK, lease.CALLS, lease.LAST} == set(removal.LEASE_FILES)
     assert {detached.ORDER, detached.RESULT, detached.STEPS, detached.DECISION, detached.LOCK, replacement.REPLACEMENT} <= known
 
 

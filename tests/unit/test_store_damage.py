@@ -253,7 +253,7 @@ def test_a_hold_is_kept_when_its_file_is_damaged(held: Path, models: dict[str, d
     whole = json.loads((held / "holds.json").read_text())
     (held / "holds.json").write_text(text)
     desired = {"models": {"root": str(held), "models": json.loads(json.dumps(models["two"]))}}
-    assert store.hold_back(desired)["digits"]["why"] == "wrong"
+    assert store.apply_holds(desired)["digits"]["why"] == "wrong"
     assert desired["models"]["models"]["digits"]["source"] == models["one"]["digits"]["source"]
     # Also of a plan that was made before
     assert released(held, models["two"])["failed"] is False

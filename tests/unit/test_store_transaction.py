@@ -180,7 +180,7 @@ def test_put_back_heals_a_file_from_an_equal_release_and_tells_what_it_cannot(pr
     Path(f"{old}/config.pbtxt").write_text("edited")
     result = call(proven, "restored")
     assert result["failed"] is True
-    assert "model digits: release 0001-aaaaaaaaaaaa is no longer whole, lost or changed: config.pbtxt" in result["msg"]
+    assert "model digits: release 0001-aaaaaaaaaaaa is no longer complete, lost or changed: config.pbtxt" in result["msg"]
     # What could be put back was
     assert served(proven, "faces/config.pbtxt") == b"faces a"
     copy = proven / "releases/digits/0000-aaaaaaaaaaaa"
@@ -250,7 +250,7 @@ def test_rollback_to_previous_holds_until_another_source_comes(proven: Path) -> 
 
     def desired(wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         asked: dict[str, Any] = {"models": {"root": str(proven), "models": dict(wanted)}, "server": {"models": dict(wanted)}}
-        held = store.hold_back(asked)
+        held = store.apply_holds(asked)
         return asked, held
 
     asked, held = desired(inventory)
@@ -304,7 +304,7 @@ def test_rollback_refuses_with_all_reasons_and_changes_nothing(proven: Path) -> 
     ):
         assert words in result["msg"]
     result = call(proven, "rolled_back", models=["digits"])
-    assert "model digits: found no earlier release of it here that was proven" in result["msg"]
+    assert "model digits: found no earlier proven release of it here" in result["msg"]
     assert sorted(os.listdir(proven)) == before
 
 

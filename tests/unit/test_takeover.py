@@ -60,7 +60,7 @@ def test_a_whole_file_is_roots_and_out_of_reach(incoming: Path, owners: list[tup
 @pytest.mark.parametrize("what", PLANTS)
 def test_what_is_planted_is_refused_and_what_is_behind_it_stays(incoming: Path, user: HostileUser, what: str) -> None:
     user.plant(what, "image.tar")
-    with pytest.raises(takeover.Unfit, match="found a link or a directory in its place"):
+    with pytest.raises(takeover.RejectedFile, match="found a link or a directory in its place"):
         take(incoming)
     assert user.untouched()
     assert os.listdir(incoming.parent / "mine") == []
@@ -70,7 +70,7 @@ def test_a_directory_of_transfers_that_is_a_link_is_not_entered(incoming: Path, 
     (user.elsewhere / "image.tar").write_bytes(CONTENT)
     incoming.rmdir()
     incoming.symlink_to(user.elsewhere)
-    with pytest.raises(takeover.NotThere):
+    with pytest.raises(takeover.MissingFile):
         take(incoming)
     assert (user.elsewhere / "image.tar").read_bytes() == CONTENT
 
@@ -94,7 +94,7 @@ def test_a_sender_that_is_about_to_close_it_is_waited_for(
 
 @pytest.mark.parametrize("way", ["descriptor", "mapping"])
 def test_a_file_that_somebody_can_still_write_to_is_refused(incoming: Path, user: HostileUser, way: str) -> None:
-    with user.writing("image.tar", CONTENT, way), pytest.raises(takeover.Unfit, match="still has it open for writing"):
+    with user.writing("image.tar", CONTENT, way), pytest.raises(takeover.RejectedFile, match="still has it open for writing"):
         take(incoming)
     assert os.listdir(incoming.parent / "mine") == []
 
@@ -112,7 +112,7 @@ def test_a_second_name_from_the_moment_of_the_take_over_is_found(incoming: Path,
     (incoming / "image.tar").write_bytes(CONTENT)
     mine = incoming.parent / "mine/image.tar"
     monkeypatch.setattr(takeover.os, "fchown", lambda *_arguments: os.link(mine, incoming / "again"))
-    with pytest.raises(takeover.Unfit, match="link"):
+    with pytest.raises(takeover.RejectedFile, match="link"):
         take(incoming)
 
 
@@ -129,7 +129,7 @@ def test_an_opening_that_was_under_way_is_found(incoming: Path, monkeypatch: pyt
         return digest(source, limit)
 
     monkeypatch.setattr(takeover.foreign, "digest", late)
-    with pytest.raises(takeover.Unfit, match="while it was read"):
+    with pytest.raises(takeover.RejectedFile, match="while it was read"):
         take(incoming)
     assert os.listdir(incoming.parent / "mine") == []
 

@@ -191,7 +191,7 @@ class HostChange:
             # Some models are only read at a start, and only a restart clears the response cache
             self._restart()
         elif todo & {"load", "unload"}:
-            self._load(self.models if not self.order["linked"] else store.linked(self.root, self.models))
+            self._load(self.models if not self.order["linked"] else store.current_models(self.root, self.models))
         if self.server["mode"] == "poll" and not self.order["linked"]:
             self._renew_lost(seen)
 
@@ -225,7 +225,7 @@ class HostChange:
         switched = {name for name, move in opened["models"].items() if move["to"]} if opened else set()
         waiting = {entry["name"] for entry in seen.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
         labels = {name: store.served_label(self.root, name) for name in (waiting & set(self.server["models"])) - switched}
-        again = {name: store.release_again(self.root, name, label) for name, label in sorted(labels.items()) if label}
+        again = {name: store.release_content(self.root, name, label) for name, label in sorted(labels.items()) if label}
         if again:
             self.log_step("make releases again that a polling server does not load")
             self._store("released", {"releases": again})
@@ -252,7 +252,7 @@ class HostChange:
         elif "restart" in left.values():
             self._restart()
         elif {"load", "unload"} & set(left.values()):
-            self._load(store.linked(self.root, self.models) if linked else self.models)
+            self._load(store.current_models(self.root, self.models) if linked else self.models)
         else:
             releases.renew(self.root, self.run_of_store, sorted(set(left) & set(self.models)))
         return self._wait_until_served(concerns, linked)
@@ -369,7 +369,7 @@ class HostChange:
         polls = self.server["mode"] == "poll"
         try:
             if self.server["mode"] == "explicit":
-                self._load(store.linked(self.root, self.models))
+                self._load(store.current_models(self.root, self.models))
             wait = self.order["poll_seconds"] * 2 + 30 if polls else SETTLE
             if self._see(["server"], linked=True, prove=True, timeout=wait).plan:
                 raise Unproven("it does not serve it by itself")
@@ -382,9 +382,9 @@ class HostChange:
     def _see(self, concerns: List[str], linked: bool, prove: bool = False, timeout: float = 0) -> proof.Seen:
         desired = {name: dict(self.order["desired"][name]) for name in concerns}
         if linked:
-            desired["server"]["models"] = store.linked(self.root, self.models)
+            desired["server"]["models"] = store.current_models(self.root, self.models)
         else:
-            store.hold_back(desired)
+            store.apply_holds(desired)
         return proof.see(desired, self.root, self.order["run"], linked=linked, prove=prove, timeout=timeout, driver=self.driver)
 
     def _store(self, state: str, params: Mapping[str, Any], withdraw: Sequence[str] = ()) -> Dict[str, Any]:

@@ -94,7 +94,7 @@ def polled(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> 
     opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
     if not opened:
         return {}, set()
-    since = store.renewed(opened)
+    since = store.renewal_time(opened)
     lines = driver.log_lines(since) if driver else log.log_lines(Engine(), wanted["name"], since)
     return log.reasons(lines, names), log.loading(lines) & set(names)
 

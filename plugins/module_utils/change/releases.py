@@ -25,7 +25,7 @@ def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the releases to make. For a held model, that is a copy of the held release."""
     holds = store.read_holds(root)
     return {
-        name: store.release_again(root, name, holds[name]["label"])
+        name: store.release_content(root, name, holds[name]["label"])
         if name in holds and holds[name]["source"] == entry["source"]
         else entry
         for name, entry in sorted(releases.items())
@@ -101,7 +101,7 @@ def renew(root: str, run: store.Run, names: List[str]) -> None:
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `rolled_back`: switch to earlier releases and hold them."""
     found = store.rollback_moves(root, params["models"], params["to"])
-    again = {name: store.release_again(root, name, move["to"] or "") for name, move in found.items()}
+    again = {name: store.release_content(root, name, move["to"] or "") for name, move in found.items()}
     moves: Moves = {
         name: {"from": found[name]["from"], "to": store.make_release(root, name, entry), "what": "rollback"}
         for name, entry in again.items()
@@ -146,17 +146,17 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
 
 def settled(root: str, params: Mapping[str, Any], withdraw: List[str]) -> bool:
     """Return True if nothing has to change: no releases to make, a complete and undamaged store, no open transaction."""
-    changes = params["releases"] or withdraw or damage.found(root) or not store.is_there(root)
+    changes = params["releases"] or withdraw or damage.find(root) or not store.is_complete(root)
     return not changes and store.read_transaction(root) is None
 
 
 def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str], warn: Callable[[str], None]) -> Dict[str, Any]:
     """Lock and repair the store, then apply `params["state"]`. Returns the result of model_store. Raises StoreError."""
-    state, new = params["state"], not store.is_there(root)
+    state, new = params["state"], not store.is_complete(root)
     with store.locked(root, time.monotonic() + STORE_WAIT):
         store.prepare(root)
         all_forgotten = state == "forgotten" and not params["models"]
-        undecided = damage.undecided(root)
+        undecided = damage.holds_unknown(root)
         # Only `restored` and `proven` do not need to know the holds
         if undecided and not all_forgotten and state not in ("restored", "proven"):
             raise store.StoreError(undecided)
@@ -174,7 +174,7 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[s
         answer["changed"] = answer["changed"] or new or bool(mended)
         if mended:
             answer["mended"] = mended
-        if state == "released" and not answer["moves"] and damage.found(root):
+        if state == "released" and not answer["moves"] and damage.find(root):
             # Remove releases whose record cannot be recovered, unless they are still needed
             blobs.collect(root, params["keep"])
     return answer

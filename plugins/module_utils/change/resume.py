@@ -139,7 +139,7 @@ def serve_linked(
         container.restart(engine, name, settings)
     container.wait_ready(engine, name, settings["ready_timeout"])
     ended = 0
-    desired: Dict[str, Any] = {"mode": mode, "models": store.linked(root, {})}
+    desired: Dict[str, Any] = {"mode": mode, "models": store.current_models(root, {})}
     while True:
         at = container.endpoint(engine.inspect(name) or {})
         if at is None:

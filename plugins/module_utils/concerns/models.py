@@ -15,9 +15,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     StoreError,
     blob_path,
     blobs,
+    changes_version,
     damage,
-    in_place,
-    is_there,
+    is_complete,
     read_record,
     read_transaction,
     record_path,
@@ -39,7 +39,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     served: Dict[str, Dict[str, Any]] = {}
     digests = {file["sha256"] for model in desired["models"].values() for file in model["files"].values() if file["blob"]}
     flaws = {digest: blobs.flaw(root, digest, desired.get("verify", False)) for digest in sorted(digests)}
-    damaged = damage.found(root)
+    damaged = damage.find(root)
     for name in served_names(root):
         release = served_label(root, name)
         model = desired["models"].get(name)
@@ -54,10 +54,10 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "served": served,
         "missing": [digest for digest in flaws if flaws[digest]],
         "transaction": _opened(root),
-        "store": is_there(root),
+        "store": is_complete(root),
     }
     if damaged:
-        found.update(damaged=damaged, undecided=damage.undecided(root))
+        found.update(damaged=damaged, undecided=damage.holds_unknown(root))
     if found["missing"]:
         found.update(free=free_space(root)[1], arrived=blobs.arrived(desired.get("incoming")))
     return found
@@ -71,7 +71,7 @@ def _path(root: str, name: str, label: str) -> str:
 def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
     """Return True if the new release changes a served version without giving it a new number, or if the old one is unknown."""
     try:
-        return in_place(read_record(root, name, old), new)
+        return changes_version(read_record(root, name, old), new)
     except StoreError:
         return True
 

@@ -46,7 +46,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
         _write(incoming, blobs.CONTROLLER, order["by"])
         _give(incoming, user)
         needed = {digest: blob for digest, blob in order["blobs"].items() if blobs.flaw(root, digest)}
-        why = blobs.room(root, incoming, {digest: entry.get("size") for digest, entry in needed.items()})
+        why = blobs.space_problem(root, incoming, {digest: entry.get("size") for digest, entry in needed.items()})
         if why:
             raise store.StoreError(why)
         return {"needed": sorted(needed), "arrived": blobs.arrived(incoming)}
@@ -110,7 +110,7 @@ def _pull(
                 sizes[digest] = pull.get("size") or download.size(pull, digest, way, secrets)
             except download.SourceError as error:
                 reasons.append(f"blob {digest[:12]} from {pull['source']}: {error}")
-        reasons += filter(None, [blobs.room(root, incoming, sizes)])
+        reasons += filter(None, [blobs.space_problem(root, incoming, sizes)])
         if reasons:
             raise store.StoreError("; ".join(reasons))
         for digest, size in sizes.items():

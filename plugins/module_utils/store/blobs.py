@@ -18,7 +18,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, history, record_path, takeover
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
@@ -120,12 +120,12 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
         }
 
 
-def room(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
+def space_problem(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
     """Return why these blobs do not fit on the file system of the store, None if they fit."""
-    return short_of_room(root, free_space(root)[1], arrived(incoming), sizes)
+    return shortage(root, free_space(root)[1], arrived(incoming), sizes)
 
 
-def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
+def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
     """Return why files of these sizes do not fit into `free` bytes, None if they fit. An unknown size counts as 0.
 
     `partial` is {digest: bytes} of the parts that have already arrived.
@@ -134,19 +134,19 @@ def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapp
     if needed <= free:
         return None
     return (
-        f"{place} has {free} bytes ({free // MIB} MiB) free, expected {needed} ({needed // MIB + 1} MiB) for "
+        f"{where} has {free} bytes ({free // MIB} MiB) free, expected {needed} ({needed // MIB + 1} MiB) for "
         f"{len(sizes)} large files. Make room there"
     )
 
 
-# Arrival
+# Transferred blobs
 
 
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
     """Verify all transferred blobs, then move them into the store. Raises StoreError if one is missing or wrong.
 
     A damaged blob of the store is replaced by a rename, so that a server that has loaded it keeps the old file.
-    `sources` is {digest: origin}, for messages.
+    `sources` is {digest: origin} for messages.
     """
     problems = []
     fresh = []
@@ -185,9 +185,9 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
     staged = _staged(root, digest)
     try:
         proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
-    except takeover.NotThere:
+    except takeover.MissingFile:
         return f"blob {digest[:12]} was not transferred"
-    except takeover.Unfit as error:
+    except takeover.RejectedFile as error:
         return f"blob {digest[:12]} was not transferred: {error}"
     if proven == digest:
         return None
@@ -200,30 +200,31 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
 
 
 def collect(root: str, keep: int) -> Dict[str, Any]:
-    """Remove old releases, unused blobs, and files that transfers left. Return {"removed": [names], "bytes": freed bytes}.
+    """Remove old releases, unused blobs, and files of interrupted transfers. Return {"removed": [names], "bytes": freed bytes}.
 
-    For each model, the newest `keep` proven contents stay. Releases with equal content count once. These always stay, too: the
-    served release, the newest other proven content, and the releases of an open transaction or a hold.
+    The `keep` contents of each model that were proven last stay. Releases with equal content count once. The served release, the
+    newest other proven content, and the releases of an open transaction or a hold always stay.
     """
     gone: List[str] = []
     freed = 0
-    named = _named(root)
-    lines = _lines(root)
+    referenced = _referenced(root)
+    lines, flaw_of_history, _exists = history.read_lines(root)
+    _refuse_damaged(root, store.HISTORY, flaw_of_history)
     releases = os.path.join(root, "releases")
     lost: Set[str] = set()
-    for name in _listed(releases):
+    for name in store.listed(releases):
         home = os.path.join(releases, name)
         labels = store.labels(root, name)
-        stay = named.get(name, set()) | _proven(root, name, labels, lines, max(keep, 1))
+        stay = referenced.get(name, set()) | _proven(root, name, labels, lines, max(keep, 1))
         for label in labels:
             if label in stay:
                 continue
-            freed += _retire(root, os.path.join(home, label), lost)
+            freed += _remove_release(root, os.path.join(home, label), lost)
             if os.path.exists(record_path(root, name, label)):
                 os.unlink(record_path(root, name, label))
             gone.append(f"release {name}/{label}")
     linked = _linked(releases)
-    for digest in _listed(os.path.join(root, "blobs", "sha256")):
+    for digest in store.listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
         # A young blob without a link may belong to another run, which has not made its release yet.
         if digest in linked or (digest not in lost and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
@@ -233,24 +234,22 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
         if os.path.exists(_stamp_path(root, digest)):
             os.unlink(_stamp_path(root, digest))
         gone.append(f"blob {digest[:12]}")
-    for path in _leavings(root):
+    # Interrupted runs and transfers left these files
+    for path in [*_expired(os.path.join(root, "tmp"), STAGED_AGE), *_expired(os.path.join(root, "incoming"), PARTIAL_AGE)]:
         freed += trees.remove(path)
         gone.append(os.path.relpath(path, root))
     return {"removed": gone, "bytes": freed}
 
 
-def _listed(directory: str) -> List[str]:
-    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-
-
 def _proven(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
     """Return the complete releases whose content has to stay for rollbacks."""
-    whole = [label for label in labels if _whole(root, name, label)]
-    before = history.previous(lines, name, whole, store.served_label(root, name))
-    return {*history.kept(lines, name, whole, keep), *([before] if before else [])}
+    complete = [label for label in labels if _is_complete(root, name, label)]
+    previous = history.previous(lines, name, complete, store.served_label(root, name))
+    return {*history.kept(lines, name, complete, keep), *([previous] if previous else [])}
 
 
-def _whole(root: str, name: str, label: str) -> bool:
+def _is_complete(root: str, name: str, label: str) -> bool:
+    """Return True if every file of a release exists. Small files must also match their digests."""
     try:
         files = store.read_record(root, name, label)["files"]
     except StoreError:
@@ -264,42 +263,34 @@ def _whole(root: str, name: str, label: str) -> bool:
     )
 
 
-def _named(root: str) -> Dict[str, Set[str]]:
+def _referenced(root: str) -> Dict[str, Set[str]]:
     """Return {model: labels of the releases that are served, or belong to an open transaction or a hold}."""
-    named: Dict[str, Set[str]] = {}
+    labels: Dict[str, Set[str]] = {}
 
-    def stay(name: str, *labels: Any) -> None:
-        named.setdefault(name, set()).update(str(label) for label in labels if label)
+    def add(name: str, *found: Any) -> None:
+        labels.setdefault(name, set()).update(str(label) for label in found if label)
 
-    for name in _listed(os.path.join(root, "served")):
+    for name in store.listed(os.path.join(root, "served")):
         link = os.path.join(root, "served", name)
         if os.path.islink(link):
-            stay(name, os.path.basename(os.readlink(link)))
-    for name, entry in ((_document(root, store.TRANSACTION) or {}).get("models") or {}).items():
-        stay(name, entry["from"], entry["to"])
-    for name, entry in (_document(root, store.HOLDS) or {}).items():
-        stay(name, entry["label"])
-    return named
+            add(name, os.path.basename(os.readlink(link)))
+    transaction, holds = store.read(root, store.TRANSACTION), store.read(root, store.HOLDS)
+    _refuse_damaged(root, store.TRANSACTION, transaction.flaw)
+    _refuse_damaged(root, store.HOLDS, holds.flaw)
+    for name, entry in ((transaction.content or {}).get("models") or {}).items():
+        add(name, entry["from"], entry["to"])
+    for name, entry in (holds.content or {}).items():
+        add(name, entry["label"])
+    return labels
 
 
-def _document(root: str, name: str) -> Any:
-    """Return the content of a file of the store. Raises StoreError for a damaged file, so that nothing is removed."""
-    found = store.read(root, name)
-    return _usable(root, name, found.content, found.flaw)
-
-
-def _lines(root: str) -> List[Dict[str, Any]]:
-    lines, damage, _exists = shapes.read_lines(os.path.join(root, store.HISTORY), history.SHAPE)
-    return list(_usable(root, store.HISTORY, lines, damage))
-
-
-def _usable(root: str, name: str, content: Any, damage: Optional[str]) -> Any:
+def _refuse_damaged(root: str, name: str, damage: Optional[str]) -> None:
+    """Raise StoreError if a file of the store is damaged, so that nothing is removed that the file may refer to."""
     if damage:
-        raise StoreError(f"{os.path.join(root, name)} cannot be used ({damage}): nothing is removed before it can")
-    return content
+        raise StoreError(f"{os.path.join(root, name)} cannot be used ({damage}): nothing is removed until it is repaired")
 
 
-def _retire(root: str, release: str, lost: Set[str]) -> int:
+def _remove_release(root: str, release: str, lost: Set[str]) -> int:
     """Rename a release out of releases/ and remove it. Add the digests of its blobs to `lost`. Return the freed bytes."""
     lost |= _linked(release)
     out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
@@ -325,19 +316,14 @@ def _older(stamp: str, path: str, age: float) -> bool:
     return time.time() - os.lstat(stamp if os.path.lexists(stamp) else path).st_ctime > age
 
 
-def _leavings(root: str) -> List[str]:
-    """Return the files that interrupted runs left in tmp/, and old partial files in incoming/, unless a transfer runs."""
-    return [*_left_in(os.path.join(root, "tmp"), STAGED_AGE), *_left_in(os.path.join(root, "incoming"), PARTIAL_AGE)]
-
-
-def _left_in(directory: str, age: float) -> List[str]:
+def _expired(directory: str, age: float) -> List[str]:
     """Return the entries of a directory that are older than `age` seconds. Return nothing while another run holds its lock."""
     if not os.path.isdir(directory):
         return []
     found = []
     try:
         with locked(directory, wait=False):
-            for name in _listed(directory):
+            for name in store.listed(directory):
                 path = os.path.join(directory, name)
                 # Another process may remove the file meanwhile. st_ctime shows its age, because a copy keeps the original st_mtime.
                 with suppress(FileNotFoundError):

@@ -16,13 +16,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, history, records
 
 # Suffix of the copy of a damaged file, which is kept for analysis
-ASIDE = ".damaged"
+DAMAGED_SUFFIX = ".damaged"
 
 
-def found(root: str) -> Dict[str, str]:
+def find(root: str) -> Dict[str, str]:
     """Return {path below the root: what is wrong with the file}."""
     flaws = {name: store.read(root, name).flaw for name in store.SHAPES}
-    flaws[store.HISTORY] = _history(root)[1]
+    flaws[store.HISTORY] = history.read_lines(root)[1]
     for name, label in _releases(root):
         path = store.record_path(root, name, label)
         entry = shapes.read(path, records.SHAPE)
@@ -30,15 +30,15 @@ def found(root: str) -> Dict[str, str]:
     return {name: flaw for name, flaw in flaws.items() if flaw}
 
 
-def undecided(root: str) -> Optional[str]:
-    """Return why the holds are unknown, None if they are known. Without them, a change could deploy what was rolled back."""
+def holds_unknown(root: str) -> Optional[str]:
+    """Return why the holds are unknown, None if they are known. A change without holds could deploy what was rolled back."""
     flaw = store.read(root, store.HOLDS).flaw
     if not flaw or not store.served_names(root):
         return None
-    _lines, torn, there = _history(root)
-    if there and not torn:
+    _lines, history_flaw, exists = history.read_lines(root)
+    if exists and not history_flaw:
         return None
-    other = f"that cannot be used either ({torn})" if there else "that is gone"
+    other = f"that cannot be used either ({history_flaw})" if exists else "that is gone"
     return (
         f"{os.path.join(root, store.HOLDS)} is a file that cannot be used ({flaw}), with a {store.HISTORY} {other}. One of them "
         "has to show which models are held: write it again, or end every hold with playbooks/rollback.yml -e rollback_forget=true"
@@ -46,7 +46,7 @@ def undecided(root: str) -> Optional[str]:
 
 
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
-    """Return what is wrong with a record that is damaged and cannot be recovered, None for every other record."""
+    """Return what is wrong with a damaged record that cannot be recovered, None for every other record."""
     entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
     flaw = entry.flaw if entry.exists else "it is gone"
     return flaw if flaw and _recovered(root, name, label) is None else None
@@ -57,8 +57,8 @@ def mend(root: str, forget: bool = False) -> List[str]:
 
     If the holds are unknown, holds.json and the history stay as they are, unless `forget` ends all holds.
     """
-    flaws = found(root)
-    if undecided(root) and not forget:
+    flaws = find(root)
+    if holds_unknown(root) and not forget:
         flaws = {name: flaw for name, flaw in flaws.items() if name not in (store.HOLDS, store.HISTORY)}
     done = []
     for name, label in _releases(root):
@@ -82,27 +82,24 @@ def mend(root: str, forget: bool = False) -> List[str]:
         # A load that still hangs is detected and recorded again
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
-        lines = _history(root)[0]
+        lines = history.read_history(root)
         _replace(root, store.HISTORY, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
     return done + [name for name in (*store.SHAPES, store.HISTORY) if name in flaws]
 
 
-def _history(root: str) -> Any:
-    return shapes.read_lines(os.path.join(root, store.HISTORY), history.SHAPE)
-
-
 def _releases(root: str) -> List[Any]:
     """Return (model, label) of every release on this host."""
-    home = os.path.join(root, "releases")
-    names = sorted(os.listdir(home)) if os.path.isdir(home) else []
+    names = store.listed(os.path.join(root, "releases"))
     return [(name, label) for name in names for label in store.labels(root, name)]
 
 
 def _recovered(root: str, name: str, label: str) -> Optional[records.Record]:
-    def kept(digest: str) -> Optional[str]:
-        return None if blobs.flaw(root, digest) else store.blob_path(root, digest)
-
-    return records.record_of(store.release_path(root, name, label), label, kept)
+    """Return the record that the files of a release show, None if a file is missing or damaged."""
+    return records.record_of(
+        store.release_path(root, name, label),
+        label,
+        lambda digest: None if blobs.flaw(root, digest) else store.blob_path(root, digest),
+    )
 
 
 def _replace(root: str, name: str, text: Optional[str]) -> None:
@@ -110,7 +107,7 @@ def _replace(root: str, name: str, text: Optional[str]) -> None:
     import shutil
 
     path = os.path.join(root, name)
-    aside = path + ASIDE
+    aside = path + DAMAGED_SUFFIX
     trees.remove(aside)
     if os.path.isdir(path) and not os.path.islink(path):
         os.rename(path, aside)

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Iterator, List, Mapping, NamedTuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
@@ -68,13 +68,18 @@ def record_path(root: str, name: str, release: str) -> str:
 DIRECTORIES = ("", "blobs", "blobs/sha256", "releases", "served", "tmp")
 
 
-def is_there(root: str) -> bool:
+def is_complete(root: str) -> bool:
     """Return True if the store has all of its directories. Triton needs `served` even if it has no model."""
     return all(os.path.isdir(os.path.join(root, name)) for name in DIRECTORIES)
 
 
+def listed(directory: str) -> List[str]:
+    """Return the sorted names of the entries of a directory, an empty list if it does not exist."""
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
 def make_directory(path: str, mode: int = 0o755) -> None:
-    """Create a directory with this mode, independent of the umask, or change the mode of an existing directory."""
+    """Create a directory, or use an existing one, and set this mode independent of the umask."""
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         make_directory(parent)
@@ -92,7 +97,7 @@ def make_directories(root: str) -> None:
 def prepare(root: str) -> None:
     """Create the directories, and remove old files in tmp/. The caller holds the lock of the store."""
     make_directories(root)
-    # A run that was killed may have left these
+    # A killed run may have left these files
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):
@@ -118,7 +123,7 @@ def write_json(root: str, path: str, value: Mapping[str, Any]) -> None:
 
 
 def write_text(root: str, path: str, text: str) -> None:
-    """Write a file to the disk under another name, then rename it, so that readers never see a part of it."""
+    """Write a temporary file, flush it to the disk and rename it, so that readers never see an incomplete file."""
     import tempfile
 
     handle, staging = tempfile.mkstemp(prefix="json-", dir=os.path.join(root, "tmp"))

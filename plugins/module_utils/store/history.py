@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL, TEXT_OR_NULL
@@ -25,9 +25,9 @@ SHAPE = {
     **{name + "?": TEXT_OR_NULL for name in ("when", "who", "run", "host", "what", "source", "release", "why")},
 }
 PROVEN = "proven"
-# `what` of a line that ends a hold
+# The kind of change (`what`) of a line that ends a hold
 FORGET = "forget"
-# `what` of a line whose change was rolled back by its own run
+# The kind of change of a line whose run rolled its change back
 RESTORED = "put back"
 
 
@@ -40,20 +40,20 @@ def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Return the labels of a model's proven releases, newest proof first."""
     found = []
     for line in reversed(proven(lines, name)):
-        # `from` was also proven, maybe before the history began. Only a RESTORED line has the failed release as `from`.
+        # `from` was proven too, maybe before the history began, except in a RESTORED line, where it is the failed release.
         found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
-    return [fromkey for fromkey in dict.fromkeys(found) if fromkey]
+    return [label for label in dict.fromkeys(found) if label]
 
 
 def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], current: Optional[str]) -> Optional[str]:
-    """Return the one of `labels` whose content was proven last and differs from the current content, None if no label fits."""
+    """Return the label whose content was proven last, ignoring the content of `current`. Return None if there is no such label."""
     # If the store is older than the history, use the order of the serials
     order = proven_labels(lines, name) or [other for other in labels if serial(other) < serial(current or "0")]
     for label in order:
         if content(label) != content(current):
-            here = [entry for entry in (label, *labels) if entry in labels and content(entry) == content(label)]
-            if here:
-                return here[0]
+            same = [entry for entry in (label, *labels) if entry in labels and content(entry) == content(label)]
+            if same:
+                return same[0]
     return None
 
 
@@ -96,14 +96,19 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
 
 def read_history(root: str) -> List[Dict[str, Any]]:
     """Return all recorded changes, oldest first. Damaged lines are skipped here and reported by damage.py."""
-    return shapes.read_lines(os.path.join(root, HISTORY), SHAPE)[0]
+    return read_lines(root)[0]
+
+
+def read_lines(root: str) -> Tuple[List[Dict[str, Any]], Optional[str], bool]:
+    """Return the usable lines of the history, what is wrong with the others or None, and True if the file exists."""
+    return shapes.read_lines(os.path.join(root, HISTORY), SHAPE)
 
 
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
     """Append lines, except those that the same run has already recorded."""
     keys = ("run", "model", "what", "from", "to", "result")
-    there = {tuple(line.get(key) for key in keys) for line in read_history(root)}
-    fresh = [line for line in lines if tuple(line[key] for key in keys) not in there]
+    recorded = {tuple(line.get(key) for key in keys) for line in read_history(root)}
+    fresh = [line for line in lines if tuple(line[key] for key in keys) not in recorded]
     if not fresh:
         return
     path = os.path.join(root, HISTORY)

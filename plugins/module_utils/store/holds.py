@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import histo
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HOLDS, Run, StoreError, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
-from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import FACTS, read_record, wanted_of
+from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import FACTS, desired_model, read_record
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 
@@ -47,7 +47,7 @@ def write_holds(root: str, holds: Mapping[str, Any]) -> None:
 
 
 def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dict[str, Any]:
-    """Return the holds after a rollback. A hold rejects the source that was served, until the inventory has another source."""
+    """Return the holds after a rollback. A hold rejects the previously served source until the inventory has another source."""
     holds = read_holds(root)
     for name, move in moves.items():
         before = holds.get(name)
@@ -69,7 +69,7 @@ def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dic
     return holds
 
 
-def hold_back(desired: Mapping[str, Any]) -> Dict[str, Any]:
+def apply_holds(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Replace the desired releases of held models by the held releases. Return the holds that apply.
 
     `desired` is the desired state of host_state. Its concerns `models` and `server` are changed in place.
@@ -82,7 +82,7 @@ def hold_back(desired: Mapping[str, Any]) -> Dict[str, Any]:
         if not mine or any(part[name].get("source") != hold["source"] for part in mine):
             continue
         try:
-            held = wanted_of(read_record(root or "", name, hold["label"]))
+            held = desired_model(read_record(root or "", name, hold["label"]))
         except StoreError:
             continue
         for model in mine:

@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import recor
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import (
     StoreError,
     blob_path,
+    listed,
     make_directory,
     record_path,
     release_path,
@@ -30,18 +31,14 @@ FACTS = ("release", "source", "versions", "steps", "cached", "shape")
 def labels(root: str, name: str) -> List[str]:
     """Return the labels of the model's complete releases, newest first."""
     directory = os.path.join(root, "releases", name)
-    found = [
-        label for label in (os.listdir(directory) if os.path.isdir(directory) else []) if re.fullmatch(r"\d+-[0-9a-f]+", label)
-    ]
-    return sorted((entry for entry in found if os.path.isdir(os.path.join(directory, entry))), key=serial, reverse=True)
+    found = [label for label in listed(directory) if LABEL.fullmatch(label) and os.path.isdir(os.path.join(directory, label))]
+    return sorted(found, key=serial, reverse=True)
 
 
 def next_serial(root: str, name: str) -> int:
     """Return a serial number that no release of this model has on this host."""
-    directory = os.path.join(root, "releases", name)
-    names = os.listdir(directory) if os.path.isdir(directory) else []
-    numbers = [int(found.group(1)) for found in (re.match(r"(\d+)-", candidate) for candidate in names) if found]
-    return max(numbers, default=0) + 1
+    found = filter(None, (re.match(r"(\d+)-", entry) for entry in listed(os.path.join(root, "releases", name))))
+    return max((int(match[1]) for match in found), default=0) + 1
 
 
 def read_record(root: str, name: str, label: str) -> Record:
@@ -53,7 +50,7 @@ def read_record(root: str, name: str, label: str) -> Record:
     base = release_path(root, name, label)
     if not record.get("versions"):
         # Older records have no versions. Triton's default is the latest version.
-        numbers = [int(entry) for entry in os.listdir(base) if re.fullmatch(r"[1-9]\d*", entry)] if os.path.isdir(base) else []
+        numbers = [int(entry) for entry in listed(base) if re.fullmatch(r"[1-9]\d*", entry)]
         record["versions"] = [str(max(numbers))] if numbers else []
     for path, file in record["files"].items():
         file.setdefault("blob", os.path.islink(os.path.join(base, path)))
@@ -74,8 +71,8 @@ def facts_of(record: Record) -> Dict[str, Any]:
     return {key: fields[key] for key in FACTS}
 
 
-def wanted_of(record: Record) -> Dict[str, Any]:
-    """Return a record in the form of a desired model: its facts, and its files without their sizes."""
+def desired_model(record: Record) -> Dict[str, Any]:
+    """Return a record as a desired model: its facts, and its files without their sizes."""
     files = {path: {"sha256": file["sha256"], "blob": file["blob"]} for path, file in record["files"].items()}
     return {**facts_of(record), "files": files}
 
@@ -125,15 +122,15 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
     return label
 
 
-def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
-    """Return the content of a release of this host, as the parameter of make_release.
+def release_content(root: str, name: str, label: str) -> Dict[str, Any]:
+    """Return the content of a release on this host, in the form that make_release takes.
 
-    A file that is lost or changed is read from another release that has it. Raises StoreError with every file that no release has.
+    A lost or changed file is read from another release with the same file. Raises StoreError that lists the files without a source.
     """
     import base64
 
     record = read_record(root, name, label)
-    places = [release_path(root, name, fromkey) for fromkey in dict.fromkeys([label, *labels(root, name)])]
+    directories = [release_path(root, name, entry) for entry in dict.fromkeys([label, *labels(root, name)])]
     files: Dict[str, Any] = {}
     lost = []
     for path, file in sorted(record["files"].items()):
@@ -143,15 +140,14 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
             if not os.path.isfile(blob) or os.path.getsize(blob) != file["size"]:
                 lost.append(f"{path} (blob {file['sha256'][:12]})")
             continue
-        content = next(
-            (found for found in (small_file(place, path, file["sha256"]) for place in places) if found is not None), None
-        )
+        candidates = (small_file(directory, path, file["sha256"]) for directory in directories)
+        content = next((found for found in candidates if found is not None), None)
         if content is None:
             lost.append(path)
         else:
             files[path]["content"] = base64.b64encode(content).decode()
     if lost:
-        raise StoreError(f"model {name}: release {label} is no longer whole, lost or changed: {', '.join(lost)}")
+        raise StoreError(f"model {name}: release {label} is no longer complete, lost or changed: {', '.join(lost)}")
     return {**facts_of(record), "files": files}
 
 
@@ -178,12 +174,11 @@ def served_label(root: str, name: str) -> Optional[str]:
 
 def served_names(root: str) -> List[str]:
     """Return the names in served/."""
-    directory = os.path.join(root, "served")
-    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    return listed(os.path.join(root, "served"))
 
 
 def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
-    """Point the link served/<name> to a release, or remove it for None. Return the names whose link moved.
+    """Point each link served/<name> to its release, or remove the link if the release is None. Return the names of moved links.
 
     All new links are first created in tmp/, so that a full disk causes a failure before the first link moves.
     """
@@ -206,19 +201,18 @@ def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
     return moved
 
 
-def linked(root: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def current_models(root: str, desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return {model: facts} of the releases that served/ links to, and of the desired models that have no release."""
-    found = {name: dict(entry) for name, entry in wanted.items() if entry["release"] is None}
+    found = {name: dict(model) for name, model in desired.items() if model["release"] is None}
     for name in served_names(root):
         label = served_label(root, name)
         if label is not None:
-            facts = {key: value for key, value in wanted_of(read_record(root, name, label)).items() if key != "files"}
-            found[name] = {**wanted.get(name, {}), **facts}
+            found[name] = {**desired.get(name, {}), **facts_of(read_record(root, name, label))}
     return found
 
 
-def in_place(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return True if a version number gets other content. Then a response cache still has responses of the old content."""
+def changes_version(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return True if a version number gets other content, so that a response cache may return responses of the old content."""
     shared = set(old["versions"]) & set(new["versions"])
     return any(_version(old, number) != _version(new, number) for number in shared)
 

@@ -16,16 +16,16 @@ import subprocess
 from typing import List, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store import files
-from ansible_collections.npufleet.triton.plugins.module_utils.store.damage import ASIDE
+from ansible_collections.npufleet.triton.plugins.module_utils.store.damage import DAMAGED_SUFFIX
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 # Directories in addition to those of the store: of roles, of transfers, and of a server that is a process
 DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
 # A host that was in maintenance, but never had a server, has only these files
-OF_LEASE = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
+LEASE_FILES = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
 FILES = (
-    *OF_LEASE,
+    *LEASE_FILES,
     *(files.TRANSACTION, files.HISTORY, files.HOLDS, files.HUNG, "lock"),
     *(
         f"{change}.{end}"
@@ -36,11 +36,11 @@ FILES = (
     *("probe.json", "watchdog.json", "process.lock"),
 )
 # Suffixes of a file that is being written by a run or by the probe, and of the copy of a damaged file
-ENDINGS = ("", ".new", ".draft", ASIDE)
+ENDINGS = ("", ".new", ".draft", DAMAGED_SUFFIX)
 # Names of the drafts that the module host_files writes
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")
 # This directory exists if the store is the root of its own file system
-OF_FILE_SYSTEM = "lost+found"
+LOST_FOUND = "lost+found"
 SHOWN = 5
 
 
@@ -57,7 +57,7 @@ def entries(root: str) -> List[str]:
         raise StoreError(f"it is a link to {os.readlink(root)}, expected a directory. Set npufleet_root to where it is")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise StoreError(f"it is of user {found.st_uid}, expected a directory of root. Look at npufleet_root")
-    names = sorted(set(os.listdir(root)) - {OF_FILE_SYSTEM})
+    names = sorted(set(os.listdir(root)) - {LOST_FOUND})
     directories = {part.partition("/")[0] for part in files.DIRECTORIES} | set(DIRECTORIES)
     foreign = [name for name in names if name not in directories and not _is_one_of(name, FILES)]
     if foreign:
@@ -66,7 +66,7 @@ def entries(root: str) -> List[str]:
             f"it has {listed}, expected only what npufleet has made. Nothing was removed: move that elsewhere, or look at "
             "npufleet_root"
         )
-    if not files.is_there(root) and not all(_is_one_of(name, OF_LEASE) for name in names):
+    if not files.is_complete(root) and not all(_is_one_of(name, LEASE_FILES) for name in names):
         raise StoreError(
             f"it has {', '.join(names[:SHOWN])} and no {files.DIRECTORIES[2]}, expected a store of npufleet. Nothing was removed: "
             "look at npufleet_root, and remove what is left of the host manually"
@@ -96,7 +96,7 @@ def remove(root: str) -> bool:
         return False
     except OSError as error:
         # A root with its own file system stays mounted
-        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY) or set(os.listdir(root)) - {OF_FILE_SYSTEM}:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY) or set(os.listdir(root)) - {LOST_FOUND}:
             raise
         return bool(names)
     return True

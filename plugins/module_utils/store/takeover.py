@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Move files between root and the connecting user, through the directory of transfers, which that user owns.
 
-No other account can change a file after root has taken it over. A file that root gives away replaces any entry of the same name,
-without following links. In a container without root, the user who runs this code takes the role of root.
+After root has taken a file over, no other account can change it. A file that root hands over replaces any entry of the same name,
+without following links. In a container without root, the user who runs this code acts as root.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ CLOSING = 5.0
 NO_LEASES = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class NotThere(StoreError):
+class MissingFile(StoreError):
     """An error because the sender left no such file."""
 
 
-class Unfit(StoreError):
+class RejectedFile(StoreError):
     """An error because an entry cannot be taken over. The entry was removed."""
 
 
 def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.LARGEST) -> str:
     """Move a file from the sender's directory to `target`, make root its owner, and return its digest.
 
-    Raises NotThere if the file is missing. Raises Unfit if it is a link, has a second name, is not a regular file, is larger than
-    `limit` bytes, or if another process can still write to it.
+    Raises MissingFile if the file is missing. Raises RejectedFile if it is a link, has a second name, is not a regular file, is
+    larger than `limit` bytes, or if another process can still write to it.
     """
     try:
-        place = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        directory = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
-        raise NotThere(f"found no directory {incoming}") from None
+        raise MissingFile(f"found no directory {incoming}") from None
     try:
         # Move the file out of the sender's reach first, so that the checked file is the one that is kept.
-        os.replace(name, target, src_dir_fd=place)
+        os.replace(name, target, src_dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotThere(f"found no {name} in {incoming}") from None
+        raise MissingFile(f"found no {name} in {incoming}") from None
     finally:
-        os.close(place)
+        os.close(directory)
     try:
         with _opened(target, limit) as source:
             return _own(source, target, mode, limit)
     except BaseException:
-        remove(target)
+        trees.remove(target)
         raise
 
 
@@ -62,9 +62,9 @@ def _opened(path: str, limit: int) -> BinaryIO:
     try:
         return foreign.open_file(path, limit=limit)
     except foreign.NotRegular:
-        raise Unfit("found a link or a directory in its place") from None
+        raise RejectedFile("found a link or a directory in its place") from None
     except foreign.Untrusted as error:
-        raise Unfit(str(error)) from None
+        raise RejectedFile(str(error)) from None
 
 
 def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
@@ -77,19 +77,19 @@ def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
         return _copy(source, path, mode, limit)
     proven = foreign.digest(source, limit)
     if fcntl.fcntl(handle, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-        raise Unfit("somebody opened it for writing while it was read")
+        raise RejectedFile("somebody opened it for writing while it was read")
     return proven
 
 
 def _refuse_names(handle: int) -> None:
     if not foreign.plain(os.fstat(handle)):
-        raise Unfit("found a link or a directory in its place")
+        raise RejectedFile("found a link or a directory in its place")
 
 
 def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[str, str]:
     """Replace every file below a directory of root by a copy that only root can write. Return {path: digest of the copy}.
 
-    The sender may still have the originals open for writing. Raises Unfit for a link, a second name, or a special file.
+    The sender may still have the originals open for writing. Raises RejectedFile for a link, a second name, or a special file.
     """
     owned: Dict[str, str] = {}
     queue = [""]
@@ -104,8 +104,8 @@ def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[st
             try:
                 with _opened(path, limit) as source:
                     owned[inner] = _copy(source, path, mode, limit)
-            except Unfit as error:
-                raise Unfit(f"{inner}: {error}") from None
+            except RejectedFile as error:
+                raise RejectedFile(f"{inner}: {error}") from None
     return owned
 
 
@@ -124,24 +124,24 @@ def _lease(handle: int) -> bool:
             if error.errno != errno.EAGAIN:
                 raise
         if time.monotonic() >= deadline:
-            raise Unfit("somebody still has it open for writing")
+            raise RejectedFile("somebody still has it open for writing")
         time.sleep(0.05)
 
 
 def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
     """Replace a file by a copy, which needs no lease because no other process has it open. Return the digest of the copy."""
     fresh = path + ".copy"
-    remove(fresh)
+    trees.remove(fresh)
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as out:
             proven = foreign.copy(source, out, limit)
             os.fchmod(out.fileno(), mode)
         os.replace(fresh, path)
     except foreign.Untrusted as error:
-        remove(fresh)
-        raise Unfit(str(error)) from None
+        trees.remove(fresh)
+        raise RejectedFile(str(error)) from None
     except BaseException:
-        remove(fresh)
+        trees.remove(fresh)
         raise
     return proven
 
@@ -149,30 +149,25 @@ def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
 def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.LARGEST) -> str:
     """Move a file of root to the receiver's directory, and make the receiver its only reader. Return the file's digest.
 
-    Raises Unfit if it is a link, has a second name, is not a regular file, or is larger than `limit` bytes.
+    Raises RejectedFile if it is a link, has a second name, is not a regular file, or is larger than `limit` bytes.
     """
     with _opened(path, limit) as source:
         proven = foreign.digest(source, limit)
-        place = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        directory = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             # A rename can replace a link, but not a directory.
-            if _is_directory(place, name):
-                remove(os.path.join(incoming, name))
-            os.replace(path, name, dst_dir_fd=place)
+            if _is_directory(directory, name):
+                trees.remove(os.path.join(incoming, name))
+            os.replace(path, name, dst_dir_fd=directory)
         finally:
-            os.close(place)
+            os.close(directory)
         os.fchmod(source.fileno(), 0o600)
         os.fchown(source.fileno(), user.pw_uid, user.pw_gid)
     return proven
 
 
-def _is_directory(place: int, name: str) -> bool:
+def _is_directory(parent: int, name: str) -> bool:
     try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
+        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
-
-
-def remove(path: str) -> None:
-    """Remove an entry of any kind, without following links."""
-    trees.remove(path)

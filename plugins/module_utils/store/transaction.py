@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.releases imp
     make_release,
     move_links,
     read_record,
-    release_again,
+    release_content,
     served_label,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
@@ -44,7 +44,7 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
     return {**empty, "models": models, "holds": {name: holds.get(name) for name in models}, "flaw": found.flaw}
 
 
-def renewed(opened: Mapping[str, Any]) -> float:
+def renewal_time(opened: Mapping[str, Any]) -> float:
     """Return the time of day of the latest renewal, to select log lines. It is corrected if the clock was set back since."""
     age = clock.since(opened)
     return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
@@ -147,7 +147,7 @@ def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
         try:
             to = move["from"]
             if to is not None and label != to:
-                to = make_release(root, name, release_again(root, name, to))
+                to = make_release(root, name, release_content(root, name, to))
         except StoreError as error:
             lost.append(str(error))
             continue

@@ -327,7 +327,7 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
                 except download.SourceError as error:
                     yield f"model {name}: compiled file {download.shown(origin)}: {error}. Correct {_todo(origin)}."
     if "free" in store:
-        yield from filter(None, [blobs.short_of_room(variables["npufleet_root"], store["free"], store["arrived"], sizes)])
+        yield from filter(None, [blobs.shortage(variables["npufleet_root"], store["free"], store["arrived"], sizes)])
 
 
 def _todo(origin: Mapping[str, Any]) -> str:

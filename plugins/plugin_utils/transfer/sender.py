@@ -269,7 +269,7 @@ class Sender:
             os.makedirs(self.cache, mode=0o700, exist_ok=True)
             partial = {digest: _size_of(os.path.join(self.cache, digest + ".partial")) for digest in absent}
             sizes = {digest: entry.get("size") for digest, entry in absent.items()}
-            why = blobs.short_of_room(f"{self.cache} on the controller", shutil.disk_usage(self.cache).free, partial, sizes)
+            why = blobs.shortage(f"{self.cache} on the controller", shutil.disk_usage(self.cache).free, partial, sizes)
             if why:
                 raise StoreError(why)
             total = sum(filter(None, sizes.values())) if all(sizes.values()) else None

@@ -40,7 +40,7 @@ def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
     """
     started = epoch(inspect["State"].get("StartedAt") or "")
     transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
-    return min(started, store.renewed(transaction) or started) if transaction else started
+    return min(started, store.renewal_time(transaction) or started) if transaction else started
 
 
 def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
