@@ -33,7 +33,7 @@ def found(name: str, argv: list[str] | None = None, main: bool = True, **environ
     }
 
 
-def translate(*values: Any, **more: Any) -> translation.Translation:
+def translate(*values: Any, **more: Any) -> arguments.Translation:
     return translation.translate(found(*values, **more), "npu-1", "/var/lib/npufleet")
 
 
@@ -124,13 +124,13 @@ def test_a_container_of_compose() -> None:
         "network adorec",
         "Dns 10.0.0.2",
         "groups 44: the managed container has those that may open the cards",
-        "service triton of compose project serving: take it out of /srv/serving/docker-compose.yml",
+        "service triton of compose project serving: remove it from /srv/serving/docker-compose.yml",
         "volume /srv:/models",
     ):
         assert any(line.startswith(word) for line in left_out), (word, left_out)
 
 
-def unprivileged(**limits: Any) -> translation.Translation:
+def unprivileged(**limits: Any) -> arguments.Translation:
     """The guide's container, without its privileges."""
     given = found("guide", GUIDE)
     host = {**given["inspect"]["HostConfig"], "Privileged": False, **limits}
@@ -321,7 +321,8 @@ def test_what_is_a_secret(name: str, value: str, secret: bool) -> None:
 def test_option_with_a_secret_goes_to_the_vault() -> None:
     variables: dict[str, Any] = {}
     vault: dict[str, str] = {}
-    arguments.carry([("cache-config", "redis,password=abcdef"), ("log-format", "default")], "npu1", variables, [], vault)
+    given = [("cache-config", "redis,password=abcdef"), ("log-format", "default")]
+    arguments.translate_arguments(given, "npu1", arguments.Translation(variables, [], vault))
     assert variables["triton_server_extra_args"] == ["--cache-config={{ vault_npu1_cache_config }}", "--log-format=default"]
     assert vault == {"vault_npu1_cache_config": "redis,password=abcdef"}
 
@@ -329,7 +330,7 @@ def test_option_with_a_secret_goes_to_the_vault() -> None:
 @pytest.mark.parametrize(
     ("count", "entry", "said"),
     [
-        (1, {}, "1 instances, the managed one has a whole number for each of 2 NPUs: 2"),
+        (1, {}, "1 instances are not a multiple of 2 NPUs, so the managed model has 2"),
         (2, {}, ""),
         (4, {"instances": 2}, ""),
         (3, {}, "3 instances"),
@@ -383,7 +384,7 @@ def test_a_name_that_is_none_is_no_variable_of_an_environment() -> None:
     item["process"]["main"] = False
     variables, left_out, _vault = translation.translate(item, "npu-1", "/var/lib/npufleet")
     assert {"A.B-C_1"} == {name for name in variables["triton_server_environment"] if name[0] in "AB"}
-    assert len([line for line in left_out if "no program reads a variable of such a name" in line]) == 2
+    assert len([line for line in left_out if "not a valid name of an environment variable" in line]) == 2
 
 
 def test_two_secrets_have_two_variables() -> None:
@@ -406,6 +407,6 @@ def test_several_keys_become_the_one_that_opened_the_models_and_the_others_are_t
     assert variables["triton_server_restricted_apis"] == ["health", "inference", "model-repository", "statistics", "trace"]
     assert (variables["triton_server_api_key_name"], vault["vault_npu_1_triton_server_api_key"]) == ("admin-key", "second=secret")
     assert "triton_server_extra_args" not in variables
-    assert "another key in Other: the managed server has one, in the header Admin-Key" in left_out
+    assert "another key in Other: the managed server has one key, in the header Admin-Key" in left_out
     assert "secret" not in " ".join(left_out)
     assert options.key_headers(argv) == {"Other": "first-secret", "Admin-Key": "second=secret"}

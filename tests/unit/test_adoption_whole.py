@@ -266,7 +266,7 @@ def test_a_port_that_nobody_knows_is_not_published() -> None:
     given = changed(host={"PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": ""}]}}, net={"Ports": {"8000/tcp": None}})
     assert any(line.startswith("http was not published") for line in lines(given))
     others = changed(host={"PortBindings": {}}, net={"Ports": {"6006/tcp": [{"HostIp": "0.0.0.0", "HostPort": "32769"}]}})
-    assert "port 6006/tcp: it belongs to no service of Triton" in lines(others)
+    assert "port 6006/tcp: no service of Triton uses it" in lines(others)
 
 
 # Options of tritonserver
@@ -309,9 +309,9 @@ def test_options_that_the_managed_server_has_otherwise_are_told() -> None:
     told = lines(given)
     for word in (
         "--http-address=10.9.8.7: the managed server listens on every address",
-        "--http-restricted-api of warp: the managed server closes only ",
-        "--grpc-restricted-protocol of something else: the managed server closes only ",
-        "user 1000 of the server that was started inside",
+        "--http-restricted-api of warp: the managed server can only restrict ",
+        "--grpc-restricted-protocol of another API: the managed server can only restrict ",
+        "user 1000 of the server process",
     ):
         assert any(line.startswith(word) for line in told), (word, told)
     assert len(told) == 4 and "s3cr3t" not in " ".join(told)
@@ -324,7 +324,7 @@ def test_a_command_that_does_more_than_to_start_the_server_is_told() -> None:
     told = translation.translate(found("shell", GUIDE), "npu-1", "/var/lib/npufleet").left_out
     given = changed(config={"Cmd": ["/opt/bin/tritonserver", "--id=a"]})
     given["process"]["main"] = True
-    assert "command sh: what it does beside starting tritonserver is not carried over, see `docker inspect`" in told
+    assert "command sh: only the start of tritonserver is adopted, see `docker inspect` for the rest" in told
     assert lines(given) == []
     assert any(line.startswith("command /start.sh:") for line in lines(changed(config={"Entrypoint": ["/start.sh"]})))
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -24,8 +24,8 @@ VARIABLES = {
     "log-verbose": ("triton_server_log_verbose", int),
 }
 SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
-# Options that other functions translate
-ELSEWHERE = (
+# Options that translation.py translates, or that have no variable because the project sets them
+TRANSLATED = (
     "model-repository",
     "model-store",
     "load-model",
@@ -34,10 +34,18 @@ ELSEWHERE = (
 )
 # {option that is left out: reason}
 DROPPED = {
-    "allow-gpu-metrics": "a host with NPUs has no such metrics, the managed server never asks for them",
-    "log-file": "the managed server's log is that of its container (docker logs)",
+    "allow-gpu-metrics": "a host with NPUs has no metrics of GPUs",
+    "log-file": "the managed server writes to the log of its container (docker logs)",
 }
 SECRET_NAME = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|(?<![A-Z])(KEY|AUTH|PAT)(?![A-Z])|APIKEY", re.IGNORECASE)
+
+
+class Translation(NamedTuple):
+    """A translated container: its variables, the options that are left out with the reasons, and {vault variable: secret}."""
+
+    variables: Dict[str, Any]
+    left_out: List[str]
+    vault: Dict[str, str]
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -55,21 +63,48 @@ def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Templat
     return Template("{{ " + variable + " }}")
 
 
-def _close(
-    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
-) -> None:
+def translate_arguments(given: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
+    """Translate the options of tritonserver. Options without a variable become extra arguments."""
+    variables = translation.variables
+    # Without the option, Triton uses this mode. The default of the role is another one.
+    variables["triton_server_model_control_mode"] = "none"
+    extra: List[str] = []
+    for name, value in given:
+        is_true = value.lower() in ("true", "1")
+        if name in VARIABLES:
+            variable, kind = VARIABLES[name]
+            number = int(value) if value.isdecimal() else int(is_true)
+            variables[variable] = is_true if kind is bool else number if kind is int else value
+        elif name == "disable-auto-complete-config" or (name == "strict-model-config" and is_true):
+            variables["triton_server_auto_complete_config"] = False
+        elif name in DROPPED:
+            if value.lower() != "false":
+                translation.left_out.append(f"--{name}={value}: {DROPPED[name]}")
+        elif "restricted" in name or name in TRANSLATED or name == "strict-model-config":
+            continue
+        elif is_secret(name, value):
+            extra.append(Template(f"--{name}=" + to_vault(host, name, value, translation.vault)))
+        else:
+            extra.append(f"--{name}" if name in BARE else f"--{name}={value}")
+    if extra:
+        variables["triton_server_extra_args"] = extra
+    _restricted_apis(given, host, translation)
+
+
+def _restricted_apis(given: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
     """Translate the restricted APIs. The managed server has one list of APIs for HTTP and gRPC, and one key for all of them."""
+    variables, left_out, vault = translation
     groups = restricted(given)
     for name, value in given:
         unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []
         if unknown:
             # A text without a colon may be a key, which must not be shown.
-            listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "something else"
-            left_out.append(f"--{name} of {listed}: the managed server closes only {', '.join(keys.APIS)}")
+            listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "another API"
+            left_out.append(f"--{name} of {listed}: the managed server can only restrict {', '.join(keys.APIS)}")
     if not groups:
         left_out.append(
-            "no key: the managed server asks for one (triton_server_restricted_apis), clients that load models, share memory "
-            "or set traces and logs have to send it"
+            "no key: the managed server requires one (triton_server_restricted_apis) from clients that load models, share memory, "
+            "or set traces and logs"
         )
         return
     groups.sort(key=lambda group: ("model-repository" not in group[0], -len(group[0])))
@@ -79,32 +114,4 @@ def _close(
     variables["triton_server_api_key"] = to_vault(host, "triton_server_api_key", key, vault)
     others = sorted({other for _apis, other, value in groups if (other, value) != (name, key)})
     if others:
-        left_out.append(f"another key in {', '.join(others)}: the managed server has one, in the header {name}")
-
-
-def carry(
-    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
-) -> None:
-    """Translate the options of tritonserver. Options without a variable become extra arguments."""
-    # Without the option, Triton uses this mode. The default of the role is another one.
-    variables["triton_server_model_control_mode"] = "none"
-    extra: List[str] = []
-    for name, value in given:
-        if name in VARIABLES:
-            variable, kind = VARIABLES[name]
-            truth = value.lower() in ("true", "1")
-            variables[variable] = (
-                truth if kind is bool else int(value) if value.isdecimal() else int(truth) if kind is int else value
-            )
-        elif name == "disable-auto-complete-config" or (name == "strict-model-config" and value.lower() in ("true", "1")):
-            variables["triton_server_auto_complete_config"] = False
-        elif name in DROPPED:
-            if value.lower() != "false":
-                left_out.append(f"--{name}={value}: {DROPPED[name]}")
-        elif is_secret(name, value) and "restricted" not in name:
-            extra.append(Template(f"--{name}=" + to_vault(host, name, value, vault)))
-        elif "restricted" not in name and name not in ELSEWHERE and name != "strict-model-config":
-            extra.append(f"--{name}" if name in BARE else f"--{name}={value}")
-    if extra:
-        variables["triton_server_extra_args"] = extra
-    _close(given, host, variables, left_out, vault)
+        left_out.append(f"another key in {', '.join(others)}: the managed server has one key, in the header {name}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import container
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
@@ -24,7 +24,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.options imp
     restricted,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import plain_run
-from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt.arguments import SERVICES, carry, is_secret, to_vault
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt.arguments import (
+    SERVICES,
+    Translation,
+    is_secret,
+    to_vault,
+    translate_arguments,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
@@ -39,24 +45,16 @@ HANDLED = (
 COMPOSE = "com.docker.compose."
 # The form of a password hash of htpasswd or crypt, which may be in a label for a proxy
 HASHED = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
-# The most characters of a value that a line shows
-SHOWN = 200
-# Variables that a shell or the engine sets
-OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
-# The start of the path of a compiled file: the directory of a version
-OF_VERSION = re.compile("(0|[1-9][0-9]{0,17})/")
+# The most characters of a value in a message
+MAX_VALUE = 200
+# Variables of an environment that a shell or the engine sets
+SET_BY_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
+# The start of a path in the directory of a version
+VERSION_DIR = re.compile("(0|[1-9][0-9]{0,17})/")
 # The name of a variable of an environment
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # A name that the engine has generated, such as quirky_bell
-MADE_UP = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
-
-
-class Translation(NamedTuple):
-    """A translated container: its variables, the options that are left out with the reasons, and {vault variable: secret}."""
-
-    variables: Dict[str, Any]
-    left_out: List[str]
-    vault: Dict[str, str]
+GENERATED_NAME = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 
 
 def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
@@ -67,52 +65,41 @@ def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
     inspect, process = found["inspect"], found["process"]
     facts = container.container_facts(inspect, found["image"])
     given, strange = options(process["argv"][1:])
-    variables: Dict[str, Any] = {}
-    left_out: List[str] = []
-    vault: Dict[str, str] = {}
-    _name(inspect, variables, left_out)
-    _command(inspect, facts, process, left_out)
-    _processes(found.get("others") or [], left_out)
-    _resources(inspect, found["image"], facts, found.get("default_runtime") or "runc", variables, left_out)
-    _volumes(inspect, process, root, variables, left_out)
-    _environment(found, host, variables, left_out, vault)
-    carry(given, host, variables, left_out, vault)
-    _ports(inspect, given, variables, left_out)
-    left_out += [f"argument {holder}: tritonserver has no such option" for holder in strange]
-    return Translation(variables, left_out, vault)
-
-
-def _name(inspect: Mapping[str, Any], variables: Dict[str, Any], left_out: List[str]) -> None:
+    translation = Translation({}, [], {})
+    left_out = translation.left_out
     name = inspect["Name"].lstrip("/")
-    if MADE_UP.fullmatch(name):
-        left_out.append(f"name {name}: made up by the engine, so the fleet's own name is used")
+    if GENERATED_NAME.fullmatch(name):
+        left_out.append(f"name {name}: the engine generated it, so triton_server_name keeps its default")
     else:
-        variables["triton_server_name"] = name
+        translation.variables["triton_server_name"] = name
+    _command(inspect, facts, process, left_out)
+    left_out += [
+        f"process {other['pid']} ({_printable(other['program'])}) beside the server: the managed container does not start it"
+        for other in found.get("others") or []
+    ]
+    _resources(inspect, found["image"], facts, found.get("default_runtime") or "runc", translation)
+    _volumes(inspect, process, root, translation)
+    _environment(found, host, translation)
+    translate_arguments(given, host, translation)
+    _ports(inspect, given, translation)
+    left_out += [f"argument {argument}: tritonserver has no such option" for argument in strange]
+    return translation
 
 
 def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
-    """Add a line if the command of the container does more than start the server. The command may hold keys and is not shown."""
+    """Report a command that does more than start the server. The command may hold keys, so only its program is shown."""
     config = inspect["Config"]
     if not process["main"] and process.get("user", "0") != "0":
         left_out.append(
-            f"user {_word(process['user'])} of the server that was started inside: the managed one has that of its container"
+            f"user {_printable(process['user'])} of the server process: the managed server has the user of its container"
         )
     own = facts["entrypoint"] != "the image's"
     words = [*(config.get("Entrypoint") or [] if own else []), *(config.get("Cmd") or [])]
     if words and posixpath.basename(str(words[0])) != SERVER and (own or process["main"]):
-        left_out.append(
-            f"command {_word(words[0])}: what it does beside starting {SERVER} is not carried over, see `docker inspect`"
-        )
+        left_out.append(f"command {_printable(words[0])}: only the start of {SERVER} is adopted, see `docker inspect` for the rest")
 
 
-def _processes(others: Sequence[Mapping[str, Any]], left_out: List[str]) -> None:
-    for other in others:
-        left_out.append(
-            f"process {other['pid']} ({_word(other['program'])}) beside the server: the managed container does not start it"
-        )
-
-
-def _word(value: Any) -> str:
+def _printable(value: Any) -> str:
     """Return the name of a program or user, with each unusual character replaced by `?`."""
     return re.sub(r"[^\w./ +-]", "?", str(value))[:80]
 
@@ -122,12 +109,12 @@ def _resources(
     image: Mapping[str, Any],
     facts: Mapping[str, Any],
     default_runtime: str,
-    variables: Dict[str, Any],
-    left_out: List[str],
+    translation: Translation,
 ) -> None:
-    """Translate the options of the container that have variables. Add a line for each other option."""
+    """Translate the options of the container that have variables. Report each other option."""
+    variables, left_out, _vault = translation
     host = inspect["HostConfig"]
-    managed = _access(facts, variables, left_out)
+    managed = _access(facts, translation)
     variables["triton_server_shm_size"] = size(facts["shm_size"])
     variables["triton_server_ulimits"] = [f"{name}:{both}" for name, both in sorted(facts["ulimits"].items())]
     if facts["cpuset"]:
@@ -136,13 +123,15 @@ def _resources(
         variables["triton_server_memory"] = size(facts["memory"])
     if facts["restart"] in ("", "no"):
         left_out.append(
-            'restart policy no: the managed server comes back after a reboot; to keep it, set triton_server_restart_policy: "no"'
+            'restart policy no: the managed server starts after a reboot, unless you set triton_server_restart_policy: "no"'
         )
     else:
         variables["triton_server_restart_policy"] = facts["restart"]
     if host["RestartPolicy"].get("MaximumRetryCount"):
         left_out.append(
-            "restart policy's limit of {} tries: there is no variable for it".format(host["RestartPolicy"]["MaximumRetryCount"])
+            "restart policy with a limit of {} tries: there is no variable for it".format(
+                host["RestartPolicy"]["MaximumRetryCount"]
+            )
         )
     if facts["log"]["driver"] != "json-file" or facts["log"]["options"]:
         variables["triton_server_log_driver"] = facts["log"]["driver"]
@@ -164,7 +153,7 @@ def _resources(
         left_out.append(f"exposed port {port}: there is no variable for it, and it is not published")
     if "com.docker.compose.project" in labels:
         left_out.append(
-            "service {} of compose project {}: take it out of {}, or the next `docker compose up` starts it beside".format(
+            "service {} of compose project {}: remove it from {}, or the next `docker compose up` starts a second server".format(
                 labels.get("com.docker.compose.service"),
                 labels["com.docker.compose.project"],
                 labels.get("com.docker.compose.project.config_files", "its file"),
@@ -172,19 +161,23 @@ def _resources(
         )
 
 
-def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[str]) -> Dict[str, Any]:
+def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any]:
     """Translate the access to the cards, and return the privileges and limits of the managed container."""
+    variables = translation.variables
     own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
     named = [request for request in facts["device_requests"] if device_access.BY_NAME.search(request)]
-    way = device_access.CDI if named and not own else device_access.DEVICES
-    variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else way
+    uses_cdi = bool(named) and not own
+    unprivileged = device_access.CDI if uses_cdi else device_access.DEVICES
+    variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else unprivileged
     if facts["privileged"]:
         return DEFAULTS
     # Without a read-only file system, the server may have written to more directories than its tmpfs mounts.
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     if not own and not named:
-        left_out.append("no device of a card: the managed container gets those of the host")
+        translation.left_out.append("no device of a card: the managed container gets the cards of the host")
+    # A managed container requests each NPU by its number.
+    same = not uses_cdi or all(map(device_access.EACH.fullmatch, named))
     return {
         **DEFAULTS,
         **device_access.LEAST,
@@ -192,24 +185,14 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
         "user": "that of triton_server_user",
         "tmpfs": facts["tmpfs"] if facts["read_only"] else ["those of triton_server_tmpfs"],
         "devices": own,
-        "device_requests": named if way == device_access.CDI and all(map(device_access.EACH.fullmatch, named)) else _by_name(way),
+        "device_requests": (named if uses_cdi else []) if same else ["each NPU by its number"],
         "groups": facts["groups"] and ["those that may open the cards"],
     }
 
 
-def _by_name(way: str) -> List[str]:
-    """Return the device requests of the managed container, for an old container that does not name each NPU by its number."""
-    return ["each NPU by its number"] if way == device_access.CDI else []
-
-
-def _volumes(
-    inspect: Mapping[str, Any],
-    process: Mapping[str, Any],
-    root: str,
-    variables: Dict[str, Any],
-    left_out: List[str],
-) -> None:
+def _volumes(inspect: Mapping[str, Any], process: Mapping[str, Any], root: str, translation: Translation) -> None:
     """Translate the mounts, except those of the models, the store and the driver. The store replaces the mount of the models."""
+    left_out = translation.left_out
     held = repositories(process["argv"], process.get("directory") or "/")
     tmpfs = {path.rstrip("/") or "/" for path in inspect["HostConfig"].get("Tmpfs") or {}}
     kept = []
@@ -217,25 +200,24 @@ def _volumes(
         inside = mount["Destination"].rstrip("/") or "/"
         source = mount.get("Name") if mount["Type"] == "volume" else mount.get("Source")
         if any(name == inside or name.startswith(inside.rstrip("/") + "/") for name in held):
-            left_out.append(f"volume {source}:{inside}: its models were taken into the model list, other files were not")
+            left_out.append(f"volume {source}:{inside}: its models are in the model list, its other files are left out")
         elif inside == root or driver_files.is_driver_file(inside):
             if source != root if inside == root else not driver_files.is_driver_file(str(source)):
-                left_out.append(f"volume {source}:{inside}: the managed container has the host's own {inside} there")
+                left_out.append(f"volume {source}:{inside}: the managed container mounts {inside} of the host")
         elif mount["Type"] == "bind" or (mount["Type"] == "volume" and not re.fullmatch("[0-9a-f]{64}", str(source))):
             more = plain_run.mount_options(mount)
             kept.append("{}:{}:{}".format(source, inside, ",".join(["rw" if mount.get("RW", True) else "ro", *more])))
             if more:
                 left_out.append(
-                    f"volume {source}:{inside} with {', '.join(more)}: kept in triton_server_volumes, see whether it is needed"
+                    f"volume {source}:{inside} with {', '.join(more)}: kept in triton_server_volumes, check whether it is needed"
                 )
         elif mount["Type"] != "tmpfs" or inside not in tmpfs:
-            left_out.append("{} volume at {}: it has no name to be mounted by again".format(mount["Type"], inside))
-    left_out += [
-        f"mount at {path} with {_shown(asked)}: there is no variable for it" for path, asked in plain_run.long_mounts(inspect)
-    ]
+            left_out.append(f"{mount['Type']} volume at {inside}: it has no name, so it cannot be mounted again")
+    for path, options_of_mount in plain_run.long_mounts(inspect):
+        left_out.append(f"mount at {path} with {_shown(options_of_mount)}: there is no variable for it")
     if kept:
         # The first mount is the default of the role.
-        variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *kept]
+        translation.variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *kept]
 
 
 def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:
@@ -247,23 +229,20 @@ def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str,
     exported = {
         name: value
         for name, value in (process.get("environment") or {}).items()
-        if whole.get(name) != value and name not in OF_THE_SHELL
+        if whole.get(name) != value and name not in SET_BY_SHELL
     }
     return given, {} if process["main"] else exported
 
 
-def _environment(
-    found: Mapping[str, Any], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
-) -> None:
+def _environment(found: Mapping[str, Any], host: str, translation: Translation) -> None:
+    variables, left_out, vault = translation
     given, exported = own_environment(found)
     environment: Dict[str, str] = {}
     for name, value in sorted({**given, **exported}.items()):
         if not VARIABLE.fullmatch(name):
-            left_out.append(f"environment {name}: no program reads a variable of such a name")
+            left_out.append(f"environment {name}: not a valid name of an environment variable")
         elif name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") and name in exported:
-            left_out.append(
-                f"environment {name}: it was set for files inside this container, which the managed image does not have"
-            )
+            left_out.append(f"environment {name}: it is for files of this container, which the managed image does not have")
         elif is_secret(name, value):
             environment[name] = to_vault(host, name, value, vault)
         else:
@@ -272,8 +251,9 @@ def _environment(
         variables["triton_server_environment"] = environment
 
 
-def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variables: Dict[str, Any], left_out: List[str]) -> None:
+def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], translation: Translation) -> None:
     """Translate the published ports. The managed server publishes every service that is on, even if it was not published before."""
+    variables, left_out, _vault = translation
     on_host = inspect["HostConfig"].get("NetworkMode") == "host"
     published = plain_run.published(inspect)
     addresses: List[str] = []
@@ -294,27 +274,24 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
             variables[f"npufleet_{service}_port"] = int(bindings[0]["HostPort"])
             addresses.append(bindings[0].get("HostIp") or "")
             left_out += [
-                f"{service} at {netloc(binding['HostIp'], binding['HostPort'])} as well: a service has one port"
+                f"{service} also at {netloc(binding['HostIp'], binding['HostPort'])}: the managed server has one port for a service"
                 for binding in bindings[1:]
             ]
         else:
             left_out.append(
-                f"{service} was not published: the managed server publishes it, unless triton_server_allow_{service} is off"
+                f"{service} was not published: the managed server publishes it if triton_server_allow_{service} is true"
             )
     if addresses:
         variables["triton_server_listen_address"] = addresses[0]
         if len(set(addresses)) > 1:
-            left_out.append(
-                "listen addresses {}: all services have the first".format(
-                    ", ".join(address or "(every one)" for address in addresses)
-                )
-            )
+            listed = ", ".join(address or "(every one)" for address in addresses)
+            left_out.append(f"listen addresses {listed}: the managed services all have the first")
     if on_host:
-        left_out.append("network host: the managed container has a network of its own and publishes its ports")
+        left_out.append("network host: the managed container has its own network and publishes its ports")
     used = {last_value(given, service + "-port", str(usual)) + "/tcp" for service, usual in SERVICES.items()}
     for port, bindings in sorted(published.items()):
         if port not in used and bindings:
-            left_out.append(f"port {port}: it belongs to no service of Triton")
+            left_out.append(f"port {port}: no service of Triton uses it")
 
 
 def size(number: int) -> str:
@@ -337,7 +314,7 @@ def _named(name: str, value: Any) -> str:
     """Return an option and its value as one line. A value that may be a secret is masked."""
     shown, equals = _shown(value), "=" if " " in name and not name.startswith("network ") else " "
     shown = "(a secret)" if is_secret(name, shown) or HASHED.search(shown) else shown
-    return name + equals + (shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "...")
+    return name + equals + (shown if len(shown) <= MAX_VALUE else shown[: MAX_VALUE - 3] + "...")
 
 
 def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
@@ -348,7 +325,7 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
     }
     for count in sorted(counts):
         if count % npus:
-            left_out.append(f"model {name}: {count} instances, the managed one has a whole number for each of {npus} NPUs: {npus}")
+            left_out.append(f"model {name}: {count} instances are not a multiple of {npus} NPUs, so the managed model has {npus}")
         elif count > npus:
             element["instances"] = count // npus
     compiled = compiled_file(model)
@@ -360,7 +337,7 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
 def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
     """Return the path of a model's compiled file if there is exactly one and it is in the directory of a version, else None."""
     found = [path for path in model["files"] if path.endswith(".rbln")]
-    return found[0] if len(found) == 1 and OF_VERSION.match(found[0]) else None
+    return found[0] if len(found) == 1 and VERSION_DIR.match(found[0]) else None
 
 
 def secrets(found: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
