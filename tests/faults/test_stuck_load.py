@@ -171,9 +171,11 @@ class Watched(Bare):
     def watch(self) -> None:
         scene = self
         lease.WATCHDOG = str(self.place / "lock")
-        limits = dict.fromkeys(("fault_limit", "stall_limit", "stub_limit", "silence_limit", "start_limit", "load_limit"), PATIENCE)
+        limits = dict.fromkeys(
+            ("fault_limit", "stall_limit", "stub_limit", "silence_limit", "start_limit", "load_timeout"), PATIENCE
+        )
         where = {"address": "127.0.0.1", "http_port": self.port, "root": str(self.root)}
-        more = {"mode": "explicit", "container": "triton", "actions": 4, "backoff": 30, "stuck_load_limit": LIMIT}
+        more = {"mode": "explicit", "container": "triton", "max_actions": 4, "backoff": 30, "stuck_load_limit": LIMIT}
         config = settings.Watchdog(**{**dict.fromkeys(settings.Watchdog._fields), **limits, **where, **more})
 
         class Host(actions.Host):

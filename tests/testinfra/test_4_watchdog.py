@@ -120,7 +120,7 @@ def test_a_dead_process_is_replaced_by_a_reload_of_its_model_alone(first):
     # What it does not help is restarted
     signal(first, "KILL", "digits_0_1")
     wait_for(lambda: len(actions(first)) == 2)
-    assert actions(first)[1]["did"] == "restarted the container (it was reloaded a short while ago)"
+    assert actions(first)[1]["did"] == "restarted the container (the model was reloaded a short while ago)"
     wait_for(lambda: ready(first))
     wait_for(lambda: said(first, "the server answers again") != [])
     assert inspect(first)["State"]["StartedAt"] != started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_checks_of_instances_read_metrics_at_an_ipv6_address() -> None:
         assert inference.answered(url, "m") == {"m_0 on NPU 0": 3.0}
 
 
-def test_the_hosts_own_clients_reach_an_ipv6_address() -> None:
+def test_the_hosts_own_clients_reach_an_ipv6_address(tmp_path: Path) -> None:
     index = [{"name": "digits", "version": "1", "state": "READY"}]
     answers = {"GET /v2": (200, {"version": "2.42.0"}), "POST /v2/repository/index": (200, index)}
     with http_server(answers, "::1") as triton:
@@ -67,5 +68,6 @@ def test_the_hosts_own_clients_reach_an_ipv6_address() -> None:
         assert list(Server("::1", triton.port, 5.0).served()) == ["digits"]
         assert _answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
         variables = fleet(triton_server_listen_address="::", npufleet_http_port=triton.port)
-        config = settings.Watchdog(**json.loads(desired_watchdog.desired(variables)["files"]["config"]))
+        (tmp_path / "watchdog.json").write_text(desired_watchdog.desired(variables)["files"]["config"])
+        config = settings.load(str(tmp_path / "watchdog.json"), settings.Watchdog)
         assert evidence.Observer(config).index() == {"digits": {"1": "READY"}}

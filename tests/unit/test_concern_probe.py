@@ -49,9 +49,10 @@ def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:
 # What is wanted
 
 
-def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() -> None:
+def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one(tmp_path: Path) -> None:
     files = wanted(monitoring_probe_interval=90, npufleet_root="/srv/npu")["files"]
-    config = settings.Probe(**json.loads(files["config"]))
+    (tmp_path / "probe.json").write_text(files["config"])
+    config = settings.load(str(tmp_path / "probe.json"), settings.Probe)
     assert (config.image, config.interval, config.root, config.host) == ("sha256:abc", 90, "/srv/npu", "npu1")
     assert config.textfile == "/var/lib/prometheus/node-exporter/npufleet.prom"
     assert files["program"] == archive.digest("watch.probe")

@@ -40,9 +40,10 @@ def found(words: str) -> list[dict[str, Any]]:
     return [item]
 
 
-def test_configuration_is_what_the_program_takes_with_the_servers_own_variables() -> None:
+def test_configuration_is_what_the_program_takes_with_the_servers_own_variables(tmp_path: Path) -> None:
     files = wanted(triton_server_name="npu", npufleet_http_port=9000, triton_server_stop_timeout=100)["files"]
-    config = settings.Watchdog(**json.loads(files["config"]))
+    (tmp_path / "watchdog.json").write_text(files["config"])
+    config = settings.load(str(tmp_path / "watchdog.json"), settings.Watchdog)
     assert (config.container, config.address, config.http_port, config.metrics_port) == ("npu", "127.0.0.1", 9000, 8002)
     assert config.stop_timeout == 100
     assert (config.mode, config.root) == ("explicit", "/var/lib/npufleet")

@@ -192,7 +192,7 @@ def test_an_index_without_end_is_not_asked_to_its_end(monkeypatch: pytest.Monkey
     assert ended(lambda: served.read_served({})) is None
     host = host_of(1)
     monkeypatch.setattr(host, "request", lambda _method, resource: (answer(None, "", resource)[0], b"{}"))
-    monkeypatch.setattr(evidence, "LOOK", SECONDS)
+    monkeypatch.setattr(evidence, "CONFIG_SECONDS", SECONDS)
     models = {f"m{number}": {"1": "READY"} for number in range(100_000)}
     assert "did not return its 100000 models within 0 s" in str(ended(lambda: host.ready(models)))
 
@@ -223,7 +223,7 @@ def test_a_page_that_is_too_large_is_no_silence(mode: str, monkeypatch: pytest.M
     monkeypatch.setattr(http_api, "SECONDS", SURELY)
     with hostile(mode) as server:
         found = ended(lambda: metrics(server))
-    assert isinstance(found, evidence.TooMuch) and f"of more than {SIZE} bytes" in str(found)
+    assert isinstance(found, evidence.TooLarge) and f"has more than {SIZE} bytes" in str(found)
 
 
 def test_an_answer_that_is_compressed_is_refused() -> None:
@@ -300,7 +300,7 @@ def test_lines_that_are_too_long_are_passed_over() -> None:
 
 
 def test_a_page_of_too_many_lines_is_refused() -> None:
-    assert isinstance(ended(lambda: evidence.parsed("\n" * 200_000)), evidence.TooMuch)
+    assert isinstance(ended(lambda: evidence.parsed("\n" * 200_000)), evidence.TooLarge)
     assert "more than 100000 lines" in str(ended(lambda: list(page_of_metrics.samples("\n" * 200_000, "n"))))
 
 

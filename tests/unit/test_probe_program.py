@@ -269,7 +269,7 @@ def _other_document(host: Host) -> None:
     ("spoil", "reason", "why"),
     [
         (_no_document, "checks", "checks.json: [Errno 2] "),
-        (_other_document, "checks", "its content is not what was written there: run playbooks/site.yml"),
+        (_other_document, "checks", "its content was changed: run playbooks/site.yml"),
         (lambda host: (host.place / "docker").unlink(), "engine", "docker is not installed"),
         (lambda host: host.docker("echo 'Error: No such image: x' >&2; exit 125"), "image", "image image is not on the host"),
         (lambda host: host.docker("echo 'Cannot connect to the Docker daemon' >&2; exit 125"), "engine", "Cannot connect"),
@@ -319,7 +319,7 @@ def test_never_two_at_once(host: Host, capsys: pytest.CaptureFixture[str]) -> No
     with open(host.place / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert host.run() == 0
-    assert (host.ran(), "another probe runs" in capsys.readouterr().out) == ([], True)
+    assert (host.ran(), "another probe is running" in capsys.readouterr().out) == ([], True)
     host.run()
     assert len(host.ran()) == 1
 
@@ -333,7 +333,7 @@ def test_state_that_cannot_be_read_is_begun_anew(host: Host) -> None:
 
 def test_place_that_is_not_there_fails_the_unit(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     assert host.run(textfile=str(host.place / "none/npufleet.prom")) == 1
-    assert "the result cannot be left: " in capsys.readouterr().err
+    assert "the result cannot be written: " in capsys.readouterr().err
 
 
 def test_reader_sees_a_whole_page_at_any_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,5 +479,5 @@ def test_infinite_golden_data_can_be_checked(tmp_path: Path) -> None:
     body = check_client.standard_input({"host": "h", "checks": [check], "server": {}}, "program")
     head = {"checks": "digest", "document": hashlib.sha256(body).hexdigest()}
     (tmp_path / "checks.json").write_bytes(json.dumps(head).encode() + b"\n" + body)
-    checks, kept = program.kept_checks(str(tmp_path / "checks.json"))
+    checks, kept = program.read_checks(str(tmp_path / "checks.json"))
     assert (checks, kept["document"]["checks"]) == ("digest", [check])

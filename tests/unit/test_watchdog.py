@@ -50,11 +50,11 @@ CONFIG = {
     "stub_limit": 10,
     "silence_limit": 60,
     "start_limit": 900,
-    "actions": 4,
+    "max_actions": 4,
     "backoff": 30,
-    "load_limit": 5,
+    "load_timeout": 5,
     "stop_timeout": 5,
-    "free_limit": 0.6,
+    "cards_timeout": 0.6,
     "key": None,
     "grpc": False,
     "stuck_load_limit": 15,
@@ -68,7 +68,7 @@ def configured(**changes: Any) -> Any:
 def reading(at: float, page: str | None = "24.10_healthy", more: str = "", **changes: Any) -> Any:
     """A look at a container that has run for an hour."""
     metrics = None if page is None else evidence.parsed(PAGES[page] + more)
-    facts = {"life": "c1", "age": 3600.0 + at, "metrics": metrics, "models": READY, "dead": {}, **changes}
+    facts = {"container_run": "c1", "age": 3600.0 + at, "metrics": metrics, "models": READY, "dead": {}, **changes}
     return Evidence(at=float(at), **facts)
 
 
@@ -221,12 +221,17 @@ def test_server_that_still_loads_has_its_grace(judge: Any) -> None:
 
 
 def test_silence_of_a_restarted_container_begins_anew(judge: Any) -> None:
-    looks = [reading(0), reading(5, None), reading(70, None, life="c2", age=1.0), reading(130, None, life="c2", age=61.0)]
+    looks = [
+        reading(0),
+        reading(5, None),
+        reading(70, None, container_run="c2", age=1.0),
+        reading(130, None, container_run="c2", age=61.0),
+    ]
     assert found(judge, *looks) == []
 
 
 def test_container_that_does_not_run_is_nobodys_business(judge: Any) -> None:
-    looks = [reading(0), *(reading(at, None, life=None) for at in range(5, 2000, 100))]
+    looks = [reading(0), *(reading(at, None, container_run=None) for at in range(5, 2000, 100))]
     assert found(judge, *looks) == []
 
 
@@ -260,10 +265,10 @@ class Played(actions.Host):  # type: ignore[name-defined,misc]
         self.lives = 1
         self.after: Any = None
 
-    def look(self) -> Any:
+    def observe(self) -> Any:
         if not self.running:
             return Evidence(self.clock.now, None, 0.0, None, None, {})
-        return reading(self.clock.now, **{"life": f"c{self.lives}", **self.sick})
+        return reading(self.clock.now, **{"container_run": f"c{self.lives}", **self.sick})
 
     def container(self) -> Any:
         return {"Id": "c", "State": {"Running": self.running, "Pid": 1}}
@@ -309,8 +314,8 @@ class Played(actions.Host):  # type: ignore[name-defined,misc]
     def foreign(self, init: int) -> Any:
         return []
 
-    def free(self, foreign: Any) -> bool:
-        self._do("free")
+    def wait_for_cards(self, foreign: Any) -> bool:
+        self._do("wait_for_cards")
         return True
 
     def start(self, identity: str) -> None:
@@ -346,7 +351,7 @@ class Scene:
         return json.loads(Path(self.ledger.path).read_text())
 
 
-RESTART = ["stop", "free", "start"]
+RESTART = ["stop", "wait_for_cards", "start"]
 
 
 @pytest.fixture
@@ -390,7 +395,7 @@ def test_reload_that_cannot_be_done_is_followed_by_a_restart_at_once(scene: Scen
     heal(scene, "start")
     assert scene.run(600) == ["reload ok", *RESTART]
     lines = capsys.readouterr().out.splitlines()
-    assert "Action: tried a reload, and Triton would not load it (status 400: no memory)" in lines[0]
+    assert "Action: reload failed: Triton would not load it (status 400: no memory)" in lines[0]
     assert "Action: restarted the container" in lines[1]
     assert lines[2:] == ["<6>the server answers again, 5 s after its start"]
     assert scene.state()["counts"] == {"reload": 1, "restart": 1, "failed": 1}
@@ -399,10 +404,10 @@ def test_reload_that_cannot_be_done_is_followed_by_a_restart_at_once(scene: Scen
 @pytest.mark.parametrize(
     ("changes", "sick", "triton", "because"),
     [
-        ({"mode": "poll"}, {"dead": {"ok": ["ok_0_0"]}}, (2, 51), "mode poll takes no requests to load"),
+        ({"mode": "poll"}, {"dead": {"ok": ["ok_0_0"]}}, (2, 51), "Triton loads no model on request in mode poll"),
         ({}, {"dead": {"ok": ["ok_0_0"]}, "models": None}, (2, 51), "the server does not return its models"),
         ({}, {"page": None}, (2, 51), "the whole server is silent"),
-        ({}, {"page": "24.01_hung"}, (2, 42), "a Triton of this age cannot end a process that hangs"),
+        ({}, {"page": "24.01_hung"}, (2, 42), "this version of Triton cannot end a process that hangs"),
     ],
 )
 def test_restart_without_a_reload(
@@ -520,7 +525,7 @@ def test_container_that_is_stopped_between_look_and_restart_stays_stopped(scene:
 
     scene.host.reload = stopped  # type: ignore[method-assign]
     assert scene.run(600) == []
-    assert "somebody has stopped the container meanwhile: it stays so" in capsys.readouterr().out
+    assert "the container was stopped meanwhile, and stays stopped" in capsys.readouterr().out
 
 
 def test_restart_that_was_not_finished_is_finished_by_the_next_process(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -569,7 +574,7 @@ def test_engine_that_does_not_answer_is_said_once(scene: Scene, capsys: pytest.C
     def silent() -> Any:
         raise evidence.Failure(f"the engine answers 0: timeout {scene.clock.now}")
 
-    scene.host.look = silent  # type: ignore[method-assign]
+    scene.host.observe = silent  # type: ignore[method-assign]
     assert scene.run(600) == []
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -586,12 +591,12 @@ def stuck(scene: Scene, *waits: Any, **more: Any) -> None:
     """From now on these loads are stuck at each look."""
 
     def read() -> Any:
-        found = reading(scene.clock.now, **{"life": f"c{scene.host.lives}", **scene.host.sick})
+        found = reading(scene.clock.now, **{"container_run": f"c{scene.host.lives}", **scene.host.sick})
         now = tuple(wait for wait in waits if scene.host.sick.get("loads"))
         sample = stuck_load.Sample(scene.clock.now, dict.fromkeys(now, 3))
         return found._replace(loads=sample)
 
-    scene.host.look = read
+    scene.host.observe = read
     scene.host.sick = {"page": None, "age": 10.0, "loads": True, **more}
 
 
@@ -607,7 +612,7 @@ def test_a_start_that_is_stuck_is_ended_long_before_its_limit(scene: Scene, caps
     assert scene.run(15) == []
     assert scene.run(600) == ["end ok_0"]
     assert capsys.readouterr().out.splitlines() == [
-        "<4>process 7 of ok_0 waiting for 15 s for a server that waits for its end, expected a load that goes on. "
+        "<4>process 7 of ok_0 and the server waiting for each other for 15 s, expected a load that goes on. "
         "Action: ended process 7 of ok_0, 0.0 s"
     ]
     state = scene.state()
@@ -677,7 +682,7 @@ def test_a_restart_repeats_all_loads_and_has_the_limits_of_restarts(monkeypatch:
     did = scene.run(3600)
     assert did[:5] == ["end ok_0 second_0", *RESTART, "end ok_0 second_0"]
     # As of any other restart, which interrupts the models that are served
-    assert did.count("stop") == scene.config.actions
+    assert did.count("stop") == scene.config.max_actions
 
 
 def test_a_load_that_somebody_has_repeated_is_not_repeated(scene: Scene) -> None:
@@ -740,7 +745,7 @@ def test_files_of_a_model_get_a_newer_time_stamp(tmp_path: Path) -> None:
     host = actions.Host(configured(root=str(tmp_path)))
     assert host.renew("ok") == "gave its files a newer time stamp"
     assert all(place.stat().st_mtime > 1 for place in places)
-    with pytest.raises(evidence.Failure, match="could not get another time stamp"):
+    with pytest.raises(evidence.Failure, match="could not be changed"):
         host.renew("other")
 
 
@@ -763,7 +768,7 @@ def test_a_lease_is_not_taken_before_an_action_has_ended(marks: Path, monkeypatc
     """By the very call of a run."""
     monkeypatch.setattr(lease, "WATCHDOG", str(marks / "lock"))
     host = actions.Host(configured(root=str(marks)))
-    with host.alone():
+    with host.block_deployments():
         run = threading.Thread(target=lease.acquire, args=(str(marks), lease.Holder("a", "a"), 60.0, {}))
         run.start()
         assert host.paused() is None
@@ -795,7 +800,7 @@ def test_a_run_that_is_at_work_is_not_looked_for_all_the_time(
     assert [host.resume() for _again in range(3)] == ["deployment"] * 3
     assert capsys.readouterr().out == f"<4>resume {marks}\n"
     (marks / "change").write_text(PROGRAM_OF_A_CHANGE.format(code=0))
-    later = time.monotonic() + actions.CALL
+    later = time.monotonic() + actions.RESUME_INTERVAL
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert host.resume() is None
     assert capsys.readouterr().out == f"<4>resume {marks}\n"
@@ -843,7 +848,7 @@ def test_nobody_else_can_open_the_lock(marks: Path, umask: int, before: int | No
         (marks / "lock").chmod(before)
     old = os.umask(umask)
     try:
-        with actions.Host(configured(root=str(marks))).alone():
+        with actions.Host(configured(root=str(marks))).block_deployments():
             assert (marks / "lock").stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(old)
@@ -854,9 +859,9 @@ def test_the_age_of_a_server_is_not_that_of_a_clock_that_steps(engine: Any, trit
     monkeypatch.setattr(time, "time", lambda: real() + 86400)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         engine.answers.update(inspected(Pid=process.pid))
-        assert 0 <= host_of(triton).look().age < 600
+        assert 0 <= host_of(triton).observe().age < 600
         process.communicate(b"\n")
-    assert host_of(triton).look().age == 0.0
+    assert host_of(triton).observe().age == 0.0
 
 
 @pytest.mark.parametrize("step", [-86400.0, 86400.0])
@@ -880,7 +885,7 @@ def test_actions_of_before_are_dated_anew(scene: Scene, at: float, boot: str | N
     state = {"actions": [action], "counts": counts, "streak": 1, "restarting": None, "reloading": None}
     Path(scene.ledger.path).write_text(json.dumps(state))
     scene.start()
-    assert max(scene.ledger.waits()[0], 0.0) == waits
+    assert max(scene.ledger.wait_before_action()[0], 0.0) == waits
 
 
 def test_the_watchdog_goes_on_once_the_host_has_put_back(scene: Scene) -> None:
@@ -961,8 +966,8 @@ def stub(tmp_path: Path) -> Iterator[Any]:
 
 def test_look_at_a_server_that_is_well(engine: Any, triton: Any, stub: Any) -> None:
     stub("ok_0_0"), stub("ok_0_1")
-    look = host_of(triton).look()
-    assert look.life == "c02026-01-31T12:00:00.123456789Z"
+    look = host_of(triton).observe()
+    assert look.container_run == "c02026-01-31T12:00:00.123456789Z"
     assert look.metrics == evidence.parsed(PAGES["24.10_healthy"])
     assert look.models == {"ok": {"1": "READY"}}
     assert (look.dead, look.ensembles) == ({}, ())
@@ -973,14 +978,14 @@ def test_killed_stub_is_dead_also_while_nobody_waited_for_it(engine: Any, triton
     item = stub("ok_0_1")
     item.kill()
     os.waitid(os.P_PID, item.pid, os.WEXITED | os.WNOWAIT)
-    assert host_of(triton).look().dead == {"ok": ["ok_0_1"]}
+    assert host_of(triton).observe().dead == {"ok": ["ok_0_1"]}
 
 
 def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, stub: Any) -> None:
     both = [{"name": "ok", "version": version, "state": "READY"} for version in "12"]
     triton.answers.update({"POST /v2/repository/index": (200, both), "GET /v2/models/ok/versions/2/config": (200, of_two())})
     stub("ok_0_0"), stub("ok_0_1"), stub("ok_0_0", "served/ok/2/model.py")
-    assert host_of(triton).look().dead == {"ok": ["ok_0_1"]}
+    assert host_of(triton).observe().dead == {"ok": ["ok_0_1"]}
 
 
 def serve(triton: Any, *models: str, file: str = "model.py") -> None:
@@ -1001,7 +1006,7 @@ def test_process_of_another_model_with_a_group_of_the_same_name_is_none_of_this_
     stub("npu_0", f"served/twin/1/{file}"), stub("npu_0", f"served/an_ok/1/{file}")
     # One that an unload has left behind
     stub("npu_0", "served/ok/1/gone.py")
-    assert host_of(triton, root=str(tmp_path)).look().dead == {"ok": ["npu_0"]}
+    assert host_of(triton, root=str(tmp_path)).observe().dead == {"ok": ["npu_0"]}
 
 
 def test_model_whose_only_process_died_borrows_none_from_an_object_store(
@@ -1010,7 +1015,7 @@ def test_model_whose_only_process_died_borrows_none_from_an_object_store(
     serve(triton, "ok", "cloud")
     (tmp_path / "served/ok").mkdir(parents=True)
     stub("npu_0", "folderXq3dVz/1/model.py")
-    assert host_of(triton, root=str(tmp_path)).look().dead == {"ok": ["npu_0"]}
+    assert host_of(triton, root=str(tmp_path)).observe().dead == {"ok": ["npu_0"]}
 
 
 @pytest.mark.parametrize(("alive", "dead"), [(2, {}), (1, {"cloud": ["npu_0"], "cloud2": ["npu_0"]})])
@@ -1020,16 +1025,16 @@ def test_processes_out_of_an_object_store_are_counted_by_name(
     serve(triton, "cloud", "cloud2")
     for number in range(alive):
         stub("npu_0", f"folder{number}/1/model.py")
-    assert host_of(triton, root=str(tmp_path)).look().dead == dead
+    assert host_of(triton, root=str(tmp_path)).observe().dead == dead
 
 
 def test_two_groups_of_one_name_need_as_many_processes(engine: Any, triton: Any, stub: Any) -> None:
     group = {"name": "npu", "kind": "KIND_CPU", "count": 1}
     triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two(instance_group=[group, group]))
     stub("npu_0")
-    assert host_of(triton).look().dead == {"ok": ["npu_0"]}
+    assert host_of(triton).observe().dead == {"ok": ["npu_0"]}
     stub("npu_0")
-    assert host_of(triton).look().dead == {}
+    assert host_of(triton).observe().dead == {}
 
 
 # Names that a request cannot hold, and such that only look like it
@@ -1039,7 +1044,7 @@ def test_two_groups_of_one_name_need_as_many_processes(engine: Any, triton: Any,
 def test_name_is_asked_for_by_its_very_bytes(engine: Any, triton: Any, stub: Any, name: str) -> None:
     serve(triton, "ok", name)
     stub("npu_0", "served/ok/1/model.py")
-    look = host_of(triton).look()
+    look = host_of(triton).observe()
     assert (look.dead, look.nameless) == ({name: ["npu_0"]}, ())
     assert host_of(triton).reload(name) == "unloaded and loaded it"
 
@@ -1047,7 +1052,7 @@ def test_name_is_asked_for_by_its_very_bytes(engine: Any, triton: Any, stub: Any
 @pytest.mark.parametrize("name", [*URL_UNSAFE_NAMES, "\ud800"])
 def test_name_that_no_request_can_hold_ends_no_look(engine: Any, triton: Any, stub: Any, name: str) -> None:
     serve(triton, "ok", name)
-    look = host_of(triton).look()
+    look = host_of(triton).observe()
     # Half of a surrogate pair becomes a question mark, which no request can hold either.
     shown = name.encode("utf-8", "replace").decode()
     assert (look.dead, look.nameless) == ({"ok": ["npu_0"]}, (shown,))
@@ -1062,7 +1067,7 @@ def test_name_that_no_request_can_hold_ends_no_look(engine: Any, triton: Any, st
 def test_name_that_is_no_utf_8_ends_no_look(engine: Any, triton: Any) -> None:
     index = b'[{"name": "ok", "version": "1", "state": "READY"}, {"name": "\xff", "version": "1", "state": "READY"}]'
     triton.answers["POST /v2/repository/index"] = (200, index)
-    assert host_of(triton).look().dead == {"ok": ["ok_0_0", "ok_0_1"]}
+    assert host_of(triton).observe().dead == {"ok": ["ok_0_0", "ok_0_1"]}
 
 
 @pytest.mark.parametrize(
@@ -1070,18 +1075,18 @@ def test_name_that_is_no_utf_8_ends_no_look(engine: Any, triton: Any) -> None:
 )
 def test_index_that_is_none_of_tritons_ends_no_look(engine: Any, triton: Any, entry: Any) -> None:
     triton.answers["POST /v2/repository/index"] = (200, [entry, {"name": "ok", "version": "1", "state": "READY"}])
-    assert host_of(triton).look().dead == {"ok": ["ok_0_0", "ok_0_1"]}
+    assert host_of(triton).observe().dead == {"ok": ["ok_0_0", "ok_0_1"]}
 
 
 @pytest.mark.parametrize("groups", [3, "npu", [None], [{"kind": "KIND_CPU"}], [{"kind": "KIND_CPU", "count": "many"}]])
 def test_config_that_is_none_of_tritons_ends_no_look(engine: Any, triton: Any, groups: Any) -> None:
     triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two(instance_group=groups))
-    assert host_of(triton).look().dead == {}
+    assert host_of(triton).observe().dead == {}
 
 
 def test_answer_without_an_end_to_its_depth_is_text(engine: Any, triton: Any) -> None:
     triton.answers["POST /v2/repository/index"] = (200, b"[" * 100_000)
-    assert host_of(triton).look().models is None
+    assert host_of(triton).observe().models is None
 
 
 def test_names_that_cannot_be_asked_for_are_said_once_and_in_one_line(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1120,44 +1125,44 @@ def test_what_is_said_reaches_the_journal_in_every_locale() -> None:
 )
 def test_instances_that_are_processes(engine: Any, triton: Any, stub: Any, config: Any, dead: Any) -> None:
     triton.answers["GET /v2/models/ok/versions/1/config"] = (200, config)
-    assert host_of(triton).look().dead == dead
+    assert host_of(triton).observe().dead == dead
 
 
 def test_ensemble_is_known(engine: Any, triton: Any) -> None:
     triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two(platform="ensemble", backend=""))
-    look = host_of(triton).look()
+    look = host_of(triton).observe()
     assert (look.dead, look.ensembles) == ({}, ("ok",))
 
 
 def test_server_that_does_not_answer_or_hides_its_models(engine: Any, triton: Any) -> None:
     triton.answers["POST /v2/repository/index"] = (403, {"error": "restricted"})
-    look = host_of(triton).look()
+    look = host_of(triton).observe()
     assert (look.models, look.dead) == (None, {})
     triton.answers["GET /metrics"] = (503, b"")
-    assert host_of(triton).look().metrics is None
-    assert actions.Host(configured()).look().metrics is None
+    assert host_of(triton).observe().metrics is None
+    assert actions.Host(configured()).observe().metrics is None
 
 
 def test_without_metrics_only_life_is_asked_for(engine: Any, triton: Any, stub: Any) -> None:
     stub("ok_0_0"), stub("ok_0_1")
     host = actions.Host(configured(http_port=triton.port, metrics_port=None))
-    assert host.look().metrics == {}
+    assert host.observe().metrics == {}
     assert "GET /v2/health/live" in triton.asked
 
 
 @pytest.mark.parametrize("state", [{"Status": "exited"}, {"Status": "restarting"}, {"Status": "paused"}])
 def test_container_that_does_not_run_is_not_asked(engine: Any, triton: Any, state: dict[str, Any]) -> None:
     engine.answers.update(inspected(**state))
-    assert host_of(triton).look().life is None
+    assert host_of(triton).observe().container_run is None
     assert triton.asked == []
 
 
 def test_no_container_and_no_engine(engine: Any, triton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.answers.clear()
-    assert host_of(triton).look().life is None
+    assert host_of(triton).observe().container_run is None
     engine_at(monkeypatch, "/nowhere/engine.sock")
     with pytest.raises(evidence.Failure, match=r"the engine does not answer .*No such file"):
-        host_of(triton).look()
+        host_of(triton).observe()
 
 
 def test_reload_unloads_first_because_a_load_alone_does_nothing(engine: Any, triton: Any) -> None:
@@ -1178,7 +1183,7 @@ def test_processes_that_do_not_end_are_killed_where_the_server_survives_it(
     others = [stub("ok_0_0", "served/twin/1/model.py"), stub("ok_0_0", "folderXq3dVz/1/model.py")]
     # Nobody in the real thing waits for them either; here Python would.
     did = host_of(triton).reload("ok")
-    assert (did == "unloaded, killed 1 processes of it that did not end and loaded it") is killed
+    assert (did == "unloaded, killed 1 of its processes, which did not end and loaded it") is killed
     assert (hung.poll() is not None) is killed
     assert [other.poll() for other in others] == [None, None]
 
@@ -1216,7 +1221,7 @@ def test_no_process_is_killed_while_the_config_of_another_model_is_unknown(
         ),
         ({"POST /v2/repository/models/ok/load": (400, {"error": "no\nmemory"})}, r"would not load it \(status 400: no memory\)"),
         ({"POST /v2/repository/index": (200, [{"name": "ok", "version": "1", "state": "UNAVAILABLE"}])}, "it is UNAVAILABLE"),
-        ({"POST /v2/repository/index": (200, [])}, "it is not there after the load"),
+        ({"POST /v2/repository/index": (200, [])}, "it is missing from the index after the load"),
     ],
 )
 def test_reload_that_fails_says_why(engine: Any, triton: Any, changes: Any, words_of: str) -> None:
@@ -1313,17 +1318,17 @@ def test_start_waits_for_the_cards_but_not_for_those_of_others(
     # A process of the same namespace is the container's own
     assert host.foreign(os.getpid()) == []
     assert host.foreign(999999) == [(os.getpid(), comm)]
-    assert host.free([(os.getpid(), comm)]) is False
+    assert host.wait_for_cards([(os.getpid(), comm)]) is False
     freed = threading.Timer(0.2, tool, (monkeypatch, tmp_path / "rbln-stat", theirs))
     freed.start()
-    patient = host_of(triton, free_limit=300)
-    assert patient.free([(os.getpid(), comm)]) is True
+    patient = host_of(triton, cards_timeout=300)
+    assert patient.wait_for_cards([(os.getpid(), comm)]) is True
     freed.join()
 
 
 def test_tool_that_is_not_there_keeps_nothing_from_starting(triton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendor_tool, "TOOLS", ("/nowhere/rbln-stat",))
-    assert host_of(triton).free([]) is True
+    assert host_of(triton).wait_for_cards([]) is True
 
 
 @pytest.mark.parametrize("script", ["exit 3", "echo no JSON", "echo '[]'", "echo '{\"contexts\": 7}'"])
@@ -1331,7 +1336,7 @@ def test_tool_that_fails_does_not_say_that_the_cards_are_free(
     tmp_path: Path, triton: Any, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     tool(monkeypatch, tmp_path / "rbln-stat", script=script)
-    assert host_of(triton).free([]) is False
+    assert host_of(triton).wait_for_cards([]) is False
 
 
 # The program
@@ -1345,7 +1350,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_program_tells_systemd_that_it_lives_and_reports_what_it_runs(tmp_path: Path, hosts_library: Path) -> None:
     config = tmp_path / "watchdog.json.config"
-    config.write_text(json.dumps({**CONFIG, "root": str(tmp_path), "interval": 0.05, "of another version": 1}))
+    written = {settings.FILE_NAMES.get(name, name): value for name, value in CONFIG.items()}
+    config.write_text(json.dumps({**written, "root": str(tmp_path), "interval": 0.05, "of another version": 1}))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.bind(str(tmp_path / "notify"))
         line.settimeout(300)

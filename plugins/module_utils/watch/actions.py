@@ -28,9 +28,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 
 # Reasons why the watchdog does nothing
 MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
-# Seconds between two calls of `resume`, because each starts a Python process (CALL)
-# Seconds after the last renewal of a lease in which its run counts as at work (QUIET)
-CALL, QUIET = 10.0, 60.0
+# Seconds between two attempts to resume a change, because each starts a Python process
+RESUME_INTERVAL = 10.0
+# Seconds after the last renewal of a lease in which its run counts as active
+ACTIVE = 60.0
 # Up to this version Triton restarts a dead stub by itself, and a stub that is killed during a request ends the server.
 LAST_TO_RESTART_STUBS = (2, 46)
 # Seconds for an unload (UNLOAD), and for the processes of an unloaded model to end (SETTLE)
@@ -39,13 +40,11 @@ POLL = 0.2
 
 
 class Host(Observer):
-    """The host of the server: its maintenance mark and lease, its models, its container and its cards."""
+    """The host of the server, with the actions of the watchdog on models and container."""
 
     def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
         super().__init__(settings, engine)
         self._resume_at = 0.0
-
-    # The mark of an operator, and the lease of a run
 
     def paused(self) -> Optional[str]:
         """Return the reason why the watchdog must do nothing, None if it may act."""
@@ -54,7 +53,7 @@ class Host(Observer):
         return DEPLOYMENT if os.path.exists(os.path.join(self.settings.root, lease.LEASE)) else None
 
     def resume(self) -> Optional[str]:
-        """Finish the change of a run that is gone. Return the reason why the watchdog must still do nothing, None if it may act."""
+        """Finish the change of a run that has ended. Return the reason why the watchdog must do nothing, None if it may act."""
         if time.monotonic() < self._resume_at or self._at_work():
             return DEPLOYMENT
         command = [sys.executable, "-IS", library.path(), "resume", self.settings.root]
@@ -62,7 +61,7 @@ class Host(Observer):
         for line in (done.stdout + done.stderr).decode("utf-8", "replace").splitlines():
             print(line, flush=True)
         busy = done.returncode == library.BUSY
-        self._resume_at = time.monotonic() + CALL if busy else 0.0
+        self._resume_at = time.monotonic() + RESUME_INTERVAL if busy else 0.0
         return DEPLOYMENT if busy else self.paused()
 
     def _at_work(self) -> bool:
@@ -71,11 +70,11 @@ class Host(Observer):
             return False
         held = lease.read(self.settings.root)
         age = clock.since(held) if held else None
-        return age is not None and age < QUIET
+        return age is not None and age < ACTIVE
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Prevent the start of a deployment within the `with` block."""
+    def block_deployments(self) -> Iterator[None]:
+        """Prevent deployments from starting within the `with` block."""
         with locks.opened(lease.WATCHDOG) as lock:
             locks.take(lock, float("inf"))
             yield
@@ -89,23 +88,23 @@ class Host(Observer):
         return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
 
     def reload(self, model: str) -> str:
-        """Unload a model, kill its processes that do not end, and load it. Without the unload Triton ignores the load."""
+        """Unload and load a model. Processes that the unload does not end are killed. Triton ignores the load of a loaded model."""
         init = self.first_process()
         if init is None:
             raise Failure("the container is gone")
         before = self.processes(init, model)
         self.control(model, "unload", UNLOAD)
-        left = _left(init, before)
+        left = _remaining(init, before)
         killed = ""
         # Up to LAST_TO_RESTART_STUBS, a stub that is killed during a request ends the whole server.
         if left and self.version() > LAST_TO_RESTART_STUBS:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            stay = _left(init, left)
-            if stay:
-                raise Failure("process {} of it does not end, not even killed".format(", ".join(map(str, sorted(stay)))))
-            killed = f", killed {len(left)} processes of it that did not end"
+            remaining = _remaining(init, left)
+            if remaining:
+                raise Failure("its process {} does not end, although it was killed".format(", ".join(map(str, sorted(remaining)))))
+            killed = f", killed {len(left)} of its processes, which did not end"
         self.load(model)
         return f"unloaded{killed} and loaded it"
 
@@ -116,14 +115,14 @@ class Host(Observer):
                 ended = len(guard.ended)
                 journal.notify("WATCHDOG=1")
                 try:
-                    self.control(model, "load", self.settings.load_limit)
+                    self.control(model, "load", self.settings.load_timeout)
                     break
                 except Failure:
                     if not guard.repeats(ended):
                         raise
         states = (self.index() or {}).get(model) or {}
         if "READY" not in states.values():
-            raise Failure(f"it is {', '.join(states.values()) or 'not there'} after the load")
+            raise Failure(f"it is {', '.join(states.values()) or 'missing from the index'} after the load")
         return "loaded it again"
 
     def control(self, model: str, verb: str, timeout: float) -> None:
@@ -140,7 +139,7 @@ class Host(Observer):
         init = self.first_process()
         ended = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
         if not ended:
-            raise Failure("they have ended by themselves")
+            raise Failure("the loads ended by themselves")
         return f"ended {', '.join(ended)}"
 
     def renew(self, model: str) -> str:
@@ -150,7 +149,7 @@ class Host(Observer):
             for path in (home, *(f"{home}/{entry}" for entry in os.listdir(home) if entry.isdigit())):
                 os.utime(path)
         except OSError as error:
-            raise Failure(f"{error.filename} could not get another time stamp ({error.strerror})") from None
+            raise Failure(f"the time stamp of {error.filename} could not be changed ({error.strerror})") from None
         return "gave its files a newer time stamp"
 
     # The container
@@ -170,7 +169,7 @@ class Host(Observer):
             raise Failure(f"the engine could not start the container: {error}") from None
 
     def foreign(self, init: int) -> List[Tuple[int, str]]:
-        """Return (process ID, process name) of each context that a living process outside the container has on a card."""
+        """Return (process ID, process name) of each context on a card whose process runs outside the container."""
         holders = vendor_tool.query_tool().get("holders") or []
         return [
             _context(holder)
@@ -178,12 +177,12 @@ class Host(Observer):
             if not contexts.owner_of(holder)["gone"] and not stubs.same_container(holder["pid"], init)
         ]
 
-    def free(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until only `foreign` contexts are left. A server that starts while another context ends can wedge the card.
+    def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
+        """Wait until the cards have only `foreign` contexts. A server that starts while another context ends can wedge the card.
 
-        Return False if other contexts remain or the tool fails for `free_limit` seconds. If no tool is installed, return True.
+        Return False if other contexts remain or the tool fails for `cards_timeout` seconds. If no tool is installed, return True.
         """
-        deadline = time.monotonic() + self.settings.free_limit
+        deadline = time.monotonic() + self.settings.cards_timeout
         while vendor_tool.find_tool() is not None:
             holders = vendor_tool.query_tool().get("holders")
             if holders is not None and {_context(holder) for holder in holders} <= set(foreign):
@@ -198,8 +197,8 @@ def _context(holder: Mapping[str, object]) -> Tuple[int, str]:
     return int(str(holder["pid"])), str(holder["process"])
 
 
-def _left(init: int, pids: Iterable[int]) -> Set[int]:
-    """Return the given stubs that still run after at most SETTLE seconds."""
+def _remaining(init: int, pids: Iterable[int]) -> Set[int]:
+    """Wait at most SETTLE seconds for stubs to end, and return the IDs of those that still run."""
     deadline = time.monotonic() + SETTLE
     left = set(pids) & set(stubs.living(init))
     while left and time.monotonic() < deadline:
@@ -209,5 +208,5 @@ def _left(init: int, pids: Iterable[int]) -> Set[int]:
 
 
 def _report_stuck(wait: stuck_load.Wait) -> None:
-    """Log that the watchdog ends a stuck load that it has started itself."""
-    journal.log(f"{wait} waits for a server that waits for its end. Action: end it and load again", journal.WARNING)
+    """Log that the watchdog ends a stuck load that it started itself."""
+    journal.log(f"{wait} and the server wait for each other. Action: end it and load again", journal.WARNING)

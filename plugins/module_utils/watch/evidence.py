@@ -16,8 +16,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import http
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import Evidence, Page
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Seconds for the requests for the configs of all models
-LOOK = 60.0
+# Seconds for the requests of all model configs
+CONFIG_SECONDS = 60.0
 # Limit of the bytes of one response
 SIZE = 16 << 20
 # Limit of the instances of one instance group
@@ -30,10 +30,10 @@ class Failure(Exception):
     next_step = "See `systemctl status docker`"
 
 
-class TooMuch(Failure):
+class TooLarge(Failure):
     """A response that is too large to read. The watchdog does nothing, because a restart would not make the response smaller."""
 
-    next_step = "Find out which model makes it so large: nothing is watched until then"
+    next_step = "Find out which model makes the response so large. The server is not watched until then"
 
 
 class Served(NamedTuple):
@@ -45,7 +45,7 @@ class Served(NamedTuple):
     instances: Tuple[str, ...]
 
     def runs(self, stub: stubs.Stub) -> bool:
-        """Return True if a process belongs to this version, judged by the path of its code."""
+        """Return True if a stub runs the code of this version."""
         return stub.code.endswith(f"/{self.model}/{self.version}/{self.file}")
 
 
@@ -58,13 +58,13 @@ class Ready(NamedTuple):
 
 
 class Observer:
-    """A reader of the host, which changes nothing."""
+    """A read-only view of the host, its server and its models."""
 
     def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
         self.settings = settings
         self.engine = engine or Docker()
 
-    def look(self) -> Evidence:
+    def observe(self) -> Evidence:
         """Return the present evidence. Raises Failure if the engine does not answer."""
         now = time.monotonic()
         facts = self.container()
@@ -73,7 +73,7 @@ class Observer:
             return Evidence(now, None, 0.0, None, None, {})
         init = int(state["Pid"])
         started = clock.process_started(init)
-        # The engine reports the start as a time of day, which may step. So the age comes from /proc.
+        # The engine reports the start as a time of day, which may be set back. So the age comes from /proc.
         age = 0.0 if started is None else clock.uptime() - started
         page = self.metrics()
         index = self.index() if page is not None else None
@@ -97,7 +97,7 @@ class Observer:
             return None
 
     def request(self, method: str, resource: str, port: Optional[int] = None) -> Tuple[int, bytes]:
-        """Return (status, body) of a response of the server, with status 0 if no response came. Raises TooMuch."""
+        """Return (status, body) of a response of the server, with status 0 if no response came. Raises TooLarge."""
         settings = self.settings
         try:
             # The key is read for each request, so that a new key needs no new configuration. The metrics need no key.
@@ -105,19 +105,19 @@ class Observer:
             port = settings.http_port if port is None else port
             return http_api.http_bytes(settings.address, port, method, resource, headers=headers, size=SIZE)
         except TooLong:
-            raise TooMuch(f"an answer to {method} {resource} of more than {SIZE} bytes") from None
+            raise TooLarge(f"the response to {method} {resource} has more than {SIZE} bytes") from None
         except OSError:
             return 0, b""
 
     def metrics(self) -> Optional[Page]:
-        """Return the metrics; None if the server does not answer, an empty page if it offers no metrics. Raises TooMuch."""
+        """Return the metrics; None if the server does not answer, an empty page if it offers no metrics. Raises TooLarge."""
         if self.settings.metrics_port is None:
             return {} if self.request("GET", "/v2/health/live")[0] else None
         status, body = self.request("GET", "/metrics", self.settings.metrics_port)
         return parsed(body.decode("utf-8", "replace")) if status == 200 else None
 
     def index(self) -> Optional[Dict[str, Dict[str, str]]]:
-        """Return {model: {version: state}} from the index, None if the server does not return its index. Raises TooMuch."""
+        """Return {model: {version: state}} from the index, None if the server does not return its index. Raises TooLarge."""
         status, body = self.request("POST", "/v2/repository/index")
         entries = http_api.parsed(body, SIZE) if status == 200 else None
         if not isinstance(entries, list):
@@ -131,13 +131,13 @@ class Observer:
     def ready(self, index: Mapping[str, Mapping[str, str]]) -> Ready:
         """Return the READY models of an index. Raises Failure if the server takes too long to return their configs."""
         served, ensembles, unknown = [], [], set()
-        deadline = time.monotonic() + LOOK
+        deadline = time.monotonic() + CONFIG_SECONDS
         for model, versions in index.items():
             for version, state in versions.items():
                 if state != "READY" or not version.isdigit() or not http_api.is_url_safe(model):
                     continue
                 if time.monotonic() >= deadline:
-                    raise Failure(f"the server did not return its {len(index)} models within {LOOK:.0f} s")
+                    raise Failure(f"the server did not return its {len(index)} models within {CONFIG_SECONDS:.0f} s")
                 status, body = self.request("GET", f"/v2/models/{model}/versions/{version}/config")
                 config = http_api.parsed(body, SIZE) if status == 200 else None
                 if not isinstance(config, dict):
@@ -153,7 +153,7 @@ class Observer:
         """Return the processes that certainly belong to a model. Processes that may also belong to another model are left out."""
         ready = self.ready(self.index() or {})
         living = stubs.living(init)
-        own, others = self._shares(living, ready.served)
+        own, others = self._assign_processes(living, ready.served)
         mine = [entry for entry in ready.served if entry.model == model]
         pids = {pid for entry in mine for pid in own.get(entry, ())}
         names = {name for entry in mine if entry not in own for name in entry.instances}
@@ -166,7 +166,7 @@ class Observer:
     def _dead(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
         """Return {model: names of its instances that have no process}."""
         living = stubs.living(init) if ready else {}
-        own, others = self._shares(living, ready)
+        own, others = self._assign_processes(living, ready)
         alive = collections.Counter(living[pid].instance for pid in others)
         needed = collections.Counter(name for entry in ready if entry not in own for name in entry.instances)
         dead: Dict[str, Set[str]] = {}
@@ -180,7 +180,7 @@ class Observer:
             dead.setdefault(entry.model, set()).update(lacking)
         return {model: sorted(names) for model, names in dead.items() if names}
 
-    def _shares(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
+    def _assign_processes(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
         """Return {version: its processes}, and the processes that cannot be assigned to one version.
 
         Triton copies code from an object store to a directory of its own, whose path does not contain the model.
@@ -193,13 +193,13 @@ class Observer:
 
 
 def parsed(text: str) -> Page:
-    """Return a page of metrics as {name: [(labels, value)]}. Raises TooMuch."""
+    """Return a page of metrics as {name: [(labels, value)]}. Raises TooLarge."""
     page: Page = {}
     try:
         for name, labels, value in metrics.samples(text):
             page.setdefault(name, []).append((labels, value))
     except ValueError as error:
-        raise TooMuch(str(error)) from None
+        raise TooLarge(str(error)) from None
     return page
 
 

@@ -10,8 +10,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.metrics import Labels
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Requests that failed for these reasons never reached the model, so they do not show that it works.
+# Reasons of failures in which the request never reached the model. Such a failure does not prove that the model works.
 NEVER_RUN = ("REJECTED", "CANCELED")
+# Counters that grow when a model executes requests
 WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
 # The name of the rule for stuck loads
 STUCK = "stuck"
@@ -24,7 +25,7 @@ class Evidence(NamedTuple):
 
     at: float  # Time of `time.monotonic`
     # Container ID and start time, which together identify one run of the container; None if the container does not run
-    life: Optional[str]
+    container_run: Optional[str]
     age: float  # Seconds since the container started
     # None if the server does not answer
     metrics: Optional[Page]
@@ -40,7 +41,7 @@ class Evidence(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A condition that has lasted for too long. `model` is None if the condition concerns the whole server."""
+    """A condition that has lasted longer than its limit. `model` is None if it concerns the whole server."""
 
     rule: str
     model: Optional[str]
@@ -55,43 +56,44 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """The rules, and the time since which each condition has held."""
+    """The rules of the watchdog, with the time since which each condition has held."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._life: Optional[str] = None
+        self._container_run: Optional[str] = None
         self._answered = False
         self._since: Dict[Tuple[str, ...], float] = {}
-        self._seen: Set[Tuple[str, ...]] = set()
+        self._checked: Set[Tuple[str, ...]] = set()
         self._work: Dict[Tuple[str, str], Tuple[float, ...]] = {}
-        # If the server could not end a hanging process in a reload, the gauge counts the requests of that process for ever.
-        # _lost has their number for each (model, version). _lose is the model that was reloaded since the last observation.
-        self._lost: Dict[Tuple[str, str], float] = {}
-        self._lose: Optional[str] = None
+        # {(model, version): requests that the gauge of pending requests counts for ever}. They belong to a hanging process that the
+        # server could not end in a reload.
+        self._lost_requests: Dict[Tuple[str, str], float] = {}
+        # The model that was reloaded since the last observation
+        self._reloaded: Optional[str] = None
         self._loads = stuck_load.History(settings.stuck_load_limit)
 
     def forget(self, reloaded: Optional[str] = None) -> None:
-        """Restart all times. Requests that still wait for a `reloaded` model at the next observation are not counted any more."""
+        """Measure all times from now on. Requests that wait for a `reloaded` model at the next observation count as lost."""
         self._since.clear()
         self._work.clear()
         self._loads.forget()
-        self._lose = reloaded or self._lose
+        self._reloaded = reloaded or self._reloaded
 
     def judge(self, evidence: Evidence) -> List[Finding]:
-        """Return the conditions that have lasted for longer than their limits, the most certain one first."""
-        if evidence.life != self._life:
+        """Return the conditions that have lasted longer than their limits, the most certain one first."""
+        if evidence.container_run != self._container_run:
             self.forget()
-            self._lost.clear()
-            self._life, self._answered, self._lose = evidence.life, False, None
-        if evidence.life is None:
+            self._lost_requests.clear()
+            self._container_run, self._answered, self._reloaded = evidence.container_run, False, None
+        if evidence.container_run is None:
             return []
         stuck = self._loads.add(evidence.loads) if evidence.loads else []
         if stuck:
             # Neither process of such a wait can continue, so the other rules are not applied.
             processes = ", ".join(map(str, stuck))
-            actual = f"{processes} waiting for {self._settings.stuck_load_limit:g} s for a server that waits for its end"
+            actual = f"{processes} and the server waiting for each other for {self._settings.stuck_load_limit:g} s"
             return [Finding(STUCK, None, actual, "a load that goes on", tuple(stuck))]
-        self._seen.clear()
+        self._checked.clear()
         silent = self._lasting(("silent",), evidence.metrics is None, evidence.at)
         if evidence.metrics is None:
             starting = evidence.age <= self._settings.start_limit and not self._answered
@@ -101,8 +103,8 @@ class Judge:
             return [Finding("silent", None, actual, "answers")]
         self._answered = True
         findings = self._faults(evidence) + self._stubs(evidence) + self._stalls(evidence)
-        # The time of a condition that was not seen, such as that of an unloaded model, starts again.
-        self._since = {key: since for key, since in self._since.items() if key in self._seen}
+        # Drop conditions that were not checked now, such as those of an unloaded model.
+        self._since = {key: since for key, since in self._since.items() if key in self._checked}
         return findings
 
     def _lasting(self, key: Tuple[str, ...], holds: bool, now: float) -> float:
@@ -110,7 +112,7 @@ class Judge:
         if not holds:
             self._since.pop(key, None)
             return 0.0
-        self._seen.add(key)
+        self._checked.add(key)
         return now - self._since.setdefault(key, now)
 
     def _faults(self, evidence: Evidence) -> List[Finding]:
@@ -141,24 +143,24 @@ class Judge:
         return findings
 
     def _stalls(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model whose requests wait without an answer. Ensembles are left out: their steps are judged."""
+        """Return a finding for each model whose requests wait without an answer. For an ensemble, its steps are judged."""
         page = evidence.metrics or {}
         findings = []
         for labels, pending in page.get("nv_inference_pending_request_count", []):
             model, version = labels.get("model", ""), labels.get("version", "")
             key = (model, version)
-            if self._lose == model:
-                self._lost[key] = pending
-            self._lost[key] = min(self._lost.get(key, 0.0), pending)
+            if self._reloaded == model:
+                self._lost_requests[key] = pending
+            self._lost_requests[key] = min(self._lost_requests.get(key, 0.0), pending)
             work = self._done(page, model, version)
-            stalled = pending > self._lost[key] and self._work.get(key) == work and model not in evidence.ensembles
+            stalled = pending > self._lost_requests[key] and self._work.get(key) == work and model not in evidence.ensembles
             # The condition needs two observations with the same counters.
             seconds = self._lasting(("stall", model, version), stalled, evidence.at)
             self._work[key] = work
             if seconds > self._settings.stall_limit:
-                actual = f"{pending - self._lost[key]:.0f} requests waiting and none answered for {seconds:.0f} s"
+                actual = f"{pending - self._lost_requests[key]:.0f} requests waiting and none answered for {seconds:.0f} s"
                 findings.append(Finding("stall", model, actual, "answers"))
-        self._lose = None
+        self._reloaded = None
         return findings
 
     @staticmethod

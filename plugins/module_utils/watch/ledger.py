@@ -13,19 +13,21 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import journal
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Reloads and restarts are limited; the end of a stuck load is not.
+# The actions of the watchdog. Their number is limited, except for END, the end of a stuck load.
 RELOAD, RESTART, END = "reload", "restart", "end"
 HOUR = 3600.0
-# Seconds: the longest pause after an action (LONGEST), and the pause from which on an operator has to act (LONG)
-LONGEST, LONG = 24 * HOUR, 600.0
-# Seconds after a reload in which the same model is not reloaded again: the reload did not help it
+# The longest pause after an action, in seconds
+MAX_PAUSE = 24 * HOUR
+# A pause of more than these seconds needs an operator.
+OPERATOR_PAUSE = 600.0
+# Seconds after a reload in which the same model is not reloaded again, because the reload did not help
 RELAPSE = 900.0
 # Limit of the actions in the file
 KEPT = 50
 
 
 class Ledger:
-    """The state of the watchdog. `status.yml` and a support bundle show the file."""
+    """The state of the watchdog in its file, which status.yml and support bundles show."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -64,29 +66,31 @@ class Ledger:
         return [action for action in self._limited() if clock.uptime() - action["uptime"] < HOUR]
 
     def _limited(self) -> List[Dict[str, Any]]:
-        """Return the reloads and restarts. The end of a stuck load is not limited, because it interrupts no served model."""
+        """Return the reloads and restarts. The end of a stuck load interrupts no served model, so it is not limited."""
         return [action for action in self.state["actions"] if action.get("action") != END]
 
-    def waits(self) -> Tuple[float, Optional[str]]:
+    def wait_before_action(self) -> Tuple[float, Optional[str]]:
         """Return the seconds until the next action is allowed, and the reason if an operator has to act meanwhile."""
         now, streak, limited = clock.uptime(), self.state["streak"], self._limited()
         if not limited or not streak:
             return 0.0, None
-        pause = min(self._settings.backoff * 2 ** (streak - 1), LONGEST)
-        waits = [(limited[-1]["uptime"] + pause - now, f"{streak} actions in a row did not help" if pause > LONG else None)]
+        pause = min(self._settings.backoff * 2 ** (streak - 1), MAX_PAUSE)
+        waits = [
+            (limited[-1]["uptime"] + pause - now, f"{streak} actions in a row did not help" if pause > OPERATOR_PAUSE else None)
+        ]
         recent = self.recent()
-        if len(recent) >= self._settings.actions:
-            over = recent[-self._settings.actions]["uptime"] + HOUR
+        if len(recent) >= self._settings.max_actions:
+            over = recent[-self._settings.max_actions]["uptime"] + HOUR
             waits.append((over - now, f"{len(recent)} actions within an hour, which is the limit"))
         return max(waits, key=lambda wait: wait[0])
 
-    def well(self) -> None:
-        """Reset the pause to its first length if there was no limited action for an hour."""
+    def reset_pause(self) -> None:
+        """Reset the pause to its first length if the last limited action was over an hour ago."""
         if self.state["streak"] and not self.recent():
             self.note(streak=0)
 
     def relapsed(self, model: str) -> bool:
-        """Return True if this model was reloaded within the last RELAPSE seconds, so that the reload did not help."""
+        """Return True if this model was reloaded within the last RELAPSE seconds."""
         return any(
             action.get("action") == RELOAD and action.get("model") == model and clock.uptime() - action["uptime"] < RELAPSE
             for action in self.state["actions"]

@@ -52,13 +52,13 @@ def paused(root: str) -> Optional[str]:
     return "deployment" if held and lease.live(root, held) else None
 
 
-def kept_checks(path: str) -> Tuple[str, Dict[str, Any]]:
+def read_checks(path: str) -> Tuple[str, Dict[str, Any]]:
     """Return the digest of the checks' sources, and {"program", "document"} from the file of the checks. Raises Unavailable."""
     try:
         with open(path, "rb") as source:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
         if head["document"] != hashlib.sha256(body).hexdigest():
-            raise ValueError("its content is not what was written there")
+            raise ValueError("its content was changed")
         # The digest proves that this project wrote the body, in which golden data may be infinite.
         document = json.loads(body)
         flaw = shapes.mismatch(document, DOCUMENT)
@@ -72,7 +72,7 @@ def kept_checks(path: str) -> Tuple[str, Dict[str, Any]]:
 def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], List[str]]:
     """Run the checks. Return the result of each check, and the models without a check. Raises Unavailable."""
     document = kept["document"]
-    by = functools.partial(check_client.run_in_container, name=CONTAINER, limit=settings.limit)
+    by = functools.partial(check_client.run_in_container, name=CONTAINER, limit=settings.client_timeout)
     try:
         # The key is read for each run, because it may have changed.
         proof = check_client.prove(settings.image, document, kept["program"], keys.headers(settings.key), by)
@@ -80,12 +80,12 @@ def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[s
         raise Unavailable(error.cause, str(error)) from None
     unchecked = list(document.get("unchecked", []))
     if unchecked and not proof["checks"]:
-        raise Unavailable("nothing", f"no check covers {', '.join(unchecked)}: write check files, or set monitoring_probe: false")
+        raise Unavailable("nothing", f"no check covers {', '.join(unchecked)}: add check files, or set monitoring_probe: false")
     return [{field: check[field] for field in KEPT if field in check} for check in proof["checks"]], unchecked
 
 
 def lost_cards() -> Optional[str]:
-    """Return how the driver has lost its cards; an empty string if it has them, None if the vendor's tool does not show it."""
+    """Return how the driver has lost its cards; an empty string if it has them, None if this is unknown."""
     tool = vendor_tool.query_tool()
     if "devices" not in tool or "groups_error" in tool:
         return None
@@ -114,13 +114,13 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
         return state
     state["lost_cards"] = lost_cards()
     try:
-        state["document"], kept = kept_checks(settings.document)
+        state["document"], kept = read_checks(settings.checks_file)
         state["checks"], state["unchecked"] = run_checks(settings, kept)
         state["last_run"] = began
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
-    # If maintenance or a deployment began meanwhile, a failed check is no failure of the server.
+    # If maintenance or a deployment has begun meanwhile, it may be the reason of a failed check.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
@@ -147,7 +147,7 @@ def run(config: str) -> int:
     settings = load(config, Settings)
     with locks.opened(LOCK) as lock:
         if not locks.take(lock, 0.0):
-            print("another probe runs: this one ends")
+            print("another probe is running, so this one ends")
             return 0
         path = settings.root + "/probe.json"
         state = probe(settings, shapes.read(path, {"last_run?": shapes.NUMBER}).content or {})
@@ -158,6 +158,6 @@ def run(config: str) -> int:
             durable.write(settings.textfile, probe_page.page(state))
             lease.write(path, state, 0o600)
         except OSError as error:
-            print(f"the result cannot be left: {error}", file=sys.stderr)
+            print(f"the result cannot be written: {error}", file=sys.stderr)
             return 1
     return 0

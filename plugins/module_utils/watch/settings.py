@@ -25,11 +25,11 @@ class Watchdog(NamedTuple):
     stub_limit: float  # Seconds that an instance of a READY model may have no process
     silence_limit: float  # Seconds that the server may give no answer
     start_limit: float  # Seconds after the start of the container in which the server may be silent before its first answer
-    actions: int  # Most reloads and restarts within an hour
+    max_actions: int  # Most reloads and restarts within an hour
     backoff: float  # Seconds of pause after an action. Each further action doubles the pause.
-    load_limit: float  # Seconds that one load of a model may take
+    load_timeout: float  # Seconds that one load of a model may take
     stop_timeout: float  # Seconds between the SIGTERM and the SIGKILL of a stop of the container
-    free_limit: float  # Seconds to wait after a stop until the processes of the container have left the cards
+    cards_timeout: float  # Seconds to wait after a stop until the processes of the container have left the cards
     # {"name": header, "path": file with the key}. The path is the same on the host and in the container.
     key: Optional[Dict[str, str]]
     # True if loads and unloads use gRPC from a process in the container instead of HTTP
@@ -42,10 +42,10 @@ class Probe(NamedTuple):
     """The settings of the probe. Times are in seconds."""
 
     host: str
-    # Path of the file with the checks: a line with digests, then the standard input of the client of the checks
-    document: str
+    # Path of the file with the checks: a line with digests, then the standard input of the check client
+    checks_file: str
     image: str  # The image in which the client runs
-    limit: float  # Seconds that the client may take for all checks
+    client_timeout: float  # Seconds that the client may take for all checks
     interval: float  # Seconds between two runs of the probe
     root: str  # The directory of the store on the host
     textfile: str  # Path of the metrics that node exporter reads
@@ -53,14 +53,24 @@ class Probe(NamedTuple):
     key: Optional[Dict[str, str]]
 
 
+# Fields whose name in the file differs. A file may come from an earlier release, so these names must not change.
+FILE_NAMES = {
+    "max_actions": "actions",
+    "load_timeout": "load_limit",
+    "cards_timeout": "free_limit",
+    "checks_file": "document",
+    "client_timeout": "limit",
+}
 Settings = TypeVar("Settings", Watchdog, Probe)
 
 
 def load(path: str, kind: Type[Settings]) -> Settings:
     """Return the settings in a file. Raises OSError, ValueError or TypeError if the file cannot be read.
 
-    The library may be older or newer than the file. So unknown fields are ignored, and a new field needs a default.
+    The release that wrote the file may be older or newer than this code. So unknown fields are ignored, and a new field needs a
+    default.
     """
     with open(path, encoding="utf-8") as source:
         fields: Dict[str, Any] = shapes.parse_as(source.read(), dict)
-    return kind(**{name: fields[name] for name in kind._fields if name in fields})
+    names = {name: FILE_NAMES.get(name, name) for name in kind._fields}
+    return kind(**{name: fields[key] for name, key in names.items() if key in fields})

@@ -34,12 +34,12 @@ class Watchdog:
 
     def __init__(self, settings: Settings, host: actions.Host, ledger: Ledger, judge: Judge) -> None:
         self._settings, self._host, self._ledger, self._judge = settings, host, ledger, judge
-        # The last message in the journal, without its digits
+        # The last logged message, without its digits
         self._logged: Optional[str] = None
         self._nameless: Tuple[str, ...] = ()
-        # Time of the last restart; None as soon as the server has answered after that restart
+        # Time of the last restart, None once the server has answered
         self._restarted: Optional[float] = None
-        # Models whose stuck load was ended, and that were not loaded again since
+        # Models whose stuck load was ended, and that have to be loaded again
         self._ended: Set[str] = set()
 
     def round(self) -> None:
@@ -55,37 +55,37 @@ class Watchdog:
             return
         try:
             self._finish()
-            evidence = self._host.look()
+            evidence = self._host.observe()
         except Failure as failure:
-            self._log_once(f"nothing is watched: {failure}. {failure.next_step}", journal.WARNING)
+            self._log_once(f"the server is not watched: {failure}. {failure.next_step}", journal.WARNING)
             self._judge.forget()
             return
         self._report_nameless(evidence)
         findings = self._judge.judge(evidence)
         if not findings:
-            self._note_well(evidence)
+            self._note_healthy(evidence)
             self._load_again(evidence)
             return
-        seconds, why = self._ledger.waits()
+        seconds, why = self._ledger.wait_before_action()
         if seconds > 0 and findings[0].rule != STUCK:
             if why:
                 message = f"{findings[0]}. The watchdog did nothing: {why}. Look at the NPUs, then restart the container"
                 self._log_once(message, journal.ERROR)
                 self._ledger.note(gave_up=self._ledger.state["gave_up"] or message)
             return
-        with self._host.alone():
+        with self._host.block_deployments():
             if not self._host.paused():
                 self._act(findings[0], evidence)
 
     def _report_nameless(self, evidence: Evidence) -> None:
-        """Log once which models are not watched, because no request can carry their names."""
+        """Log once which models are not watched, because HTTP requests cannot contain their names."""
         if evidence.models is None or evidence.nameless == self._nameless:
             return
         self._nameless = evidence.nameless
         for model in evidence.nameless:
             journal.log(f"model {model}: {URL_UNSAFE}. Its processes are not watched until it is renamed", journal.WARNING)
 
-    def _note_well(self, evidence: Evidence) -> None:
+    def _note_healthy(self, evidence: Evidence) -> None:
         if evidence.metrics is None:
             return
         if self._restarted is not None:
@@ -93,10 +93,10 @@ class Watchdog:
             self._restarted = None
         self._logged = None
         self._ledger.note(gave_up=None)
-        self._ledger.well()
+        self._ledger.reset_pause()
 
     def _log_once(self, message: str, level: int) -> None:
-        """Log a message, unless it differs from the last message in digits only."""
+        """Log a message, unless it equals the last message apart from digits."""
         key = re.sub(r"\d+", "", message)
         if key != self._logged:
             journal.log(message, level)
@@ -107,16 +107,16 @@ class Watchdog:
         if finding.rule == STUCK:
             with suppress(Failure):
                 self._do(finding, END, lambda: self._host.end(finding.waits))
-                # A server that still starts exits when this load fails, and the engine restarts it. A serving one continues.
+                # If the server is still starting, it exits when this load fails, and the engine restarts it.
                 self._ended.update(filter(None, map(_model_of, finding.waits)))
             self._judge.forget()
             return
         model = finding.model
-        because = self._reload_is_useless(finding, evidence)
+        because = self._why_not_reload(finding, evidence)
         if model is not None and because is None:
             states = (evidence.models or {}).get(model) or {}
             if "READY" not in states.values():
-                # Somebody is loading or unloading the model.
+                # Another client is loading or unloading the model.
                 return
             try:
                 self._ledger.note(reloading=model)
@@ -141,7 +141,7 @@ class Watchdog:
                 self._ended.discard(model)
                 continue
             restarts = self._settings.mode not in (EXPLICIT, POLL)
-            if restarts and self._ledger.waits()[0] > 0:
+            if restarts and self._ledger.wait_before_action()[0] > 0:
                 # A restart interrupts the models that are served.
                 return
             self._ended.discard(model)
@@ -149,8 +149,8 @@ class Watchdog:
                 EXPLICIT: functools.partial(self._host.load, model),
                 POLL: functools.partial(self._host.renew, model),
             }
-            finding = Finding(STUCK, model, "no load of it, as the process of the last one was ended", "a served model")
-            with self._host.alone(), suppress(Failure):
+            finding = Finding(STUCK, model, "not loaded, because its stuck load was ended", "a served model")
+            with self._host.block_deployments(), suppress(Failure):
                 if not self._host.paused():
                     self._do(finding, RESTART if restarts else END, repeats.get(self._settings.mode, self._restart))
             self._judge.forget()
@@ -158,18 +158,18 @@ class Watchdog:
                 # The restart loads all models.
                 return
 
-    def _reload_is_useless(self, finding: Finding, evidence: Evidence) -> Optional[str]:
+    def _why_not_reload(self, finding: Finding, evidence: Evidence) -> Optional[str]:
         """Return the reason to restart the container without a reload, None if a reload may help."""
         if finding.model is None:
             return "the whole server is silent"
         if self._settings.mode != EXPLICIT:
-            return f"mode {self._settings.mode} takes no requests to load"
+            return f"Triton loads no model on request in mode {self._settings.mode}"
         if evidence.models is None:
             return "the server does not return its models"
         if self._ledger.relapsed(finding.model):
-            return "it was reloaded a short while ago"
+            return "the model was reloaded a short while ago"
         if finding.rule == "stall" and self._host.version() <= actions.LAST_TO_RESTART_STUBS:
-            return "a Triton of this age cannot end a process that hangs"
+            return "this version of Triton cannot end a process that hangs"
         return None
 
     def _do(self, finding: Finding, action: str, do: Callable[[], str], because: Optional[str] = None) -> None:
@@ -179,7 +179,7 @@ class Watchdog:
         try:
             did = do()
         except Failure as failure:
-            failed, did = failure, f"tried a {action}, and {failure}"
+            failed, did = failure, f"{action} failed: {failure}"
         took = time.monotonic() - began
         if because and not failed:
             did += f" ({because})"
@@ -203,25 +203,25 @@ class Watchdog:
             self._restarted = time.monotonic()
 
     def _restart(self) -> str:
-        """Stop the container, wait for the cards, start it. The restart is recorded first, so a later process can finish it."""
+        """Stop the container, wait for the cards, and start it. Record the restart first, so that a later process can finish it."""
         facts = self._host.container()
         if not facts or not facts["State"].get("Running"):
-            raise Failure("somebody has stopped the container meanwhile: it stays so")
+            raise Failure("the container was stopped meanwhile, and stays stopped")
         foreign = self._host.foreign(int(facts["State"]["Pid"]))
         self._ledger.note(restarting=facts["Id"])
         self._host.stop(facts["Id"])
-        free = self._host.free(foreign)
+        free = self._host.wait_for_cards(foreign)
         self._host.start(facts["Id"])
         self._ledger.note(restarting=None)
-        late = f" although the cards were not free within {self._settings.free_limit:.0f} s"
+        late = f" although the cards were not free within {self._settings.cards_timeout:.0f} s"
         return "restarted the container" + ("" if free else late)
 
     def _finish(self) -> None:
-        """Finish a restart or reload that was interrupted: by the end of the process, or by a failure."""
+        """Finish a restart or reload that the end of this process or a failure has interrupted."""
         identity, model = self._ledger.state["restarting"], self._ledger.state["reloading"]
         if not identity and not model:
             return
-        with self._host.alone():
+        with self._host.block_deployments():
             if self._host.paused():
                 return
             facts = self._host.container()
@@ -236,7 +236,7 @@ class Watchdog:
 
 
 def _model_of(wait: stuck_load.Wait) -> Optional[str]:
-    """Return the model of a stub, read from the path of its code, or None if Triton has copied the code to another directory."""
+    """Return the model in the path of a stub's code, None if Triton has copied the code to another directory."""
     parts: List[str] = wait.code.split("/")
     return parts[-3] if len(parts) > 3 and parts[-2].isdigit() else None
 
