@@ -64,7 +64,7 @@ class ActionModule(FleetAction):
     def _in_directories(directories: List[str], only: List[str], row: Optional[Row]) -> Found:
         """Return the models of directories, with their files and the digests of their sources."""
         linted = repository.lint(directories, only, row)
-        models = {name: manifest.unplaced(model) for name, model in linted.models.items() if not only or name in only}
+        models = {name: manifest.repository_facts(model) for name, model in linted.models.items() if not only or name in only}
         return models, linted.findings, []
 
     @staticmethod

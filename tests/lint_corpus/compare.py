@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    ENDS,
+    CRASHES,
     ERROR,
     HANGS,
     LOADS_NOTHING,
@@ -34,7 +34,7 @@ POLICY = {
     "release": "the Python backend of an older release loads bfloat16, and its requests fail",
 }
 # What a fault of one model does to all others when a server starts
-OF_ALL = (ENDS, LOADS_NOTHING, HANGS)
+OF_ALL = (CRASHES, LOADS_NOTHING, HANGS)
 
 
 class Judged(NamedTuple):

@@ -18,10 +18,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 
 FORMAT = 1
 # Limits of a record: its bytes, NPUs of one instance, bytes of device memory, buckets, inputs or outputs, dimensions, their size
-MOST_BYTES, MOST_DEVICES, MOST_MEMORY = 1 << 24, 256, 1 << 50
-MOST_BUCKETS, MOST_TENSORS, MOST_DIMENSIONS, MOST_SIZE = 1000, 1000, 32, (1 << 31) - 1
+MAX_BYTES, MAX_DEVICES, MAX_MEMORY = 1 << 24, 256, 1 << 50
+MAX_BUCKETS, MAX_TENSORS, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
 # The most characters of a value in a message
-SHOWN = 120
+MAX_SHOWN = 120
 SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
 # {name of a dtype in numpy: its name in config.pbtxt}
 DTYPES = {
@@ -72,13 +72,13 @@ def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
     return (None, f"a record with {flaw}") if flaw else (raw, "")
 
 
-def digested(artefact: Mapping[str, Any]) -> Dict[str, Any]:
+def with_digest(artefact: Mapping[str, Any]) -> Dict[str, Any]:
     """Return an artefact with its digest. If the inventory does not set it, it is that of the record."""
     raw = None if artefact.get("sha256") else _read(artefact)[1]
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
 
 
-def refuse_in_the_way(model: str, path: str, files: Collection[str]) -> None:
+def refuse_conflicting_path(model: str, path: str, files: Collection[str]) -> None:
     """Raise Refusal if the path of a compiled file is a directory of the model, or below one of its files."""
     conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
     if conflicts:
@@ -95,9 +95,9 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
         return "its record", raw, ""
     try:
         with open(raw, "rb") as source:
-            content = source.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            return raw, None, f"more than {MOST_BYTES} bytes"
+            content = source.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            return raw, None, f"more than {MAX_BYTES} bytes"
         return raw, json.loads(content), ""
     except (OSError, ValueError, RecursionError) as error:
         return raw, None, str(error)
@@ -112,17 +112,17 @@ def _flaw(raw: Any) -> Optional[str]:
     for key, kind in (("sha256", str), ("npu", str), ("devices", int), ("device_memory", list), ("buckets", list)):
         if not isinstance(raw.get(key), kind):
             return f"{key} {_shown(raw.get(key))}"
-    if not _are_sizes([raw["devices"]], 1, MOST_DEVICES) or not 1 <= len(raw["buckets"]) <= MOST_BUCKETS:
+    if not _are_sizes([raw["devices"]], 1, MAX_DEVICES) or not 1 <= len(raw["buckets"]) <= MAX_BUCKETS:
         return f"{_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
     sizes = raw["device_memory"]
-    if not _are_sizes(sizes, 0, MOST_MEMORY):
+    if not _are_sizes(sizes, 0, MAX_MEMORY):
         return f"device_memory {_shown(sizes)}"
     if len(sizes) not in (0, raw["devices"]):
         return f"{len(sizes)} sizes in device_memory for {raw['devices']} devices"
     for bucket in raw["buckets"]:
         for side in ("inputs", "outputs"):
             tensors = bucket.get(side) if isinstance(bucket, dict) else None
-            if not isinstance(tensors, list) or not 1 <= len(tensors) <= MOST_TENSORS:
+            if not isinstance(tensors, list) or not 1 <= len(tensors) <= MAX_TENSORS:
                 return f"a bucket without {side}"
             for tensor in tensors:
                 if not _is_tensor(tensor):
@@ -135,8 +135,8 @@ def _is_tensor(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
         return False
     name, shape = value.get("name"), value.get("shape", [])
-    named = name is None or (isinstance(name, str) and 0 < len(name) <= MOST_TENSORS)
-    return named and _are_sizes(shape, 1, MOST_SIZE) and len(shape) <= MOST_DIMENSIONS
+    named = name is None or (isinstance(name, str) and 0 < len(name) <= MAX_TENSORS)
+    return named and _are_sizes(shape, 1, MAX_SIZE) and len(shape) <= MAX_DIMENSIONS
 
 
 def _are_sizes(value: Any, least: int, most: int) -> bool:
@@ -148,7 +148,7 @@ def _are_sizes(value: Any, least: int, most: int) -> bool:
 def _shown(value: Any) -> str:
     """Return a value of a record as one short line."""
     line = repr(value)
-    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
+    return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
 
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
@@ -180,7 +180,7 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
     contradictions = []
     batched = config.max_batch_size > 0
     # True if the compiled shapes have a batch dimension that the dims of the config omit
-    cut = batched and sizes is not None
+    omits_batch = batched and sizes is not None
     if batched and sizes is None:
         expected = "0, as the compiled file has no batch dimension"
         contradictions.append(Contradiction("max_batch_size", str(config.max_batch_size), expected))
@@ -190,7 +190,7 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
     for side in ("inputs", "outputs"):
         tensors, compiled = getattr(config, side[:-1]), record["buckets"][0][side]
         if tensors:
-            contradictions += _compare(side, tensors, compiled, cut)
+            contradictions += _compare(side, tensors, compiled, omits_batch)
         elif any(not entry.get("name") for entry in compiled):
             expected = f"the {side}, as the compiled file's record has no names for them"
             contradictions.append(Contradiction(side[:-1], "missing", expected))
@@ -200,7 +200,7 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
                 tensor.name = entry["name"]
                 types = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name
                 tensor.data_type = types[DTYPES[entry["dtype"]]].number
-                tensor.dims.extend(entry["shape"][1:] if cut else entry["shape"])
+                tensor.dims.extend(entry["shape"][1:] if omits_batch else entry["shape"])
     if batched and sizes:
         known = config.parameters["batches"].string_value
         if known and known.replace(" ", "") != _listed(sizes):
@@ -209,7 +209,7 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
     return contradictions
 
 
-def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], cut: bool) -> Iterator[Contradiction]:
+def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], omits_batch: bool) -> Iterator[Contradiction]:
     """Yield the contradictions between the tensors of the config and of the record. Tensors match by name, or else by order."""
     named = all(entry.get("name") for entry in compiled)
     names = [tensor.name for tensor in tensors]
@@ -223,7 +223,7 @@ def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], cut: bo
         kind = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
         # An empty `reshape` is a scalar, and differs from a missing one.
         dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-        expected = entry["shape"][1:] if cut else entry["shape"]
+        expected = entry["shape"][1:] if omits_batch else entry["shape"]
         same = len(dims) == len(expected) and all(size in (-1, known) for size, known in zip(dims, expected))
         if kind != DTYPES[entry["dtype"]] or not same:
             actual = f"{tensor.name} as {kind} {dims}"

@@ -39,14 +39,14 @@ def digest(path: str, cache: str) -> str:
         fcntl.flock(entry, fcntl.LOCK_EX)
         entry.seek(0)
         before = os.stat(path)
-        known = _parsed(entry.read())
-        if known.get("of") == _identity(before):
+        known = _parse_entry(entry.read())
+        if known.get("identity") == _identity(before):
             return str(known["sha256"])
         sha256 = file_digest(path)
         entry.truncate(0)
         unchanged = _identity(os.stat(path)) == _identity(before)
         if unchanged and time.time() - max(before.st_mtime, before.st_ctime) >= FRESH:
-            entry.write(json.dumps({"path": os.path.abspath(path), "of": _identity(before), "sha256": sha256}))
+            entry.write(json.dumps({"path": os.path.abspath(path), "identity": _identity(before), "sha256": sha256}))
     return sha256
 
 
@@ -54,7 +54,7 @@ def _identity(facts: os.stat_result) -> List[int]:
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
-def _parsed(text: str) -> Dict[str, object]:
+def _parse_entry(text: str) -> Dict[str, object]:
     try:
         entry = json.loads(text or "{}")
     except ValueError:

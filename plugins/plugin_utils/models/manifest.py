@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.records impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import size
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled, digests, lint
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import Place
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import StepLocation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, reasons, row_of, store_errors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
@@ -35,7 +35,7 @@ MAX_QUEUE = 256
 # {profile: instances of a rbln model on each NPU, microseconds that its batcher waits for a full batch}. While one instance
 # computes on the NPU, the other one joins the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
-HERE = Place("placed on this host", "Add it to `triton_models` for the same hosts")
+STEP_LOCATION = StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
 # Prefixes of the object stores from which Triton itself reads models
 CLOUD = ("s3://", "gs://", "as://")
 
@@ -106,14 +106,14 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     findings = store_errors(name, walked.problems)
     if CONFIG not in walked.files:
         raise Unreadable(findings)
-    artefacts = {key: compiled.digested(element) for key, element in (entry.get("artefacts") or {}).items()}
+    artefacts = {key: compiled.with_digest(element) for key, element in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
     files, contents, origins = _files(directory, walked.files, _cache(variables))
     table = {key: element["sha256"] for key, element in sorted(artefacts.items())}
     source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
     if artefact:
         path = artefact.get("path", ARTEFACT_PATH)
-        compiled.refuse_in_the_way(name, path, files)
+        compiled.refuse_conflicting_path(name, path, files)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
         origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
     config, text, more = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
@@ -136,7 +136,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in record_errors])
 
 
-def unplaced(model: Model) -> Dict[str, Any]:
+def repository_facts(model: Model) -> Dict[str, Any]:
     """Return the facts of a model that is linted without a host, in the form of a manifest."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
@@ -369,7 +369,7 @@ def linted(
             if not errors and not reasons(model_source.findings):
                 by_name[name] = result
     unread = [entry["name"] for entry in placed if entry["name"] not in read]
-    shared = lint.check_together(read, unread, HERE)
+    shared = lint.check_together(read, unread, STEP_LOCATION)
     return by_name, findings + [finding for finding in shared if not only or finding.model in only], more
 
 

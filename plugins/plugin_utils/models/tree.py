@@ -14,11 +14,11 @@ from typing import Dict, List, NamedTuple, Set, Tuple
 # Directories that are never sent, because they do not belong to the model
 EXCLUDED = ("__pycache__", ".git")
 # The most levels of directories, and the most bytes of a path, so that the paths of a release below the store are not too long
-DEEPEST, LONGEST = 32, 1024
+MAX_DEPTH, MAX_PATH_BYTES = 32, 1024
 # The most files of a directory. The most bytes of a config, as it is read into memory
-MOST_FILES, MOST_BYTES = 100000, 1 << 24
+MAX_FILES, MAX_CONFIG_BYTES = 100000, 1 << 24
 # The most names in a listing, including those behind links
-LARGEST = 100_000
+MAX_NAMES = 100_000
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -46,20 +46,20 @@ class Walked(NamedTuple):
     problems: List[PathProblem]
 
 
-def walk(directory: str, home: str) -> Walked:
-    """Return the files and problems below a directory. `home` is the directory that links may not leave."""
+def walk(directory: str, boundary: str) -> Walked:
+    """Return the files and problems below a directory. `boundary` is the directory that links may not leave."""
     result = Walked([], [])
-    _walk(directory, "", os.path.realpath(home), (), result)
-    if len(result.files) > MOST_FILES:
+    _walk(directory, "", os.path.realpath(boundary), (), result)
+    if len(result.files) > MAX_FILES:
         actual, todo = f"a directory of {len(result.files)} files", "Pack them, or remove unused files"
-        result.problems.append(PathProblem(_shown(directory), actual, f"at most {MOST_FILES}", todo))
-    if CONFIG in result.files and os.path.getsize(os.path.join(directory, CONFIG)) > MOST_BYTES:
+        result.problems.append(PathProblem(_shown(directory), actual, f"at most {MAX_FILES}", todo))
+    if CONFIG in result.files and os.path.getsize(os.path.join(directory, CONFIG)) > MAX_CONFIG_BYTES:
         result.files.remove(CONFIG)
-        result.problems.append(PathProblem(CONFIG, "a config that is too large", f"at most {MOST_BYTES} bytes", "Shorten it"))
+        result.problems.append(PathProblem(CONFIG, "a config that is too large", f"at most {MAX_CONFIG_BYTES} bytes", "Shorten it"))
     return Walked(sorted(result.files), sorted(result.problems))
 
 
-def _walk(directory: str, inner: str, home: str, above: Tuple[str, ...], result: Walked) -> None:
+def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], result: Walked) -> None:
     """Add to `result` what is at and below the path `inner` of the directory. `above` are the real paths of its parents."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
@@ -68,10 +68,10 @@ def _walk(directory: str, inner: str, home: str, above: Tuple[str, ...], result:
         result.problems.append(PathProblem(_shown(path), actual, expected, todo))
 
     if os.path.islink(path) or not inner:
-        if os.path.commonpath([real, home]) != home:
-            problem(f"a link to {_shown(real)}", f"a link that stays in {_shown(home)}", COPY)
+        if os.path.commonpath([real, boundary]) != boundary:
+            problem(f"a link to {_shown(real)}", f"a link that stays in {_shown(boundary)}", COPY)
             return
-        excluded = set(os.path.relpath(real, home).split(os.sep)) & set(EXCLUDED) if inner else set()
+        excluded = set(os.path.relpath(real, boundary).split(os.sep)) & set(EXCLUDED) if inner else set()
         if excluded:
             problem(f"a link into {min(excluded)}", "a link to a file that is sent", COPY)
             return
@@ -86,17 +86,17 @@ def _walk(directory: str, inner: str, home: str, above: Tuple[str, ...], result:
         return
     if real in above:
         problem("a link to a directory around it", "no circular link", "Remove it")
-    elif stat.S_ISDIR(mode) and inner.count(os.sep) >= DEEPEST:
-        problem("a directory that is nested too deeply", f"at most {DEEPEST} levels", "Move its files up")
-    elif len(os.fsencode(inner)) > LONGEST:
-        problem("a path that is too long", f"at most {LONGEST} bytes", "Shorten its name")
+    elif stat.S_ISDIR(mode) and inner.count(os.sep) >= MAX_DEPTH:
+        problem("a directory that is nested too deeply", f"at most {MAX_DEPTH} levels", "Move its files up")
+    elif len(os.fsencode(inner)) > MAX_PATH_BYTES:
+        problem("a path that is too long", f"at most {MAX_PATH_BYTES} bytes", "Shorten its name")
     elif stat.S_ISDIR(mode):
         for name in names:
             if name in EXCLUDED or name.endswith(".pyc"):
                 continue
             # The lists of digests have one name on each line, so that no name may contain a line break.
             if name.isprintable():
-                _walk(directory, os.path.join(inner, name), home, (*above, real), result)
+                _walk(directory, os.path.join(inner, name), boundary, (*above, real), result)
             else:
                 shown = os.path.join(_shown(path), _shown(name))
                 result.problems.append(PathProblem(shown, "a name that cannot be printed", "printable characters", "Rename it"))
@@ -112,7 +112,7 @@ class Listing(NamedTuple):
     """The content of a directory as a program sees it that follows every link, such as Triton.
 
     `files` and `directories` are paths. `others` is {path: kind} of special files and broken links. `outside` are the paths that
-    links lead out of `home`. Their content must not be read.
+    links lead out of `boundary`. Their content must not be read.
     """
 
     files: List[str]
@@ -121,27 +121,27 @@ class Listing(NamedTuple):
     outside: Set[str]
 
 
-def listing(directory: str, home: str) -> Listing:
-    """Return the content of a directory, up to about LARGEST names. `home` is the directory around it, as in `walk`."""
+def listing(directory: str, boundary: str) -> Listing:
+    """Return the content of a directory, up to about MAX_NAMES names. `boundary` is the directory around it, as in `walk`."""
     result = Listing([], [], {}, set())
-    _list(directory, "", os.path.realpath(home), (), result)
+    _list(directory, "", os.path.realpath(boundary), (), result)
     return Listing(sorted(result.files), sorted(result.directories), result.others, result.outside)
 
 
-def is_within(path: str, home: str) -> bool:
-    """Return True if a path is `home` or below it after all links were followed."""
-    home = os.path.realpath(home)
-    return os.path.commonpath([os.path.realpath(path), home]) == home
+def is_within(path: str, boundary: str) -> bool:
+    """Return True if a path is `boundary` or below it after all links were followed."""
+    boundary = os.path.realpath(boundary)
+    return os.path.commonpath([os.path.realpath(path), boundary]) == boundary
 
 
-def _list(directory: str, inner: str, home: str, above: Tuple[str, ...], result: Listing) -> None:
+def _list(directory: str, inner: str, boundary: str, above: Tuple[str, ...], result: Listing) -> None:
     """Add to `result` the content of the directory at the path `inner`. `above` are the real paths of its parents."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
-    if not is_within(path, home):
+    if not is_within(path, boundary):
         result.outside.add(inner)
         return
-    if real in above or len(result.files) + len(result.directories) > LARGEST:
+    if real in above or len(result.files) + len(result.directories) > MAX_NAMES:
         return
     try:
         names = sorted(os.listdir(path))
@@ -157,10 +157,10 @@ def _list(directory: str, inner: str, home: str, above: Tuple[str, ...], result:
             continue
         if stat.S_ISDIR(mode):
             result.directories.append(below)
-            _list(directory, below, home, (*above, real), result)
+            _list(directory, below, boundary, (*above, real), result)
         elif stat.S_ISREG(mode):
             result.files.append(below)
-            if not is_within(os.path.join(path, name), home):
+            if not is_within(os.path.join(path, name), boundary):
                 result.outside.add(below)
         else:
             result.others[below] = _kind(mode)

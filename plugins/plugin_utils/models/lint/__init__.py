@@ -29,10 +29,10 @@ def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
 
 
 def check_together(
-    models: Mapping[str, Model], unread: Collection[str], place: ensemble.Place, refused: Collection[str] = ()
+    models: Mapping[str, Model], unread: Collection[str], location: ensemble.StepLocation, refused: Collection[str] = ()
 ) -> List[Finding]:
     """Return the findings about ensembles and their steps.
 
     `unread` are models that exist but could not be read. `refused` are models that Triton refuses because of other findings.
     """
-    return list(ensemble.check(models, unread, place, set(refused)))
+    return list(ensemble.check(models, unread, location, set(refused)))

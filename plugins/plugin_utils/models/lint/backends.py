@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Callable, Collection, Dict, NamedTuple, Tuple
 
 ENSEMBLE = "ensemble"
-PROGRAM = "model.py"
+MODEL_PY = "model.py"
 # The Triton version of a change: (2, 56) is 25.03, (2, 67) is 26.03, (2, 68) is 26.04
 NO_TENSORFLOW, TORCH_AOTI, LIBTORCH = (2, 56), (2, 67), (2, 68)
 NEWEST = (999, 0)  # Newer than every version
@@ -35,20 +35,20 @@ def _library(name: str, file: str = "", completes: bool = False, *more: str) -> 
 # The backends of NVIDIA's images and of this project. python_model.py finds out whether a model.py completes the config.
 ALL: Dict[str, Backend] = dict(
     (
-        _library("python", PROGRAM),
+        _library("python", MODEL_PY),
         _library("onnxruntime", "model.onnx", True),
-        _library("pytorch", "model.pt", False, PROGRAM),
+        _library("pytorch", "model.pt", False, MODEL_PY),
         _library("tensorrt", "model.plan", True),
         _library("tensorflow", "model.savedmodel", True),
         _library("openvino", "model.xml", True),
         _library("dali", "model.dali", True),
         _library("fil"),
-        _library("tensorrtllm", "", False, PROGRAM),
+        _library("tensorrtllm", "", False, MODEL_PY),
         _library("identity"),
         _library("repeat"),
         _library("square"),
-        ("rbln", Backend("model.rbln", (PROGRAM,))),
-        ("vllm", Backend("model.json", (PROGRAM,), True)),
+        ("rbln", Backend("model.rbln", (MODEL_PY,))),
+        ("vllm", Backend("model.json", (MODEL_PY,), True)),
     )
 )
 
@@ -106,7 +106,7 @@ def identify(config: Any, name: str, names: Collection[str], is_directory: Calla
     aoti = triton_version(triton) >= TORCH_AOTI
     # (file, backend, True if it may be a directory), in Triton's order
     order = [("model.plan", "tensorrt", False), ("model.onnx", "onnxruntime", True), ("model.xml", "openvino", True)]
-    order += [("model.pt", "pytorch", False)] + [("model.pt2", "pytorch", False)] * aoti + [(PROGRAM, "python", True)]
+    order += [("model.pt", "pytorch", False)] + [("model.pt2", "pytorch", False)] * aoti + [(MODEL_PY, "python", True)]
     if not backend:
         backend = platforms(triton).get(platform, "")
         for entry, owner, any_kind in order:
@@ -123,5 +123,5 @@ def identify(config: Any, name: str, names: Collection[str], is_directory: Calla
     if not file:
         file = ALL[backend].file if backend in ("tensorrt", "onnxruntime", "openvino", "pytorch", "python") else ""
         if backend == "pytorch":
-            file = "model.pt2" if platform == "torch_aoti" else "" if config.runtime == PROGRAM else file
+            file = "model.pt2" if platform == "torch_aoti" else "" if config.runtime == MODEL_PY else file
     return Identity(backend, platform, file)

@@ -165,7 +165,7 @@ def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
         return
     for side in ("input", "output"):
         for index, tensor in enumerate(getattr(model.config, side)):
-            if schema.word(tensor, "data_type") == "TYPE_BF16":
+            if schema.enum_name(tensor, "data_type") == "TYPE_BF16":
                 expected = f"a type that Triton {row.triton} of release {row.name} passes to Python. TYPE_BF16 needs 2.49 (24.08)"
                 todo = "Compile the model for another type, or choose a newer release"
                 triton = REFUSES if model.backend == "rbln" else FAILS_REQUESTS
@@ -269,7 +269,7 @@ def _sequences(model: Model) -> Iterator[Finding]:
         tensor_names.append(tensor.name)
         for place, control in enumerate(tensor.control):
             inner = f"{field}.control[{place}]"
-            kind = schema.word(control, "kind")
+            kind = schema.enum_name(control, "kind")
             if control.kind in kinds:
                 yield model.error("sequence", f"{inner}.kind", f"{kind} again", "each control once", "Remove one of them")
             kinds.append(control.kind)
@@ -293,7 +293,7 @@ def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Find
                 "sequence", field, actual, f"one list of two values for {kind}", "Write the values for false and true"
             )
         return
-    dtype = schema.word(control, "data_type")
+    dtype = schema.enum_name(control, "data_type")
     if present:
         yield model.error("sequence", field, listed(present), f"only a data_type for {kind}", "Remove the list")
     elif dtype not in CORRID_TYPES:

@@ -12,7 +12,7 @@ import os
 from typing import Any, Iterator, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, IGNORES, Finding, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import CRASHES, IGNORES, Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 
@@ -49,7 +49,7 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
             yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT)
         if config.max_batch_size == 0 and sample.batch_size > 1:
             expected = "1 with max_batch_size 0"
-            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT, ENDS)
+            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT, CRASHES)
         missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
         if missing:
             actual, expected = f"without {listed(missing)}", "data for every input that is not optional"
@@ -67,7 +67,7 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
 def _like(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: str) -> Iterator[Finding]:
     """Yield the errors of data whose data type or shape differs from that of its tensor."""
     if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
-        actual, expected = schema.word(data, "data_type"), f"{schema.word(tensor, 'data_type')}, as the {owner}"
+        actual, expected = schema.enum_name(data, "data_type"), f"{schema.enum_name(tensor, 'data_type')}, as the {owner}"
         yield model.error(rule, f"{field}.data_type", actual, expected, CORRECT)
     if (tensor.dims or owner == "state") and min(data.dims, default=0) >= 0 and not _fits(data.dims, tensor.dims):
         actual, expected = str(list(data.dims)), f"sizes for {list(tensor.dims)} of the {owner}, without the batch"
@@ -86,10 +86,10 @@ def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> It
         yield model.error(rule, field, "without data", kinds, "Add one of them")
     elif choice == key:
         path = os.path.normpath(os.path.join(directory, name))
-        if path not in model.files or directory not in model.tree:
+        if path not in model.files or directory not in model.all_directories:
             actual, expected = f"{name}, which does not exist", f"a file below {directory}/"
             yield model.error(rule, f"{field}.{key}", actual, expected, "Add the file, or correct its name")
-        elif schema.word(entry, "data_type") != "TYPE_STRING" and min(entry.dims, default=0) >= 0:
+        elif schema.enum_name(entry, "data_type") != "TYPE_STRING" and min(entry.dims, default=0) >= 0:
             length, needed = _length(model, path), _bytes(entry)
             if length is not None and length < needed:
                 actual, expected = f"{name} of {length} bytes", f"{needed} bytes for its data type and dims"
@@ -105,7 +105,7 @@ def _length(model: Model, path: str) -> Optional[int]:
 
 
 def _bytes(entry: Any) -> int:
-    count = SIZES.get(schema.word(entry, "data_type"), 0)
+    count = SIZES.get(schema.enum_name(entry, "data_type"), 0)
     for size in entry.dims:
         count *= size
     return count
@@ -152,11 +152,11 @@ def _batch_io(model: Model) -> Iterator[Finding]:
                 yield model.error(rule, f"{field}.kind", str(entry.kind), "a kind that Triton knows", "Change it")
             if side == "batch_output" and not entry.target_name:
                 todo = "Add its target, or remove the entry"
-                yield model.error(rule, f"{field}.target_name", "missing", "an output of the model", todo, ENDS)
+                yield model.error(rule, f"{field}.target_name", "missing", "an output of the model", todo, CRASHES)
             if len(sources) != 1:
                 yield model.error(rule, f"{field}.source_input", listed(sources), "one input of the model", CORRECT)
-            if side == "batch_input" and schema.word(entry, "data_type") not in BATCH_TYPES:
-                actual = schema.word(entry, "data_type")
+            if side == "batch_input" and schema.enum_name(entry, "data_type") not in BATCH_TYPES:
+                actual = schema.enum_name(entry, "data_type")
                 yield model.error(rule, f"{field}.data_type", actual, f"one of {listed(BATCH_TYPES)}", "Change it")
             targets = list(entry.target_name) if side == "batch_output" else []
             for key, tensors, known in (("source_input", sources, names["input"]), ("target_name", targets, names["output"])):

@@ -14,14 +14,14 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python
 RULE = "ensemble"
 
 
-class Place(NamedTuple):
+class StepLocation(NamedTuple):
     """The place where the models of an ensemble's steps must be, and the next step for a model that is not there."""
 
     name: str
     todo: str
 
 
-class End(NamedTuple):
+class TensorPort(NamedTuple):
     """One end of an ensemble's tensor: an input or output of the ensemble or of a step."""
 
     owner: str
@@ -33,7 +33,7 @@ class End(NamedTuple):
         """Return the shape with its batch dimension."""
         return [-1, *self.dims] if self.batched else self.dims
 
-    def fits(self, other: End) -> bool:
+    def fits(self, other: TensorPort) -> bool:
         """Return True if Triton accepts the two ends for one tensor: their dims or their shapes agree."""
         pairs = ((self.dims, other.dims), (self.shape(), other.shape()))
         return self.dtype == other.dtype and any(
@@ -44,9 +44,11 @@ class End(NamedTuple):
         return f"{self.dtype} {self.shape()} of {self.owner}"
 
 
-def check(models: Mapping[str, Model], unread: Collection[str], place: Place, refused: AbstractSet[str]) -> Iterator[Finding]:
+def check(
+    models: Mapping[str, Model], unread: Collection[str], location: StepLocation, refused: AbstractSet[str]
+) -> Iterator[Finding]:
     """Yield the findings about the ensembles among the models. `refused` are models that Triton refuses for other reasons."""
-    own: Dict[str, List[Finding]] = {name: list(_own(model, models, unread, place)) for name, model in models.items()}
+    own: Dict[str, List[Finding]] = {name: list(_own(model, models, unread, location)) for name, model in models.items()}
     broken = set(refused) | {name for name, findings in own.items() if _has_errors(findings)}
     while True:
         # Triton refuses an ensemble if it refuses the model of a step.
@@ -72,19 +74,19 @@ def _step_names(model: Model) -> AbstractSet[str]:
     return {step.model_name for step in model.config.ensemble_scheduling.step}
 
 
-def _own(model: Model, models: Mapping[str, Model], unread: Collection[str], place: Place) -> Iterator[Finding]:
+def _own(model: Model, models: Mapping[str, Model], unread: Collection[str], location: StepLocation) -> Iterator[Finding]:
     """Yield the findings about one ensemble."""
     if model.config.HasField("ensemble_scheduling"):
-        yield from _steps(model, models, unread, place)
+        yield from _steps(model, models, unread, location)
         yield from _flow(model)
-        yield from _ends(model, models)
+        yield from _check_ports(model, models)
         yield from _branches(model, models)
         yield from _loop(model, models)
     elif model.config.platform == "ensemble":
         yield model.missing(RULE, "ensemble_scheduling", "the ensemble's steps", "Add them")
 
 
-def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], place: Place) -> Iterator[Finding]:
+def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], location: StepLocation) -> Iterator[Finding]:
     """Yield the errors of steps: missing fields, unknown models and versions, and too small batches."""
     if not model.config.ensemble_scheduling.step:
         yield model.missing(RULE, "ensemble_scheduling.step", "one step or more", "Add them")
@@ -97,10 +99,10 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], p
         entry = models.get(step.model_name)
         if entry is None:
             if step.model_name and step.model_name not in unread:
-                actual = f"{step.model_name}, which is not {place.name}"
-                yield model.error(RULE, f"{field}.model_name", actual, f"a model {place.name}", place.todo)
+                actual = f"{step.model_name}, which is not {location.name}"
+                yield model.error(RULE, f"{field}.model_name", actual, f"a model {location.name}", location.todo)
             continue
-        if entry.settled and step.model_version != -1 and step.model_version not in entry.served():
+        if entry.has_all_files and step.model_version != -1 and step.model_version not in entry.served():
             expected = f"-1 for the latest, or one of {listed(entry.served())}, which {step.model_name} serves"
             actual = str(step.model_version) if step.model_version else "0, the default of a step without a version"
             yield model.error(RULE, f"{field}.model_version", actual, expected, "Correct it")
@@ -163,13 +165,13 @@ def _in_order(steps: Sequence[Any], available: Collection[str]) -> Tuple[List[Tu
         waiting = [entry for entry in waiting if entry not in able]
 
 
-def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
+def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     """Yield the errors of maps with unknown names, of inputs that no map has, and of tensors whose ends differ."""
     batched = model.config.max_batch_size > 0
-    tensors: Dict[str, End] = {}
+    tensors: Dict[str, TensorPort] = {}
     for side in ("input", "output"):
         for entry in getattr(model.config, side):
-            tensors.setdefault(entry.name, _end(model.name, entry, batched, True))
+            tensors.setdefault(entry.name, _port(model.name, entry, batched, True))
     for index, step in enumerate(model.config.ensemble_scheduling.step):
         other = models.get(step.model_name)
         if other is None:
@@ -190,16 +192,16 @@ def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
                     expected = f"one of {listed(known)}, the {side}s of {step.model_name}"
                     yield model.error(RULE, f"{field}[{name}]", name, expected, "Correct the name")
                     continue
-                end = _end(step.model_name, known[name], other.config.max_batch_size > 0, False)
-                first = tensors.setdefault(tensor, end)
-                if not end.fits(first):
-                    yield model.error(RULE, f"{field}[{name}]", f"{tensor} as {end}", str(first), "Make both ends equal")
+                port = _port(step.model_name, known[name], other.config.max_batch_size > 0, False)
+                first = tensors.setdefault(tensor, port)
+                if not port.fits(first):
+                    yield model.error(RULE, f"{field}[{name}]", f"{tensor} as {port}", str(first), "Make both ends equal")
 
 
-def _end(owner: str, tensor: Any, batched: bool, reshaped: bool) -> End:
+def _port(owner: str, tensor: Any, batched: bool, reshaped: bool) -> TensorPort:
     """Return the end of a tensor. Triton applies a reshape only to the ensemble's own tensors."""
     dims = tensor.reshape.shape if reshaped and tensor.HasField("reshape") else tensor.dims
-    return End(owner, schema.word(tensor, "data_type"), list(dims), batched)
+    return TensorPort(owner, schema.enum_name(tensor, "data_type"), list(dims), batched)
 
 
 def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:

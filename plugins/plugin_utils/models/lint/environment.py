@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the parameters of Python models: the execution environment, and the switches of the Python backend.
+"""Rules about the parameters of Python models: the execution environment, and the options of the Python backend.
 
 From triton-inference-server/python_backend (python_be.cc, pb_env.cc, stub_launcher.cc) and core (backend_model.cc).
 """
@@ -12,47 +12,42 @@ import tarfile
 import zlib
 from typing import Iterator, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    HANGS,
-    IGNORES,
-    REFUSES,
-    Finding,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import HANGS, IGNORES, REFUSES, Finding
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import near
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import nearest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import is_within
 
-ENVIRONMENT, OWN = "EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY"
-SWITCH, BATCHING = "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"
+ENVIRONMENT, MODEL_DIRECTORY = "EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY"
+CPU_ONLY, BATCH_STRATEGY = "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"
 ACTIVATE = "bin/activate"
 ARCHIVE = f"a tar archive, plain or gzip, with {ACTIVATE} in it"
-# The most bytes of an archive's unpacked content that are searched
-LARGEST = 256 << 20
+# The rest of a larger archive is not searched
+MAX_SEARCHED_BYTES = 256 << 20
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the parameters of a model that Python runs."""
+    """Yield the findings about the parameters of a Python model, and about the library that forms batches for any model."""
     parameters = model.config.parameters
     if model.ensemble:
         return
-    if BATCHING in parameters:
+    if BATCH_STRATEGY in parameters:
         yield from _batching(model)
     if model.backend != "python" and not model.python_runtime:
         return
     for key in sorted(parameters):
-        for known in (ENVIRONMENT, SWITCH):
-            if key not in (ENVIRONMENT, SWITCH) and near(key, [known]):
+        for known in (ENVIRONMENT, CPU_ONLY):
+            if key not in (ENVIRONMENT, CPU_ONLY) and nearest(key, [known]):
                 yield model.warning("files", f"parameters[{key}]", key, known, f"Did you mean {known}? Rename it", IGNORES)
     if ENVIRONMENT in parameters and parameters[ENVIRONMENT].string_value:
         yield from _environment(model, parameters[ENVIRONMENT].string_value)
-    if SWITCH in parameters and parameters[SWITCH].string_value not in ("yes", "no"):
-        actual = parameters[SWITCH].string_value or "empty"
-        yield model.error("parameters", f"parameters[{SWITCH}]", actual, "yes or no", "Write one of them")
+    if CPU_ONLY in parameters and parameters[CPU_ONLY].string_value not in ("yes", "no"):
+        actual = parameters[CPU_ONLY].string_value or "empty"
+        yield model.error("parameters", f"parameters[{CPU_ONLY}]", actual, "yes or no", "Write one of them")
 
 
 def _batching(model: Model) -> Iterator[Finding]:
     """Yield the error of the parameter for a library that forms batches."""
-    field, path = f"parameters[{BATCHING}]", model.config.parameters[BATCHING].string_value
+    field, path = f"parameters[{BATCH_STRATEGY}]", model.config.parameters[BATCH_STRATEGY].string_value
     if model.config.HasField("sequence_batching"):
         yield model.error("parameters", field, path or "empty", "not set with sequence_batching", "Remove one of them")
     elif not path.startswith("/"):
@@ -60,29 +55,29 @@ def _batching(model: Model) -> Iterator[Finding]:
 
 
 def _environment(model: Model, path: str) -> Iterator[Finding]:
-    """Yield the finding about an execution environment. An absolute path is in the container, where the linter cannot look."""
+    """Yield the finding about an execution environment. An absolute path is in the container, which the linter cannot read."""
     field = f"parameters[{ENVIRONMENT}]"
     if path.startswith("/"):
         return
-    if not path.startswith(OWN):
-        expected = f"an absolute path, or one that begins with {OWN}/"
-        yield model.error("files", field, path, expected, f"Did you mean {OWN}/{os.path.basename(path)}?")
+    if not path.startswith(MODEL_DIRECTORY):
+        expected = f"an absolute path, or one that begins with {MODEL_DIRECTORY}/"
+        yield model.error("files", field, path, expected, f"Did you mean {MODEL_DIRECTORY}/{os.path.basename(path)}?")
         return
-    inner = path[len(OWN) :]
-    place = model.directory + inner
+    inner = path[len(MODEL_DIRECTORY) :]
+    path = model.directory + inner
     # A path outside the model's directory is never read. Only its existence is checked.
-    outside = os.path.exists(place) and not is_within(place, model.directory)
-    flaw = None if outside else _flaw(place)
+    outside = os.path.exists(path) and not is_within(path, model.directory)
+    flaw = None if outside else _environment_flaw(path)
     if flaw:
         problem, expected, triton = flaw
         shown = os.path.normpath(inner.lstrip("/")) if inner else "the model's directory"
         yield model.error("files", field, f"{shown}, {problem}", expected, "Add it, or correct the path", triton)
-    elif _leaves(inner):
+    elif _leaves_model(inner):
         yield _outside(model, field, inner)
 
 
-def _leaves(path: str) -> bool:
-    """Return True if a path leaves the model's directory at any point, even if it leads back into the directory."""
+def _leaves_model(path: str) -> bool:
+    """Return True if a path leaves the model's directory at any point, even if it returns to the directory."""
     depth = 0
     for part in path.split("/"):
         depth += -1 if part == ".." else part not in ("", ".")
@@ -92,7 +87,7 @@ def _leaves(path: str) -> bool:
 
 
 def _outside(model: Model, field: str, inner: str) -> Finding:
-    """Return the finding about an environment beside the model's directory. The store would not copy it."""
+    """Return the finding about an environment outside the model's directory, which the store would not copy."""
     actual, expected = f"{inner.lstrip('/')}, which is outside the model", "a path in the model"
     make = model.error if model.complete else model.warning
     triton = "does not find it on a host" if model.complete else ""
@@ -100,7 +95,7 @@ def _outside(model: Model, field: str, inner: str) -> Finding:
     return finding._replace(store="keeps each model in its own directory, without what is beside it")
 
 
-def _flaw(path: str) -> Optional[Tuple[str, str, str]]:
+def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:
     """Return (the problem of an environment, what is expected, the effect on Triton), or None."""
     if not os.path.exists(path):
         return "which does not exist", "an archive or a directory in the model", REFUSES
@@ -116,14 +111,14 @@ def _flaw(path: str) -> Optional[Tuple[str, str, str]]:
 
 
 def _archive_flaw(path: str) -> Optional[Tuple[str, str, str]]:
-    """Return the flaw of a file that is no archive or an archive without ACTIVATE, or None. Search only LARGEST bytes."""
+    """Return the flaw of a file that is no archive, or that is an archive without ACTIVATE, or None."""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             with tarfile.open(fileobj=raw, mode="r|gz" if packed else "r|") as archive:
                 for member in archive:
-                    if os.path.normpath(member.name) == ACTIVATE or member.offset_data + member.size > LARGEST:
+                    if os.path.normpath(member.name) == ACTIVATE or member.offset_data + member.size > MAX_SEARCHED_BYTES:
                         return None
     except (tarfile.TarError, EOFError, OSError, zlib.error):
         return "which is no such archive", ARCHIVE, REFUSES

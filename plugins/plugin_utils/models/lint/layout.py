@@ -10,8 +10,8 @@ from typing import Iterator, Sequence
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, python_model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    ENDS,
-    HANGS_OLD,
+    CRASHES,
+    HANGS_BEFORE_25_08,
     IGNORES,
     REFUSES,
     STORE_OMITS,
@@ -21,8 +21,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import (
     CONFIG,
-    LARGEST,
-    SMALLEST,
+    MAX_VERSION,
+    MIN_VERSION,
     Model,
     directory_version,
 )
@@ -31,8 +31,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import
 # {file name ending: the only backend that reads files with this ending}
 ENDINGS = {".rbln": "rbln", ".onnx": "onnxruntime", ".plan": "tensorrt", ".pt": "pytorch", ".dali": "dali"}
 # Backends that need a file in each version directory
-READS = ("rbln", "python", "onnxruntime", "openvino", "pytorch", "tensorrt", "tensorflow", "dali", "vllm")
-COMPILE = "Compile the model for this card and SDK, and list the file under `artefacts`"
+BACKENDS_WITH_FILES = ("rbln", "python", "onnxruntime", "openvino", "pytorch", "tensorrt", "tensorflow", "dali", "vllm")
+COMPILE_FIRST = "Compile the model for this card and SDK, and list the file under `artefacts`"
 
 
 def check(model: Model) -> Iterator[Finding]:
@@ -58,8 +58,8 @@ def _directories(model: Model) -> Iterator[Finding]:
             if re.match(r"[^0-9]?[0-9]+", name):
                 actual, expected = "a directory that is no version for Triton", "a plain number without a zero before it"
                 yield model.file_warning(rule, name, actual, expected, "Rename it, or remove it", IGNORES)
-        elif not SMALLEST <= number <= LARGEST:
-            yield model.file_error(rule, name, "a number too large for Triton", f"at most {LARGEST}", "Rename it", ENDS)
+        elif not MIN_VERSION <= number <= MAX_VERSION:
+            yield model.file_error(rule, name, "a number too large for Triton", f"at most {MAX_VERSION}", "Rename it", CRASHES)
         elif name != str(number) or number < 0:
             actual = f"a directory that Triton reads as version {number}"
             expected, todo = "a plain number, or a name without digits at its beginning", "Rename it, or remove it"
@@ -73,17 +73,17 @@ def _directories(model: Model) -> Iterator[Finding]:
 
 def _reads_files(model: Model) -> bool:
     """Return True if the model's backend is known to read files of a version directory."""
-    return not model.ensemble and model.backend not in ("identity", "repeat", "square") and model.settled
+    return not model.ensemble and model.backend not in ("identity", "repeat", "square") and model.has_all_files
 
 
 def _effect_of_missing(model: Model) -> str:
     """Return the effect on Triton of a version without its file."""
-    return HANGS_OLD if model.backend == "python" else REFUSES
+    return HANGS_BEFORE_25_08 if model.backend == "python" else REFUSES
 
 
 def _links(model: Model) -> Iterator[Finding]:
     """Yield the errors of broken links directly in the model's directory. Triton ignores broken links in subdirectories."""
-    for path, kind in sorted(model.others.items()):
+    for path, kind in sorted(model.special_files.items()):
         if "/" not in path and kind == BROKEN_LINK:
             finding = model.file_error("files", path, kind, "a file or a directory", "Remove it, or correct its target")
             yield finding._replace(store=STORE_REFUSES)
@@ -95,14 +95,14 @@ def _policy(model: Model) -> Iterator[Finding]:
     policy = model.config.version_policy
     kind = policy.WhichOneof("policy_choice")
     field = f"version_policy.{kind}" if kind else "version_policy"
-    if not served and (versions or model.settled):
+    if not served and (versions or model.has_all_files):
         actual = f"a policy that selects none of versions {listed(versions)}" if versions else "without a version directory"
         names = {backend.file for backend in backends.ALL.values()}
         misplaced = sorted(path for path in model.files if path in names)
         if misplaced:
             todo = f"Move {listed(misplaced)} into a version directory, such as 1/"
         elif not versions and model.backend == "rbln":
-            todo = COMPILE
+            todo = COMPILE_FIRST
         elif not versions:
             todo = "Add a version directory with a file in it, as git and the store do not keep an empty one"
         else:
@@ -117,7 +117,7 @@ def _policy(model: Model) -> Iterator[Finding]:
 def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     """Yield the findings about the files of one version. If the version is not served, a missing file is only a warning."""
     files, file = model.below(directory), _backend_file(model)
-    if (not files and not model.settled) or directory in model.outside:
+    if (not files and not model.has_all_files) or directory in model.outside:
         return
     finding, triton = (model.file_error, _effect_of_missing(model)) if served else (model.file_warning, IGNORES)
     if not files and not _exists(model, directory) and not _needs_file(model):
@@ -129,11 +129,11 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
         yield finding("files", directory, "an empty version directory", f"a directory with {file}", "Add the file", triton)
     elif not _has_file(model, directory):
         path = f"{directory}/{file}"
-        content = model.others.get(path, "") or ("a directory" if path in model.tree else "")
+        content = model.special_files.get(path, "") or ("a directory" if path in model.all_directories else "")
         actual = f"a version whose {file} is {content}" if content else f"a version with {_few(files)}"
         todo = "Add the file, or set default_model_filename to another one"
         if model.backend == "rbln" and not any(name.endswith(".rbln") for name in files):
-            todo = COMPILE
+            todo = COMPILE_FIRST
         yield finding("files", directory, actual, f"{file} for backend {model.backend}", todo, triton)
     elif served and model.backend == "python" and file:
         yield from python_model.check(model, f"{directory}/{file}")
@@ -151,7 +151,7 @@ def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
     yield from _pointer(model, full)
     owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(os.path.basename(path))[1])
     unknown = not model.ensemble and model.backend not in backends.ALL
-    reads_python = unknown or model.backend == "python" or model.config.runtime == backends.PROGRAM
+    reads_python = unknown or model.backend == "python" or model.config.runtime == backends.MODEL_PY
     if path == CONFIG:
         actual, expected = "a config that Triton does not read there", f"the config beside the version, as {model.name}/{CONFIG}"
         yield model.file_warning("files", full, actual, expected, "Move it", IGNORES)
@@ -174,12 +174,12 @@ def _backend_file(model: Model) -> str:
     if model.identity.file and model.backend != "vllm":
         return model.identity.file
     known = backends.ALL.get(model.backend)
-    return backends.PROGRAM if model.config.runtime == backends.PROGRAM else known.file if known else ""
+    return backends.MODEL_PY if model.config.runtime == backends.MODEL_PY else known.file if known else ""
 
 
 def _needs_file(model: Model) -> bool:
     """Return True if a version without the file of its backend cannot be loaded."""
-    return not model.ensemble and model.settled and model.backend in READS and bool(_backend_file(model))
+    return not model.ensemble and model.has_all_files and model.backend in BACKENDS_WITH_FILES and bool(_backend_file(model))
 
 
 def _exists(model: Model, directory: str) -> bool:
@@ -190,7 +190,7 @@ def _exists(model: Model, directory: str) -> bool:
     # Python does not import a directory.
     if model.backend == "python":
         return path in model.files
-    return path in model.files or path in model.tree or model.others.get(path, BROKEN_LINK) != BROKEN_LINK
+    return path in model.files or path in model.all_directories or model.special_files.get(path, BROKEN_LINK) != BROKEN_LINK
 
 
 def _has_file(model: Model, directory: str) -> bool:

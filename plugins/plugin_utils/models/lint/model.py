@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
     ERROR,
+    LOADS,
     REFUSES,
-    TAKES,
     WARNING,
     Finding,
     Row,
@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import
 CONFIG = "config.pbtxt"
 # Directories of a model that never contain a version
 NO_VERSIONS = ("configs", "warmup", "initial_state")
-SMALLEST, LARGEST = -(2**63), 2**63 - 1
+MIN_VERSION, MAX_VERSION = -(2**63), 2**63 - 1
 
 
 class Model:
@@ -52,9 +52,9 @@ class Model:
         self.config = config
         self.text = text
         self.files = frozenset(files)
-        self.tree = {path[:at] for path in files for at, letter in enumerate(path) if letter == "/"} | set(directories)
-        self.directories = sorted(path for path in self.tree if "/" not in path)
-        self.others = listing.others if listing else {}
+        self.all_directories = {path[:at] for path in files for at, letter in enumerate(path) if letter == "/"} | set(directories)
+        self.directories = sorted(path for path in self.all_directories if "/" not in path)
+        self.special_files = listing.others if listing else {}
         # Paths whose content is outside the repository
         self.outside = listing.outside if listing else set()
         self.row = row
@@ -72,7 +72,7 @@ class Model:
         path = os.path.join(self.directory, self.file)
         return Finding(self.name, path, self._line(field), field, actual, expected, todo, ERROR, rule, triton)
 
-    def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = TAKES) -> Finding:
+    def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = LOADS) -> Finding:
         """Return a warning about the config. Triton serves the model, but its author hardly intends the setting."""
         return self.error(rule, field, actual, expected, todo, triton)._replace(severity=WARNING)
 
@@ -84,7 +84,7 @@ class Model:
         """Return an error of a file or a directory of the model."""
         return Finding(self.name, os.path.join(self.directory, path), None, "", actual, expected, todo, ERROR, rule, triton)
 
-    def file_warning(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = TAKES) -> Finding:
+    def file_warning(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = LOADS) -> Finding:
         """Return a warning about a file or a directory of the model."""
         return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 
@@ -92,7 +92,7 @@ class Model:
         """Return the line of a field. If the file does not have the field, return the line of the message around it, or None."""
         if self._lines is None:
             self._lines = {}
-            for place in schema.places(self.text):
+            for place in schema.source_fields(self.text):
                 self._lines.setdefault(place.path, place.line)
         while field and field not in self._lines:
             field = field.rpartition(".")[0]
@@ -111,11 +111,10 @@ class Model:
         if self._identity is None:
             # Triton looks only into the directory whose name sorts first.
             first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
-            names = {
-                path.split("/")[1] for path in (*self.files, *self.tree, *self.others) if first and path.startswith(first + "/")
-            }
+            paths = (*self.files, *self.all_directories, *self.special_files)
+            names = {path.split("/")[1] for path in paths if first and path.startswith(first + "/")}
             self._identity = backends.identify(
-                self.config, self.name, names, lambda name: f"{first}/{name}" in self.tree, self.triton
+                self.config, self.name, names, lambda name: f"{first}/{name}" in self.all_directories, self.triton
             )
         return self._identity
 
@@ -128,19 +127,19 @@ class Model:
     def python_runtime(self) -> bool:
         """True if the backend is a Python program, which is in the model or in the image."""
         if self.config.runtime:
-            return bool(self.config.runtime == backends.PROGRAM)
+            return bool(self.config.runtime == backends.MODEL_PY)
         known = backends.ALL.get(self.backend)
-        return bool(known and known.runtimes[0] == backends.PROGRAM)
+        return bool(known and known.runtimes[0] == backends.MODEL_PY)
 
     @property
-    def settled(self) -> bool:
+    def has_all_files(self) -> bool:
         """True if no compiled file can be added later, so that all files and versions are known."""
         return self.complete or self.backend != "rbln"
 
     def versions(self) -> Dict[int, str]:
         """Return {version: directory that Triton reads}. `9.bak` makes Triton read the directory 9, even if there is none."""
         numbers = (directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS)
-        return {number: str(number) for number in numbers if number is not None and SMALLEST <= number <= LARGEST}
+        return {number: str(number) for number in numbers if number is not None and MIN_VERSION <= number <= MAX_VERSION}
 
     def served(self) -> List[int]:
         """Return the versions that the version policy selects. Without a policy, only the latest version is served."""

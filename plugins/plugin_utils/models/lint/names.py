@@ -10,9 +10,9 @@ from typing import Iterator, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import is_url_safe
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, HANGS, Finding, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import CRASHES, HANGS, Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import near, with_suggestion
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import nearest, with_suggestion
 
 # Repository agents of NVIDIA's images
 AGENTS = ("checksum",)
@@ -68,7 +68,7 @@ def _backend(model: Model) -> Iterator[Finding]:
         yield model.file_error("backend", elsewhere[0], "where Triton does not look", expected, "Move it")
         return
     expected = f"one of {listed(known)}, or another one of your image"
-    suggestion = near(name, known)
+    suggestion = nearest(name, known)
     field = "backend" if model.config.backend else "platform"
     if name in backends.ALL and model.row:
         actual = f"{name}, which images of release {model.row.name} do not have"
@@ -91,7 +91,7 @@ def _is_elf(path: str) -> bool:
 def platform_todo(name: str, triton: str) -> str:
     """Return the next step for a platform that Triton does not know."""
     known = backends.known(triton)
-    suggestion = name if name in known else near(name, known)
+    suggestion = name if name in known else nearest(name, known)
     if suggestion:
         return f'Write backend: "{suggestion}" instead of platform'
     return with_suggestion(name, [*backends.platforms(triton), backends.ENSEMBLE], 'Add the backend, such as backend: "rbln"')
@@ -102,7 +102,7 @@ def _runtime(model: Model) -> Iterator[Finding]:
     runtime, name = model.config.runtime, model.backend
     if not runtime or model.ensemble or runtime in _own_libraries(model):
         return
-    runtimes = backends.ALL[name].runtimes if name in backends.ALL else (f"libtriton_{name}.so", backends.PROGRAM)
+    runtimes = backends.ALL[name].runtimes if name in backends.ALL else (f"libtriton_{name}.so", backends.MODEL_PY)
     if runtime not in runtimes:
         todo = f"Did you mean {runtimes[0]}? Write it, or remove the field, which has the same effect"
         yield model.error("backend", "runtime", runtime, f"{' or '.join(runtimes)}, the file of backend {name}", todo)
@@ -112,7 +112,7 @@ def _agents(model: Model) -> Iterator[Finding]:
     """Yield the errors of repository agents. Triton calls the agents of a model before it reads anything else of the model."""
     agents = model.config.model_repository_agents
     if model.config.HasField("model_repository_agents") and not agents.agents:
-        yield model.error("agents", "model_repository_agents", "empty", "one agent or more", "Remove the field", ENDS)
+        yield model.error("agents", "model_repository_agents", "empty", "one agent or more", "Remove the field", CRASHES)
     for index, agent in enumerate(agents.agents):
         if agent.name not in AGENTS:
             expected = f"{listed(AGENTS)}, the only agent of NVIDIA's images"
@@ -126,4 +126,4 @@ def _tags(model: Model) -> Iterator[Finding]:
     for key in sorted(model.config.metric_tags):
         if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_]*)?", key):
             expected = "ASCII letters, digits and _, without a _ at its beginning, as it becomes a label of Prometheus"
-            yield model.error("metrics", f"metric_tags[{key}]", f"{key!r}", expected, "Rename it", ENDS)
+            yield model.error("metrics", f"metric_tags[{key}]", f"{key!r}", expected, "Rename it", CRASHES)

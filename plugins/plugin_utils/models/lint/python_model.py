@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about a model.py: it can be parsed, and has the class and methods that Triton's Python backend calls. It is never run."""
+"""Rules about a model.py, which is parsed but never run: it has the class and the methods that Triton's Python backend calls."""
 
 from __future__ import annotations
 
@@ -16,32 +16,38 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 
 RULE = "python model"
 CLASS = "TritonPythonModel"
-# Git LFS leaves a pointer in place of a file that it has not fetched: the first bytes of a pointer, and its most bytes
-POINTER, POINTER_LARGEST = b"version https://git-lfs", 1024
+# Git LFS leaves a small pointer in place of a file that it has not fetched.
+POINTER_START, MAX_POINTER_BYTES = b"version https://git-lfs", 1024
 FAILS = "starts the model's process, which ends, and refuses the model"
-LARGEST = 1 << 20  # The most bytes of a file that is read
-UNCERTAIN = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.Compare)
-EXITS = ("exit", "quit", "sys.exit", "os._exit")  # Calls that end the process
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)  # For isinstance, like Function for types
+MAX_BYTES = 1 << 20  # A larger file is not read
+# Expressions of which Python may not evaluate each part
+CONDITIONAL = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.Compare)
+EXIT_CALLS = ("exit", "quit", "sys.exit", "os._exit")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+def _error(model: Model, path: str, actual: str, expected: str, todo: str, line: Optional[int] = None) -> Finding:
+    """Return an error of a model.py, because of which the model's process ends when it starts."""
+    return model.file_error(RULE, path, actual, expected, todo, FAILS)._replace(line=line)
 
 
 def check(model: Model, path: str) -> Iterator[Finding]:
     """Yield the findings about the model.py of a served version. `path` is relative to the model's directory."""
-    name = model.identity.file or backends.PROGRAM
+    name = model.identity.file or backends.MODEL_PY
     stem = name[:-3] if name.endswith(".py") else ""
     if not stem or "." in stem:
-        actual, expected = f"{name} as default_model_filename", "a name that ends in .py and has no other dot, as Triton imports it"
-        yield model.file_error(RULE, path, actual, expected, "Rename it", FAILS)
+        expected = "a name that ends in .py and has no other dot, as Triton imports it"
+        yield _error(model, path, f"{name} as default_model_filename", expected, "Rename it")
         return
     raw = content(model, path)
     if raw is None:
         return
     if is_pointer(raw):
-        yield model.file_error(RULE, path, "a pointer of Git LFS", "the file", "Fetch it: git lfs pull", FAILS)
+        yield _error(model, path, "a pointer of Git LFS", "the file", "Fetch it: git lfs pull")
         return
     if not raw.strip():
-        yield model.file_error(RULE, path, "an empty file", f"a class {CLASS}", "Write it", FAILS)
+        yield _error(model, path, "an empty file", f"a class {CLASS}", "Write it")
         return
     try:
         tree, rewritten = python_source.parsed(raw, image_python(model))
@@ -50,31 +56,31 @@ def check(model: Model, path: str) -> Iterator[Finding]:
         return
     raising = _raises(tree.body)
     if raising:
-        actual, expected = "a module that always raises when it is imported", f"a module that defines {CLASS}"
-        yield model.file_error(RULE, path, actual, expected, "Remove the line", FAILS)._replace(line=raising.lineno)
+        actual = "a module that always raises when it is imported"
+        yield _error(model, path, actual, f"a module that defines {CLASS}", "Remove the line", raising.lineno)
         return
     for unknown in () if rewritten else _undefined(tree):
         actual, expected = f"a module with the undefined name {unknown.id}", "names that are defined when it is imported"
-        yield model.file_error(RULE, path, actual, expected, "Import or define it", FAILS)._replace(line=unknown.lineno)
-    yield from _class(model, path, tree)
+        yield _error(model, path, actual, expected, "Import or define it", unknown.lineno)
+    yield from _class_findings(model, path, tree)
 
 
 def content(model: Model, path: str) -> Optional[bytes]:
     """Return the content of a file of the model, or None if it is outside the repository, unreadable or too large."""
-    # Only regular files are opened, as opening a named pipe would wait for a writer.
+    # Only a regular file is opened, because a named pipe would wait for a writer.
     if not model.readable(path) or not os.path.isfile(os.path.join(model.directory, path)):
         return None
     try:
         with open(os.path.join(model.directory, path), "rb") as source:
-            raw = source.read(LARGEST + 1)
+            raw = source.read(MAX_BYTES + 1)
     except OSError:
         return None
-    return raw if len(raw) <= LARGEST else None
+    return raw if len(raw) <= MAX_BYTES else None
 
 
 def is_pointer(raw: bytes) -> bool:
     """Return True for a pointer of Git LFS."""
-    return raw.startswith(POINTER) and len(raw) <= POINTER_LARGEST
+    return raw.startswith(POINTER_START) and len(raw) <= MAX_POINTER_BYTES
 
 
 def image_python(model: Model) -> Optional[python_source.Version]:
@@ -90,7 +96,7 @@ def completes(model: Model) -> bool:
     known = backends.ALL.get(model.backend)
     if known and known.completes:
         return True
-    program = model.identity.file or backends.PROGRAM
+    program = model.identity.file or backends.MODEL_PY
     for version in model.served():
         raw = content(model, f"{model.versions()[version]}/{program}") if model.backend == "python" else None
         if raw and b"auto_complete_config" in raw:
@@ -109,35 +115,34 @@ def _parser_error(model: Model, path: str, error: BaseException) -> Finding:
     line = getattr(error, "lineno", None)
     image = image_python(model)
     python = ".".join(map(str, image or sys.version_info[:2]))
-    # Python's exception for a program that is nested too deeply has no message.
+    # Python's exception for a too deeply nested program has no message.
     actual = f"not valid for Python {python} ({getattr(error, 'msg', None) or str(error) or 'nested too deeply'})"
     expected = f"a program for Python {python} of the image" if image else "a Python program"
-    return model.file_error(RULE, path, actual, expected, "Correct the line", FAILS)._replace(line=line)
+    return _error(model, path, actual, expected, "Correct the line", line)
 
 
 def _raises(body: List[ast.stmt]) -> Optional[ast.stmt]:
-    """Return the first statement that always runs and always raises (`raise`, a false `assert`, an exit), or None."""
+    """Return the first statement that always runs and always raises, or None."""
     for node in body:
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.Assert) and _is_false(node.test)) or _exits(node):
+        if _always_raises(node):
             return node
         if any(isinstance(inner, (ast.Return, ast.Yield, ast.YieldFrom)) for inner in [node, *_own_nodes(node)]):
             return None
     return None
 
 
-def _is_false(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and not node.value
-
-
-def _exits(node: ast.stmt) -> bool:
-    """Return True if a statement is a call of exit(), quit() or sys.exit()."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in EXITS
+def _always_raises(node: ast.stmt) -> bool:
+    """Return True for `raise`, a false `assert`, and a call that ends the process."""
+    if isinstance(node, ast.Assert):
+        return isinstance(node.test, ast.Constant) and not node.test.value
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return isinstance(node, ast.Raise) or (is_call and ast.unparse(node.value.func) in EXIT_CALLS)  # type: ignore[attr-defined]
 
 
 def _undefined(tree: ast.Module) -> Iterator[ast.Name]:
-    """Yield the names that Python always evaluates when it imports the module, but that the module never defines."""
+    """Yield the undefined names that Python evaluates whenever it imports the module."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    known = {*_bound(tree.body), *dir(builtins), "__file__", "__path__", "__builtins__", "__annotations__"}
+    known = {*_bound_names(tree.body), *dir(builtins), "__file__", "__path__", "__builtins__", "__annotations__"}
     known |= {node.id for node in names if not isinstance(node.ctx, ast.Load)}
     if "*" in known or known & {"globals", "exec", "vars"} & {node.id for node in names}:
         return
@@ -151,41 +156,40 @@ def _undefined(tree: ast.Module) -> Iterator[ast.Name]:
         else:
             continue
         for value in read:
-            yield from (inner for inner in _certain(value) if isinstance(inner, ast.Name) and inner.id not in known)
+            yield from (inner for inner in _always_evaluated(value) if isinstance(inner, ast.Name) and inner.id not in known)
 
 
-def _certain(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of an expression that are always evaluated when the expression is."""
-    if not isinstance(node, UNCERTAIN):
+def _always_evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of an expression that Python evaluates whenever it evaluates the expression."""
+    if not isinstance(node, CONDITIONAL):
         yield node
         for child in ast.iter_child_nodes(node):
-            yield from _certain(child)
+            yield from _always_evaluated(child)
 
 
-def _class(model: Model, path: str, tree: ast.Module) -> Iterator[Finding]:
-    """Yield the findings about the class TritonPythonModel, which Triton looks up by this name, and about its methods."""
-    names = _bound(tree.body)
-    last = next((node for node in reversed(tree.body) if CLASS in _touched(node)), None)
+def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Finding]:
+    """Yield the findings about the class TritonPythonModel and its methods."""
+    names = _bound_names(tree.body)
+    last = next((node for node in reversed(tree.body) if CLASS in _bound_or_deleted(node)), None)
     if isinstance(last, ast.Delete) or (isinstance(last, ast.Assign) and isinstance(last.value, ast.Constant)):
         actual = f"a module without {CLASS} because of `{ast.unparse(last)}`"
-        yield model.file_error(RULE, path, actual, f"a class {CLASS}", "Remove the line", FAILS)._replace(line=last.lineno)
+        yield _error(model, path, actual, f"a class {CLASS}", "Remove the line", last.lineno)
     if CLASS not in names and "*" not in names:
         near = next((name for name in names if name.lower().replace("_", "") == CLASS.lower()), "")
         todo = f"Did you mean {near}? Rename it" if near else "Write the class, or import it by this name"
-        expected = "a class of that name, with a method execute"
-        yield model.file_error(RULE, path, f"a module without {CLASS}", expected, todo, FAILS)
+        yield _error(model, path, f"a module without {CLASS}", "a class of that name, with a method execute", todo)
     for node in (element for element in tree.body if isinstance(element, ast.ClassDef)):
         if node.name != CLASS or node.keywords or node.decorator_list:
             continue
         yield from _methods(model, path, node)
-        # If the class has a base class, that may have the method.
-        if not node.bases and "execute" not in _bound(node.body):
+        # A base class may have the method.
+        if not node.bases and "execute" not in _bound_names(node.body):
             expected, triton = "a method execute(self, requests)", "loads the model and answers every request with an error"
             warning = model.file_warning(RULE, path, f"a {CLASS} without execute", expected, "Write it", triton)
             yield warning._replace(line=node.lineno)
 
 
-class _Call(NamedTuple):
+class _TritonCall(NamedTuple):
     """Triton's call of a method: True for a call on the class, the number of arguments, and a definition that fits the call."""
 
     on_class: bool
@@ -193,10 +197,10 @@ class _Call(NamedTuple):
     definition: str
 
 
-CALLS = {
-    "__init__": _Call(False, 0, "__init__(self)"),
-    "initialize": _Call(False, 1, "initialize(self, args)"),
-    "auto_complete_config": _Call(True, 1, "@staticmethod, and auto_complete_config(auto_complete_model_config)"),
+TRITON_CALLS = {
+    "__init__": _TritonCall(False, 0, "__init__(self)"),
+    "initialize": _TritonCall(False, 1, "initialize(self, args)"),
+    "auto_complete_config": _TritonCall(True, 1, "@staticmethod, and auto_complete_config(auto_complete_model_config)"),
 }
 
 
@@ -204,10 +208,10 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
     """Yield the errors of the methods that Triton calls when it loads a model."""
     methods = {element.name: element for element in node.body if isinstance(element, FUNCTIONS)}
     yield from _assigned(model, path, node)
-    names = [name for statement in node.body for name in _bound([statement])]
-    for name, call in CALLS.items():
+    names = [name for statement in node.body for name in _bound_names([statement])]
+    for name, call in TRITON_CALLS.items():
         method = methods.get(name)
-        # If a name is bound several times, the linter cannot tell which binding counts.
+        # The linter cannot tell which of several bindings of a name counts.
         if method is None or names.count(name) > 1:
             continue
         kinds = [decorator.id if isinstance(decorator, ast.Name) else "" for decorator in method.decorator_list]
@@ -225,24 +229,22 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
         elif _raises(method.body):
             actual, todo = f"{name}, which always raises", "Remove the raise"
         if actual:
-            error = model.file_error(RULE, path, f"a {CLASS} with {actual}", call.definition, todo, FAILS)
-            yield error._replace(line=method.lineno)
+            yield _error(model, path, f"a {CLASS} with {actual}", call.definition, todo, method.lineno)
 
 
 def _assigned(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
-    """Yield the errors of method names to which the class assigns a value that Triton cannot call."""
+    """Yield the errors of assignments of values that Triton cannot call to the names of methods."""
     for statement in node.body:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name):
             continue
         name, value = statement.targets[0].id, statement.value
-        if name not in CALLS or isinstance(value, ast.Constant) is isinstance(value, ast.Lambda):
+        if name not in TRITON_CALLS or isinstance(value, ast.Constant) is isinstance(value, ast.Lambda):
             continue
-        call = CALLS[name]
+        call = TRITON_CALLS[name]
         count = call.arguments + (not call.on_class)
         if isinstance(value, ast.Constant) or not _accepts(value.args, count):  # type: ignore[attr-defined]
             actual = f"a {CLASS} with {name} = {ast.unparse(value)}"
-            error = model.file_error(RULE, path, actual, call.definition, f"Write {call.definition}", FAILS)
-            yield error._replace(line=statement.lineno)
+            yield _error(model, path, actual, call.definition, f"Write {call.definition}", statement.lineno)
 
 
 def _accepts(arguments: ast.arguments, count: int) -> bool:
@@ -258,7 +260,7 @@ def _returned(method: Function) -> List[Optional[ast.expr]]:
 
 
 def _returns_a_value(method: Function) -> bool:
-    """Return True if a function may return something other than a constant. Coroutines and generators do not."""
+    """Return True if a function may return a value that is not a constant. Coroutines and generators do not."""
     if isinstance(method, ast.AsyncFunctionDef) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(method)):
         return False
     return any(value is not None and not isinstance(value, ast.Constant) for value in _returned(method))
@@ -276,13 +278,13 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(child)
 
 
-def _touched(node: ast.stmt) -> List[str]:
+def _bound_or_deleted(node: ast.stmt) -> List[str]:
     """Return the names that a statement binds or deletes."""
     deleted = [target.id for target in node.targets if isinstance(target, ast.Name)] if isinstance(node, ast.Delete) else []
-    return [*_bound([node]), *deleted]
+    return [*_bound_names([node]), *deleted]
 
 
-def _bound(body: List[ast.stmt]) -> List[str]:
+def _bound_names(body: List[ast.stmt]) -> List[str]:
     """Return the names that statements bind, including nested ones such as `if` and `try`. `from m import *` binds "*"."""
     names: List[str] = []
     for node in body:

@@ -11,9 +11,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, check_together, python_model, schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import Place
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import StepLocation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    ENDS,
+    CRASHES,
     ERROR,
     LOADS_NOTHING,
     REFUSES,
@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model, directory_version
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK, listing, walk
 
-HERE = Place("in the repository", "Add it, or correct the name")
+STEP_LOCATION = StepLocation("in the repository", "Add it, or correct the name")
 VARIANTS = "configs"
 
 
@@ -79,7 +79,7 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 own += _without_config(name, directory, row)
             findings += own if not only or name in only else []
     refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
-    together = check_together(models, [place for place in places if place not in models], HERE, refused)
+    together = check_together(models, [place for place in places if place not in models], STEP_LOCATION, refused)
     findings += [finding for finding in together if not only or finding.model in only]
     return Linted(models, findings)
 
@@ -167,7 +167,7 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
     # Errors that end Triton are also reported, as their effect is worse.
     return [
         _finding(name, directory, actual, "a model", todo, "stray", triton),
-        *(error for error in errors if error.triton == ENDS),
+        *(error for error in errors if error.triton == CRASHES),
     ]
 
 

@@ -16,7 +16,13 @@ from typing import Any, List, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import text as texts
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.backends import triton_version
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, ERROR, HANGS, REFUSES_TEXT, Finding
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
+    CRASHES,
+    ERROR,
+    HANGS,
+    REFUSES_TEXT,
+    Finding,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import decoded, printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
@@ -65,14 +71,14 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
     return parsed.message if parsed.complete and not unknown_value else None, findings
 
 
-def unknown(text: str, triton: str) -> List[Tuple[texts.Place, str, str]]:
+def unknown(text: str, triton: str) -> List[Tuple[texts.SourceField, str, str]]:
     """Return (place, name, the first Triton that knows the name) for the fields and values that this Triton does not know."""
     newer = {name: since for name, since in load()[1].items() if triton_version(since) > triton_version(triton)}
     # The text is parsed only if one of the names is in it.
     if not any(name.rpartition(".")[2] in text for name in newer):
         return []
-    results: List[Tuple[texts.Place, str, str]] = []
-    for place in places(text):
+    results: List[Tuple[texts.SourceField, str, str]] = []
+    for place in source_fields(text):
         name = place.name if place.name in newer else place.value
         # Fields inside an unknown field need no finding of their own.
         inner = tuple(f"{other.path}{mark}" for other, _name, _since in results for mark in ".[")
@@ -81,13 +87,13 @@ def unknown(text: str, triton: str) -> List[Tuple[texts.Place, str, str]]:
     return results
 
 
-def places(text: str) -> List[texts.Place]:
+def source_fields(text: str) -> List[texts.SourceField]:
     """Return the fields of a text in their order, up to the first place that cannot be parsed."""
     kind, _since = load()
-    return texts.parse(text, kind()).places
+    return texts.parse(text, kind()).fields
 
 
-def word(message: Any, field: str) -> str:
+def enum_name(message: Any, field: str) -> str:
     """Return the name of an enum's value in a message, or its number if it has no name."""
     number = getattr(message, field)
     entry = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
@@ -103,7 +109,7 @@ def read(path: str, name: str, raw: Optional[bytes] = None) -> Tuple[Any, str, L
 
     if raw is None:
         if os.path.isdir(path):
-            return failure("it is a directory", "Write the config as a file", ENDS)
+            return failure("it is a directory", "Write the config as a file", CRASHES)
         if not os.path.isfile(path):
             return failure("it is no regular file", "Write the config as a file", HANGS)
         try:

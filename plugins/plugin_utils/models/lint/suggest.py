@@ -29,7 +29,7 @@ SYNONYMS = {
 }
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     """Return the nearest known word, or "". The word may lack a prefix such as TYPE_, and its case may be wrong."""
     words = list(known)
     prefix = words[-1].partition("_")[0] + "_" if len(words) > 1 else ""
@@ -46,5 +46,5 @@ def near(word: str, known: Iterable[str]) -> str:
 
 def with_suggestion(word: str, known: Iterable[str], todo: str) -> str:
     """Return the next step for an unknown word, preceded by a suggestion if there is one."""
-    suggestion = near(word, known)
+    suggestion = nearest(word, known)
     return f"Did you mean {suggestion}? {todo}" if suggestion else todo

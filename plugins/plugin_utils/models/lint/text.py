@@ -32,7 +32,7 @@ CLOSING = {"{": "}", "<": ">"}
 UNKNOWN = "a field that no Triton knows"
 
 
-class Place(NamedTuple):
+class SourceField(NamedTuple):
     """A field in a text: its path such as input[0].dims, its line, and its name in the schema, or None for an unknown field.
 
     `value` is the text of a scalar. For an enum, it is the name of the value in the schema.
@@ -48,7 +48,7 @@ class Parsed(NamedTuple):
     """The result of the parser. `complete` is True if the parser has read the whole text."""
 
     message: Any
-    places: List[Place]
+    fields: List[SourceField]
     problems: List[SyntaxProblem]
     complete: bool
 
@@ -65,8 +65,8 @@ def parse(text: str, message: Any) -> Parsed:
         while parser.token.kind != END:
             parser.field(message, message.DESCRIPTOR, "", counts)
     except _Stop:
-        return Parsed(message, parser.places, parser.problems, complete=False)
-    return Parsed(message, parser.places, parser.problems, complete=True)
+        return Parsed(message, parser.fields, parser.problems, complete=False)
+    return Parsed(message, parser.fields, parser.problems, complete=True)
 
 
 class _Parser(Tokenizer):
@@ -74,7 +74,7 @@ class _Parser(Tokenizer):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.places: List[Place] = []
+        self.fields: List[SourceField] = []
 
     def stop(self, message: str) -> _Stop:
         """Record an error, and return the exception to raise."""
@@ -132,9 +132,9 @@ class _Parser(Tokenizer):
         field = known.fields_by_name.get(word) if known is not None else None
         if field is None:
             owner = known.full_name if known is not None else prefix.rstrip(".")
-            near = tuple(known.fields_by_name) if known is not None else ()
+            known_words = tuple(known.fields_by_name) if known is not None else ()
             words = f'Message type "{owner}" has no field named "{word}".'
-            self.problems.append(SyntaxProblem(line, words, prefix + word, word, near, UNKNOWN))
+            self.problems.append(SyntaxProblem(line, words, prefix + word, word, known_words, UNKNOWN))
             self.unknown(prefix, word, line)
             return
         repeated, nested = is_repeated(field), field.message_type is not None
@@ -150,11 +150,11 @@ class _Parser(Tokenizer):
             path = f"{prefix}{word}[{index}]" if repeated else prefix + word
             at = self.token.line if many else line
             if repeated and not index:
-                self.places.append(Place(prefix + word, line, name_of(field), ""))
+                self.fields.append(SourceField(prefix + word, line, name_of(field), ""))
             if nested:
                 self.nested(message, field, path, f"{prefix}{word}", at)
             else:
-                self.places.append(Place(path, at, name_of(field), self.scalar(message, field, path)))
+                self.fields.append(SourceField(path, at, name_of(field), self.scalar(message, field, path)))
             if not many or self.take("]"):
                 break
             self.need(",")
@@ -178,7 +178,7 @@ class _Parser(Tokenizer):
         if not end:
             raise self.stop(f'Expected "{{", found "{self.token.text}".')
         self.next()
-        self.places.append(Place(path, line, name_of(field), ""))
+        self.fields.append(SourceField(path, line, name_of(field), ""))
         entry = field.message_type.GetOptions().map_entry
         inner = _new(field) if entry else getattr(message, field.name)
         if not entry and is_repeated(field):
@@ -191,7 +191,7 @@ class _Parser(Tokenizer):
         self.need(end)
         if entry:
             # The path of a map's entry contains its key.
-            self.places.append(Place(f"{name}[{inner.key}]", line, name_of(field), ""))
+            self.fields.append(SourceField(f"{name}[{inner.key}]", line, name_of(field), ""))
             values = getattr(message, field.name)
             if field.message_type.fields_by_name["value"].message_type is not None:
                 values[inner.key].CopyFrom(inner.value)
@@ -296,7 +296,7 @@ class _Parser(Tokenizer):
         """Skip the value of an unknown field. Fields in it are unknown, too."""
         path = prefix + word
         colon = self.take(":")
-        self.places.append(Place(path, line, None, self.token.text))
+        self.fields.append(SourceField(path, line, None, self.token.text))
         if colon and self.token.text not in CLOSING:
             self.skipped_value(path)
         else:
