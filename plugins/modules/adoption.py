@@ -115,8 +115,8 @@ REQUEST: Dict[str, Any] = {
     "piece": {"type": "dict"},
 }
 
-# The directory in which the host sees the files of a process's container
-ROOT_OF_PROCESS = re.compile(r"/proc/\d+/root")
+# The directory of the host that has the files of a process's container
+PROCESS_ROOT = re.compile(r"/proc/\d+/root")
 # Files below this size in bytes are in the result. Larger files are read in pieces.
 SMALL = 1 << 20
 # Limit of the Base64 characters of all files in the result
@@ -124,7 +124,7 @@ CONTENTS = 1 << 24
 # Limit of the bytes of an answer to an inference request
 ANSWER = 1 << 25
 # Directories of a model that are ignored
-LEFT_OUT = ("__pycache__", ".git")
+IGNORED = ("__pycache__", ".git")
 ANSWER_SECONDS = 60.0
 INDEX = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?": shapes.TEXT_OR_NULL}]
 
@@ -134,11 +134,11 @@ class Failure(Exception):
 
 
 def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
-    """Return the process of the tritonserver in a container, None if it does not run."""
+    """Return the process of the tritonserver in a container; None if no such process runs."""
     try:
         top = engine.get(f"/containers/{container}/top") or {}
     except OSError:
-        # The container may have just ended, such as the container of a check. Then it has no server.
+        # A container that has just ended, such as that of a check, has no server.
         state = (engine.get(f"/containers/{container}/json") or {}).get("State", {})
         if state.get("Running") and not state.get("Restarting"):
             raise
@@ -200,12 +200,12 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
     if name:
         inspect = engine.get(f"/containers/{name}/json")
         if not inspect:
-            raise Failure(f"found no container {name}: `docker ps` lists those that there are")
+            raise Failure(f"container {name} does not exist, expected one that `docker ps` lists")
         if not inspect["State"]["Running"]:
-            raise Failure(f"container {name} is {inspect['State']['Status']}, expected it running. Start it and its server first")
+            raise Failure(f"container {name} is {inspect['State']['Status']}, expected running. Start it and its server first")
         process = process_of(engine, name)
         if not process:
-            raise Failure(f"found no {SERVER} running in container {name}: start the server first, adoption reads what it serves")
+            raise Failure(f"container {name} runs no {SERVER}, expected one whose models can be read. Start the server first")
         return inspect, process
     found = {}
     for entry in engine.get("/containers/json") or []:
@@ -214,7 +214,7 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
             found[entry["Names"][0].lstrip("/")] = (entry["Id"], process)
     if not found:
         raise Failure(
-            f"found no running container with {SERVER} in it: start the one to adopt, or run playbooks/site.yml for a new one"
+            f"no running container has a {SERVER}, expected one to adopt. Start it, or run playbooks/site.yml for a new container"
         )
     if len(found) > 1:
         raise Failure(
@@ -224,8 +224,8 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
     return engine.get(f"/containers/{container}/json") or {}, process
 
 
-def place(root: str, path: str) -> str:
-    """Return the path on the host, below `root`, of a path in a container. Resolve links as in the container. Raises Failure."""
+def resolve(root: str, path: str) -> str:
+    """Return the path on the host of a path in the container whose files are in `root`. Follow its links. Raises Failure."""
     done = root
     parts = [part for part in path.split("/") if part]
     for _step in range(200):
@@ -238,7 +238,7 @@ def place(root: str, path: str) -> str:
                 done, parts = root, [part for part in target.split("/") if part] + parts
             else:
                 done, parts = os.path.dirname(done), [part for part in target.split("/") if part] + parts
-    raise Failure(f"{path} goes round in links: repair the repository")
+    raise Failure(f"{path} is a loop of links, expected a file or a directory. Repair the repository")
 
 
 def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
@@ -246,12 +246,12 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
     queue = [""]
     while queue:
         directory_below = queue.pop()
-        here = place(root, os.path.join(directory, directory_below))
+        here = resolve(root, os.path.join(directory, directory_below))
         for name in sorted(os.listdir(here)):
             path = os.path.join(directory_below, name)
-            full = place(root, os.path.join(directory, path))
+            full = resolve(root, os.path.join(directory, path))
             if os.path.isdir(full):
-                queue += [path] if name not in LEFT_OUT else []
+                queue += [path] if name not in IGNORED else []
             elif os.path.isfile(full) and not name.endswith(".pyc"):
                 yield path, full
 
@@ -262,7 +262,7 @@ def opened(path: str, root: str) -> BinaryIO:
         # Image layers and model caches may give a file several names.
         return foreign.open_file(path, base=root, single=False)
     except foreign.Untrusted as error:
-        raise Failure(f"{path} {error}: leave the model as it is while it is read, and run again") from None
+        raise Failure(f"{path} {error}: do not change the model while it is read, and run again") from None
 
 
 def model(root: str, directory: str, room: int = CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
@@ -291,7 +291,7 @@ def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tup
     return about, index
 
 
-def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
+def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the facts of the container, its server and its models. Raises Failure."""
     inspect, process = find(engine, arguments["name"])
     image = images.inspect_image(engine, inspect["Image"]) or {}
@@ -300,8 +300,8 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     address, port = endpoint(inspect, process["argv"])
     key = key_headers(process["argv"])
     about, index = served(address, port, key)
-    places = repositories(process["argv"], process["directory"])
-    remote = [path for path in places if "://" in path]
+    directories = repositories(process["argv"], process["directory"])
+    remote = [path for path in directories if "://" in path]
     if remote:
         raise Failure(f"model repository {', '.join(remote)} is not on this host: list its models in triton_models yourself")
     root = f"/proc/{process['pid']}/root"
@@ -318,9 +318,11 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
         if name in models:
             models[name]["versions"].append(version)
             continue
-        home = next((path for path in (os.path.join(base, name) for base in places) if os.path.isdir(place(root, path))), None)
+        home = next(
+            (path for path in (os.path.join(base, name) for base in directories) if os.path.isdir(resolve(root, path))), None
+        )
         if home is None:
-            raise Failure(f"model {name} is served, and found in none of {', '.join(places)}: reload it from there first")
+            raise Failure(f"model {name} is served, but is in none of {', '.join(directories)}: reload it from there first")
         files, contents = model(root, home, room)
         room -= sum(map(len, contents.values()))
         resource = f"/v2/models/{name}/versions/{version}/config"
@@ -337,7 +339,7 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
         "image": image,
         "default_runtime": (engine.get("/info") or {}).get("DefaultRuntime"),
         "process": process,
-        "managed": arguments["store"] in places,
+        "managed": arguments["store"] in directories,
         "server": {"version": version_of(about), "address": address, "port": port},
         "models": models,
         "others": others_of(engine, inspect, process["pid"]),
@@ -353,7 +355,7 @@ def below(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
-def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
+def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the request of each model, and return {model: [status, answer]}."""
     inspect, process = find(engine, arguments["name"])
     address, port = endpoint(inspect, process["argv"])
@@ -369,22 +371,22 @@ def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
-        module.fail_json(msg="adoption translates on the controller: call it as npufleet.triton.adoption")
+        module.fail_json(msg="the controller has sent no request: call the module as npufleet.triton.adoption")
     engine = Engine()
     try:
         if arguments["piece"]:
             path = arguments["piece"]["path"]
-            inside = ROOT_OF_PROCESS.match(path)
+            inside = PROCESS_ROOT.match(path)
             with opened(path, inside[0] if inside else os.path.dirname(path)) as source:
                 source.seek(int(arguments["piece"]["offset"]))
                 module.exit_json(data=base64.b64encode(source.read(int(arguments["piece"]["size"]))).decode())
         if arguments["requests"]:
-            module.exit_json(answers=ask(engine, arguments))
-        module.exit_json(found=look(engine, arguments))
+            module.exit_json(answers=infer(engine, arguments))
+        module.exit_json(found=container_facts(engine, arguments))
     except Failure as failure:
         module.fail_json(msg=str(failure))
     except OSError as error:
-        module.fail_json(msg=f"cannot be read: {error}: the engine has to run, and the server to go on while it is read")
+        module.fail_json(msg=f"the container cannot be read: {error}: engine and server must run during the adoption")
 
 
 def main() -> None:

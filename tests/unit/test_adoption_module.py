@@ -46,13 +46,13 @@ def test_a_model_is_read_as_its_server_sees_it(root: Path) -> None:
 
 def test_links_in_a_circle_are_a_message(root: Path) -> None:
     (root / "models/round").symlink_to("/models/round")
-    with pytest.raises(subject.Failure, match="/models/round goes round in links"):
-        subject.place(str(root), "/models/round")
+    with pytest.raises(subject.Failure, match="/models/round is a loop of links"):
+        subject.resolve(str(root), "/models/round")
 
 
 def test_a_link_does_not_lead_out_of_the_container(root: Path) -> None:
     (root / "models/out").symlink_to("/etc/passwd")
-    assert subject.place(str(root), "/models/out") == str(root / "etc/passwd")
+    assert subject.resolve(str(root), "/models/out") == str(root / "etc/passwd")
 
 
 def engine(monkeypatch: pytest.MonkeyPatch, processes: dict[str, int | None]) -> FakeEngine:
@@ -95,10 +95,10 @@ def test_a_running_container_whose_processes_cannot_be_read_is_told() -> None:
 @pytest.mark.parametrize(
     ("processes", "name", "said"),
     [
-        ({"db": None}, None, "found no running container with tritonserver in it: start the one to adopt"),
+        ({"db": None}, None, "no running container has a tritonserver, expected one to adopt"),
         ({"a": 1, "b": 2, "c": None}, None, "more than one container: a, b; name the one to adopt"),
-        ({"a": 1}, "b", "found no container b: `docker ps`"),
-        ({"db": None}, "db", "found no tritonserver running in container db"),
+        ({"a": 1}, "b", "container b does not exist, "),
+        ({"db": None}, "db", "container db runs no tritonserver, "),
     ],
 )
 def test_which_container_is_meant(
@@ -120,11 +120,11 @@ def test_no_engine_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "Engine", FakeEngine(None))
     result = run_module(subject, {"store": STORE})
     assert result["failed"]
-    assert "no engine: the engine has to run" in result["msg"]
+    assert "no engine: engine and server must run" in result["msg"]
 
 
 def test_it_is_called_by_its_action() -> None:
-    assert "call it as npufleet.triton.adoption" in run_module(subject, {})["msg"]
+    assert "call the module as npufleet.triton.adoption" in run_module(subject, {})["msg"]
 
 
 def test_a_process_is_below_its_ancestors_only() -> None:
@@ -157,13 +157,13 @@ def test_a_server_started_inside_with_a_variable_of_its_own_is_started_again_so(
     process = {"pid": 7, "argv": ["tritonserver", "--http-restricted-api=trace:key=s3cr3t-value"], "environment": {"LANG": "C"},
                "main": False, "directory": "/srv", "user": "0"}  # fmt: skip
     found = {"inspect": GUIDE, "image": {}, "process": process}
-    again = action.ActionModule.again(None, found)  # type: ignore[arg-type]
+    started = action.exec_options(found)
     # The command line stays on the host
-    assert again == {"pid": 7, "options": ["--workdir", "/srv", "--user", "0", "--env", "LANG=C"]}
-    assert action.ActionModule.again(None, {**found, "process": {**process, "main": True}}) == {}  # type: ignore[arg-type]
+    assert started == {"pid": 7, "options": ["--workdir", "/srv", "--user", "0", "--env", "LANG=C"]}
+    assert action.exec_options({**found, "process": {**process, "main": True}}) == {}
     # A value of the vault under another name
     process["environment"] = {"ARGUMENTS": "--key=s3cr3t-value"}
-    assert action.ActionModule.again(None, found, ["s3cr3t-value"]) == {}  # type: ignore[arg-type]
+    assert action.exec_options(found, ["s3cr3t-value"]) == {}
     (reason,) = action.obstacles(found, ["s3cr3t-value"])
     assert "ARGUMENTS" in reason and "s3cr3t" not in reason
 
@@ -184,8 +184,8 @@ def found_there(container: str = "/hand", model: str = "words", **file: Any) -> 
 
 
 def test_names_of_a_host_that_may_become_paths() -> None:
-    action.check(found_there())
-    action.check(found_there(container="/hand_1.x-y", model="텍스트-v1.2", path="1/a b.txt"))
+    action.check_names(found_there())
+    action.check_names(found_there(container="/hand_1.x-y", model="텍스트-v1.2", path="1/a b.txt"))
 
 
 PATHS = ["/etc/x", "../x", "a/../../x", "..", ".", "", "a\nb", "a\0b", "\x1b[2J"]
@@ -194,23 +194,23 @@ PATHS = ["/etc/x", "../x", "a/../../x", "..", ".", "", "a\nb", "a\0b", "\x1b[2J"
 @pytest.mark.parametrize("path", [*PATHS, "a/b", "{{ x }}", "-x"])
 def test_names_of_containers_and_models_that_are_none(path: str) -> None:
     with pytest.raises(host_text.InvalidText, match="container name is "):
-        action.check(found_there(container="/" + path))
+        action.check_names(found_there(container="/" + path))
     with pytest.raises(host_text.InvalidText, match="model name is "):
-        action.check(found_there(model=path))
+        action.check_names(found_there(model=path))
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_files_that_lead_elsewhere_and_digests_that_are_none(path: str) -> None:
     with pytest.raises(host_text.InvalidText, match="the path is"):
-        action.check(found_there(path=path))
+        action.check_names(found_there(path=path))
     with pytest.raises(host_text.InvalidText, match="expected a SHA-256 digest"):
-        action.check(found_there(sha256=path))
+        action.check_names(found_there(sha256=path))
 
 
 @pytest.mark.parametrize("size", [-1, "1", None, 1.5])
 def test_sizes_that_are_none(size: Any) -> None:
     with pytest.raises(host_text.InvalidText, match="bytes"):
-        action.check(found_there(size=size))
+        action.check_names(found_there(size=size))
 
 
 def test_a_piece_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_piece_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
     bringing = action.ActionModule.__new__(action.ActionModule)
     bringing.arguments, bringing.request = {}, {}
     bringing.call_module = lambda *_arguments: {"data": base64.b64encode(b"x" * 100).decode()}  # type: ignore[method-assign]
-    with pytest.raises(host_text.InvalidText, match="/x has 100 more bytes, expected 10 in all"):
-        bringing.bring({"size": 10, "sha256": "0" * 64, "at": "/x"}, None, str(tmp_path / "a/b"), {})
+    with pytest.raises(host_text.InvalidText, match="/x has 100 more bytes, expected 10 in total"):
+        bringing.copy_file({"size": 10, "sha256": "0" * 64, "at": "/x"}, None, str(tmp_path / "a/b"), {})
 
 
 def test_a_server_that_asks_for_a_key_is_asked_with_its_own() -> None:
@@ -243,7 +243,7 @@ def test_a_file_of_a_model_that_becomes_a_link_is_not_followed(tmp_path: Path, m
     for gone, target in (("models/m/config.pbtxt", secret), ("models/m/1", tmp_path)):
         (root / gone).rename(root / "moved")
         (root / gone).symlink_to(target)
-        with pytest.raises(subject.Failure, match="leave the model as it is while it is read"):
+        with pytest.raises(subject.Failure, match="do not change the model"):
             subject.model(str(root), "/models/m")
         (root / gone).unlink()
         (root / "moved").rename(root / gone)

@@ -337,7 +337,7 @@ def test_other_processes_are_told_or_in_the_way() -> None:
     ]
     assert action.obstacles(given) == []
     (reason,) = action.obstacles({**given, "others": [{"pid": 9, "program": "tritonserver"}]})
-    assert reason == "another tritonserver (process 9) runs in it: give that one a container of its own"
+    assert reason == "another tritonserver (process 9) runs in it: move that server to another container"
 
 
 PARENTS = {1: 0, 100: 1, 101: 100, 110: 1, 111: 110, 112: 111, 120: 100, 130: 1, 140: 111}

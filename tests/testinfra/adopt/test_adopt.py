@@ -185,7 +185,7 @@ def test_a_look_changes_nothing_and_says_everything(host, place):
     assert run.changed() == {FIRST: 0}
     assert inspect(host, name)["State"]["StartedAt"] == before["State"]["StartedAt"]
     assert not HOST_VARS.exists()
-    for words in (name, "started_by_hand_inside: true", "1/resnet50.rbln", "container.command", "obstacles: []"):
+    for words in (name, "started_manually: true", "1/resnet50.rbln", "container.command", "obstacles: []"):
         assert words in run.output, run.output
     assert ask(host, "/v2/models/resnet50/config")["instance_group"][0]["count"] == 2
 
@@ -275,7 +275,7 @@ def test_other_answers_bring_the_hand_made_container_back(host, place):
     assert len(client.answers) == 2
     second = adopt()
     assert second.code == 0, second.output
-    assert "started_by_hand_inside: true" in second.output
+    assert "started_manually: true" in second.output
 
 
 def test_what_could_not_be_undone_is_refused(host, place):
@@ -294,7 +294,7 @@ def test_models_that_the_inventory_does_not_have_are_not_dropped(host, place):
     name = by_hand(host)
     run = adopt("-e", "adopt_replace=true")
     assert run.code == 2, run.output
-    assert "would be gone" in run.output
+    assert "would no longer serve" in run.output
     assert "resnet50" in run.output
     assert containers(host) == [name]
 
