@@ -50,18 +50,18 @@ class ActionModule(FleetAction):
         if not order:
             raise self.refuse(host, Refusal(reasons))
         request.update(order=order, api_key=str(variables["triton_server_api_key"]))
-        looked = self.call_module("triton_process", {**arguments, "state": "looked"}, task_vars, request)
-        if looked.get("failed"):
-            return looked
+        plan = self.call_module("triton_process", {**arguments, "state": "planned"}, task_vars, request)
+        if plan.get("failed"):
+            return plan
         with host_text.parsing(host):
-            reasons += [str(entry) for entry in looked.get("refusals") or []]
+            reasons += [str(entry) for entry in plan.get("refusals") or []]
             if reasons:
                 raise self.refuse(host, Refusal(reasons))
-            if state == "looked":
-                return looked
+            if state == "planned":
+                return plan
             if not self._task.check_mode:
                 with self.refusing(host):
-                    order["blobs"] = self._blobs(host, variables, task_vars, list(looked["missing"]), manifests)
+                    order["blobs"] = self._blobs(host, variables, task_vars, list(plan["missing"]), manifests)
         return self._change(host, arguments, request, task_vars, variables)
 
     def _change(

@@ -21,11 +21,11 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(looked) returns the plan and all reasons against it, without changes.
+      - V(planned) returns the plan and all reasons against it, without changes.
       - V(started) creates the releases, starts the server with them, and proves it.
       - V(stopped) ends server and supervisor.
     type: str
-    choices: [looked, started, stopped]
+    choices: [planned, started, stopped]
     default: started
 attributes:
   check_mode:
@@ -36,7 +36,7 @@ attributes:
 EXAMPLES = r"""
 - name: Read the plan and the reasons against it
   npufleet.triton.triton_process:
-    state: looked
+    state: planned
     root: "{{ npufleet_root }}"
 
 - name: Start the server
@@ -47,22 +47,22 @@ EXAMPLES = r"""
 RETURN = r"""
 plan:
   description: Differences from the desired state, in the form of M(npufleet.triton.host_state).
-  returned: O(state=looked), O(state=started)
+  returned: O(state=planned), O(state=started)
   type: list
   elements: dict
 report:
   description: The plan as sentences.
-  returned: O(state=looked), O(state=started)
+  returned: O(state=planned), O(state=started)
   type: list
   elements: str
 lacks:
   description: Requirements that the Python of the server does not meet.
-  returned: O(state=looked)
+  returned: O(state=planned)
   type: list
   elements: str
 python:
   description: Path of the Python of the container.
-  returned: O(state=looked)
+  returned: O(state=planned)
   type: str
 did:
   description: The steps that were done, as texts.
@@ -94,7 +94,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, 
 from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, state, supervised
 
 OPTIONS: Dict[str, Any] = {
-    "state": {"type": "str", "choices": ["looked", "started", "stopped"], "default": "started"},
+    "state": {"type": "str", "choices": ["planned", "started", "stopped"], "default": "started"},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
 }
 REQUEST = {
@@ -197,7 +197,7 @@ def run(module: request.Module) -> None:
         # Without tritonserver there is nothing to compare, and `refusals` reports that it is missing.
         seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Seen({}, [], {})
         answer: Dict[str, Any] = {"plan": seen.plan, "report": [sentence(entry) for entry in seen.plan]}
-        if params["state"] == "looked":
+        if params["state"] == "planned":
             for warning in conditions.warnings(required):
                 module.warn(f"{host}: {warning}")
             module.exit_json(
