@@ -30,7 +30,7 @@ class ActionModule(FleetAction):
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}
-        with_checks = arguments.get("ask_checks", True) and arguments.get("state", "changed") == "changed"
+        with_checks = arguments.get("run_checks", True) and arguments.get("state", "changed") == "changed"
         path = self.results_path(variables["inference_check_results_dir"], host) if with_checks else None
         with self.refusing(host):
             request = self._request(host, task_vars, variables)
@@ -76,6 +76,7 @@ class ActionModule(FleetAction):
     ) -> Dict[str, Any]:
         """Return the result of the change. With `show_progress`, display its current step after each call."""
         next_request = {name: request[name] for name in ("run", "by", "host", "id", "wait", "secrets") if name in request}
+        next_request["only_wait"] = True
         limit = _limit(request, float(arguments.get("accept_within") or 0))
         contact = Contact(host, limit, lambda message: self._display.warning(host_text.line(message)))
         # The call may be repeated, because a host does not begin a change with the same ID again.
@@ -88,7 +89,7 @@ class ActionModule(FleetAction):
                 message = host_text.line(f"{host}: {step['step']}, since {step['at']}")
                 if show_progress:
                     self._display.display(message)
-            result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, {**next_request, "begun": True}))
+            result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, next_request))
         return result
 
 

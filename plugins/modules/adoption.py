@@ -371,7 +371,7 @@ def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
-        module.fail_json(msg="the controller has sent no request: call the module as npufleet.triton.adoption")
+        module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")
     engine = Engine()
     try:
         if arguments["piece"]:

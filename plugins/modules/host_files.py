@@ -189,7 +189,7 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     if not module.params["_request"]:
-        module.fail_json(msg="host_files reads files on the controller. Call it as npufleet.triton.host_files.")
+        module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)
     desired = host_files.Desired(
         [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]],

@@ -179,7 +179,7 @@ def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
-        module.fail_json(msg="a lease is taken for a run, which the controller knows: call it as npufleet.triton.host_lease")
+        module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")
     if module.check_mode:
         module.exit_json(**NOTHING)
     try:

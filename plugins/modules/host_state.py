@@ -295,7 +295,7 @@ def run(module: request.Module) -> None:
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
-        module.fail_json(msg="host_state computes the desired state on the controller. Call it as npufleet.triton.host_state")
+        module.fail_json(msg="host_state starts on the controller. Call it as npufleet.triton.host_state.")
     linked = params["linked"]
     if linked:
         try:

@@ -336,7 +336,7 @@ def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
-        module.fail_json(msg="inference_check reads check files on the controller. Call it as npufleet.triton.inference_check.")
+        module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")
     server = {name: value for name, value in params["server"].items() if value is not None}
     document = {"server": server, "timeout": params["timeout"], "latency": params["latency"], **params["document"]}
     if params["keep"]:

@@ -78,7 +78,7 @@ def run(module: request.Module) -> None:
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if params["step"] is None:
-        module.fail_json(msg="a transfer is made by the controller: call it as npufleet.triton.model_blobs")
+        module.fail_json(msg="model_blobs starts on the controller. Call it as npufleet.triton.model_blobs.")
     if module.check_mode:
         module.exit_json(changed=True)
     try:

@@ -29,12 +29,12 @@ options:
     description:
       - V(changed) makes the change and proves it, then keeps it or rolls it back.
       - V(accepted) accepts a proven change that waits for it. The task fails if the change was rolled back in the meantime.
-      - V(put_back) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
+      - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
-    choices: [changed, accepted, put_back]
+    choices: [changed, accepted, restored]
     default: changed
   why:
-    description: Reason for O(state=put_back).
+    description: Reason for O(state=restored).
     type: str
     default: ""
   release:
@@ -72,19 +72,19 @@ options:
     description: Serve the releases that the C(served/) links point to, and ignore the inventory. Required by O(rollback).
     type: bool
     default: false
-  ask_checks:
+  run_checks:
     description: Before the change is kept, run the checks of every model that is placed on the host.
     type: bool
     default: true
   accept_within:
-    description: Seconds that a proven change waits for a call with O(state=accepted) or O(state=put_back). 0 disables the wait.
+    description: Seconds that a proven change waits for a call with O(state=accepted) or O(state=restored). 0 disables the wait.
     type: int
     default: 0
   unanswered:
     description: What happens to the change if no such call arrives within O(accept_within).
     type: str
-    choices: [kept, put_back]
-    default: put_back
+    choices: [kept, restored]
+    default: restored
   release_host:
     description: >-
       Release the host, like M(npufleet.triton.host_lease), when the change is kept. Use it for the last step of a run. The host is
@@ -163,7 +163,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease
 
 OPTIONS: Dict[str, Any] = {
-    "state": {"type": "str", "choices": ["changed", "accepted", "put_back"], "default": "changed"},
+    "state": {"type": "str", "choices": ["changed", "accepted", "restored"], "default": "changed"},
     "why": {"type": "str", "default": ""},
     "release": {"type": "list", "elements": "str", "default": []},
     "withdraw": {"type": "list", "elements": "str", "default": []},
@@ -176,9 +176,9 @@ OPTIONS: Dict[str, Any] = {
         },
     },
     "linked": {"type": "bool", "default": False},
-    "ask_checks": {"type": "bool", "default": True},
+    "run_checks": {"type": "bool", "default": True},
     "accept_within": {"type": "int", "default": 0},
-    "unanswered": {"type": "str", "choices": ["kept", "put_back"], "default": "put_back"},
+    "unanswered": {"type": "str", "choices": ["kept", "restored"], "default": "restored"},
     "release_host": {"type": "bool", "default": False},
     "inside": {"type": "dict", "default": {}},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
@@ -190,7 +190,7 @@ REQUEST: Dict[str, Any] = {
     # Seconds that this call waits for the result
     "wait": {"type": "float", "default": 0},
     # True if an earlier call has begun the change. This call then only waits for the result.
-    "begun": {"type": "bool", "default": False},
+    "only_wait": {"type": "bool", "default": False},
     # See change/host_change.py
     "desired": {"type": "dict", "default": {}},
     "container": {"type": "dict", "default": {}},
@@ -205,18 +205,20 @@ REQUEST: Dict[str, Any] = {
 }
 
 
-def order(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the order of a host change (drivers.Order)."""
-    names = ["id", "host", "root", "run", "by", "desired", "linked", "container", "inside", "poll_seconds", "checks", "keep"]
-    names.append("release_host")
-    why = (params["why"] or "the change failed") if params["state"] == "put_back" else ""
+def change_order(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the parameters of a host change (drivers.Order)."""
+    names = ("id", "host", "root", "run", "by", "desired", "linked", "container", "inside", "poll_seconds", "checks", "keep")
     switch = None
     if params["rollback"]:
         switch = {"state": "rolled_back", **params["rollback"]}
     elif not params["linked"]:
         switch = {"state": "released", **{name: params[name] for name in ("releases", "withdraw", "incoming")}}
-    accept = {"accept_within": params["accept_within"], "kept_unanswered": params["unanswered"] == "kept"}
-    return {**{name: params[name] for name in names}, **accept, "given_up": why, "switch": switch}
+    return {
+        **{name: params[name] for name in (*names, "release_host", "accept_within")},
+        "kept_unanswered": params["unanswered"] == "kept",
+        "given_up": (params["why"] or "the change failed") if params["state"] == "restored" else "",
+        "switch": switch,
+    }
 
 
 def would_change(params: Mapping[str, Any]) -> bool:
@@ -234,38 +236,37 @@ def would_change(params: Mapping[str, Any]) -> bool:
     return bool(plan or params["rollback"]) or store.read_transaction(params["root"]) is not None
 
 
-def words(host: str, result: Mapping[str, Any]) -> str:
+def failure_message(host: str, result: Mapping[str, Any]) -> str:
     """Return why the change failed, and what serves now."""
     from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
     if result["back"] == host_change.NOTHING:
         return f"{host}: {result['why']}"
+    what = "the new container does not serve what it should" if result["replaces"] else "the server does not serve what it should"
     if result["accepted"] is False:
-        return f"{host}: the change was not accepted ({result['back']}): {result['why']}"
-    new = "the new container does not serve what it should"
-    what = new if result["replaces"] else "the server does not serve what it should"
+        what = "the change was not accepted"
     return f"{host}: {what} ({result['back']}): {result['why']}"
 
 
-def begun(params: Mapping[str, Any]) -> str:
-    """Begin or decide a change. Returns the id of the change to wait for. Raises NoResult."""
+def begin_or_decide(params: Mapping[str, Any]) -> str:
+    """Begin a change, or accept or reject the open one. Return the ID of the change to wait for. Raises NoResult."""
     root, ident = params["root"], str(params["id"])
-    if params["begun"]:
+    if params["only_wait"]:
         return ident
-    before = detached.begun(root, ident)
-    if before:
-        return before
-    open_one = detached.waiting(root)
-    if open_one and params["state"] != "changed":
+    earlier = detached.begun(root, ident)
+    if earlier:
+        return earlier
+    waiting = detached.waiting(root)
+    if waiting and params["state"] != "changed":
         detached.decide(root, params["state"] == "accepted", params["why"] or "it was rejected", ident)
-        return str(open_one["id"])
+        return str(waiting["id"])
     if params["state"] == "accepted":
         last = detached.last(root)
         if last is None or last["run"] != params["run"] or last["accepted"] is None:
             raise detached.NoResult("found no change of this run that waits to be accepted: nothing was changed")
         # The change was decided before this call
         return str(last["id"])
-    detached.begin(root, order(params))
+    detached.begin(root, change_order(params))
     return ident
 
 
@@ -276,14 +277,14 @@ def run(module: request.Module) -> None:
     if params["rollback"] and not params["linked"]:
         module.fail_json(msg="rollback is set without linked, expected both: the inventory has other releases")
     if not params["id"]:
-        module.fail_json(msg="the desired state is known on the controller: call it as npufleet.triton.server_change")
+        module.fail_json(msg="server_change starts on the controller. Call it as npufleet.triton.server_change.")
     if module.check_mode:
         module.exit_json(changed=would_change(params), under_way=False, did=[], moves={}, proven=False, checks=[], steps=[])
     try:
         # A change may have released the host. Its result can be read without the lease.
-        known = params["begun"] or detached.begun(root, str(params["id"]))
+        known = params["only_wait"] or detached.begun(root, str(params["id"]))
         with nullcontext() if known else lease.working(root, lease.Holder(params["run"], params["by"])):
-            ident = begun(params)
+            ident = begin_or_decide(params)
             result = detached.wait(root, ident, params["wait"], proven=params["state"] == "changed")
             steps = detached.steps(root)
     except (lease.LeaseError, detached.NoResult, OSError) as error:
@@ -300,7 +301,7 @@ def run(module: request.Module) -> None:
     if "seconds_to_accept" in result:
         ended.update({"accepted": False, "seconds_to_accept": result["seconds_to_accept"]})
     if result["why"] is not None:
-        module.fail_json(msg=words(host, result), back=result["back"], proven=False, **ended)
+        module.fail_json(msg=failure_message(host, result), back=result["back"], proven=False, **ended)
     module.exit_json(proven=True, **ended)
 
 

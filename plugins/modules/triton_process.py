@@ -192,7 +192,7 @@ def run(module: request.Module) -> None:
                     supervised.stop(root)
             module.exit_json(changed=stopped, did=["stopped the server"] if stopped and not module.check_mode else [])
         if not params["order"]:
-            module.fail_json(msg="the desired state is known on the controller: call it as npufleet.triton.triton_process")
+            module.fail_json(msg="triton_process starts on the controller. Call it as npufleet.triton.triton_process.")
         required = server.order["conditions"]
         # Without tritonserver there is nothing to compare, and `refusals` reports that it is missing.
         seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Seen({}, [], {})

@@ -65,7 +65,7 @@ def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     params = request.merge_request(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
-        module.fail_json(msg="the container is known on the controller: call it as npufleet.triton.wait_for_npus")
+        module.fail_json(msg="wait_for_npus starts on the controller. Call it as npufleet.triton.wait_for_npus.")
     began = time.monotonic()
     reasons = contexts.wait_until_free(params["container"], params["timeout"], params["ignore_gone"])
     if reasons:

@@ -269,7 +269,7 @@ def test_without_desired_state_it_says_how_to_call_it(monkeypatch: pytest.Monkey
     result = run_module(host_state, arguments)
     assert result == {
         "failed": True,
-        "msg": "host_state computes the desired state on the controller. Call it as npufleet.triton.host_state",
+        "msg": "host_state starts on the controller. Call it as npufleet.triton.host_state.",
     }
 
 

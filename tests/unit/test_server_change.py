@@ -96,7 +96,7 @@ def test_a_server_that_is_as_wanted_is_no_change(process: Process, tmp_path: Pat
 def test_a_change_that_takes_longer_is_asked_again_and_not_begun_again(process: Process, tmp_path: Path) -> None:
     process.result = None
     assert call(tmp_path) == {"failed": False, "changed": False, "under_way": True, "id": "1", "steps": STEPS}
-    assert call(tmp_path, begun=True)["under_way"] is True
+    assert call(tmp_path, only_wait=True)["under_way"] is True
     assert len(process.orders) == 1
 
 
@@ -124,7 +124,7 @@ def test_what_is_proven_waits_to_be_accepted(process: Process, tmp_path: Path) -
     process.result = {**SERVES, "accepted": True}
     assert call(tmp_path, state="accepted", id="2")["accepted"] is True
     process.result = {**SERVES, "accepted": False, "why": "slow", "back": "the previous releases serve again"}
-    msg = call(tmp_path, state="put_back", why="slow", id="3")["msg"]
+    msg = call(tmp_path, state="restored", why="slow", id="3")["msg"]
     assert msg == "npu1: the change was not accepted (the previous releases serve again): slow"
     assert (process.decisions, len(process.orders)) == ([(True, "it was rejected"), (False, "slow")], 1)
     # Only whoever begins it hears of what is not accepted yet
@@ -137,7 +137,7 @@ def test_a_change_that_has_released_the_host_tells_what_came_of_it(process: Proc
     assert process.orders[0]["release_host"] is True
     lease.release(str(tmp_path), lease.Holder(**ALICE))
     process.result = {**SERVES, "released": True}
-    found = call(tmp_path, begun=True)
+    found = call(tmp_path, only_wait=True)
     assert (found["failed"], found["released"]) == (False, True)
 
 
@@ -165,8 +165,8 @@ def test_what_became_of_it_at_its_deadline_is_told_to_whoever_comes_too_late(
 
 
 def test_what_failed_before_is_handed_on_as_the_reason_to_put_back(process: Process, tmp_path: Path) -> None:
-    call(tmp_path, state="put_back", why="no space is left")
-    call(tmp_path, state="put_back")
+    call(tmp_path, state="restored", why="no space is left")
+    call(tmp_path, state="restored")
     assert [order["given_up"] for order in process.orders] == ["no space is left", "the change failed"]
 
 
@@ -182,7 +182,7 @@ def test_a_host_that_was_taken_out_is_told_as_such(process: Process, tmp_path: P
 
 
 def test_it_is_no_module_without_its_controller(process: Process, tmp_path: Path) -> None:
-    assert "call it as npufleet.triton.server_change" in run_module(server_change, {"root": str(tmp_path)})["msg"]
+    assert "Call it as npufleet.triton.server_change" in run_module(server_change, {"root": str(tmp_path)})["msg"]
     assert process.orders == []
 
 
@@ -263,7 +263,7 @@ def test_one_call_hands_over_everything_and_keeps_the_answers_for_reports(tmp_pa
     assert entry.lines == []
 
 
-@pytest.mark.parametrize("arguments", [{"ask_checks": False}, {"state": "put_back", "why": "x"}])
+@pytest.mark.parametrize("arguments", [{"run_checks": False}, {"state": "restored", "why": "x"}])
 def test_checks_are_only_asked_of_a_change_that_wants_them(tmp_path: Path, arguments: dict[str, Any]) -> None:
     entry = Action(tmp_path, {**ENDED, "checks": []}, **arguments)
     entry.go()
@@ -284,7 +284,7 @@ def test_a_change_that_takes_longer_is_told_line_by_line(tmp_path: Path) -> None
     assert entry.lines == ["npu1: load and unload, since 2026-01-01T00:00:00Z", "npu1: keep [it], since now"]
     first, *others = entry.requests
     # What is asked again is small, and is about the same change
-    assert [(again["id"], again["begun"], again["run"]) for again in others] == [(first["id"], True, first["run"])] * 2
+    assert [(again["id"], again["only_wait"], again["run"]) for again in others] == [(first["id"], True, first["run"])] * 2
     assert all("desired" not in again and "checks" not in again for again in others)
 
 
@@ -321,7 +321,7 @@ def test_contact_that_is_lost_while_the_change_begins_is_no_failure(tmp_path: Pa
     assert entry.go()["proven"] is True
     # The same change, which the host knows by its id
     assert len({request["id"] for request in entry.requests}) == 1
-    assert [request.get("begun", False) for request in entry.requests] == [False, False, False, True]
+    assert [request.get("only_wait", False) for request in entry.requests] == [False, False, False, True]
 
 
 def test_contact_is_retried_until_the_limit_of_the_change(tmp_path: Path, pauses: SimpleNamespace) -> None:

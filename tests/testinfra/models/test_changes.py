@@ -135,7 +135,7 @@ def test_two_controllers_at_once_change_one_after_the_other(place: Fleet) -> Non
     place.repair()
 
 
-@pytest.mark.parametrize(("answer", "within", "code", "edition"), [("put_back", 300, 2, 1), ("accepted", 300, 0, 2), ("", 3, 0, 1)])
+@pytest.mark.parametrize(("answer", "within", "code", "edition"), [("restored", 300, 2, 1), ("accepted", 300, 0, 2), ("", 3, 0, 1)])
 def test_what_is_proven_is_kept_when_it_is_accepted(place: Fleet, answer: str, within: int, code: int, edition: int) -> None:
     """And put back where it is not wanted, or where nobody answers until its deadline: that is the host's own doing."""
     host = place.hosts["explicit"]

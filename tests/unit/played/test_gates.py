@@ -420,7 +420,7 @@ def test_a_role_that_nobody_holds_the_host_for_holds_it_itself(ran: Run) -> None
 @scenes("container in vain", "container in vain, alone")
 def test_nothing_is_changed_where_what_it_needs_cannot_be_made(ran: Run) -> None:
     assert ran.code == 2, ran.output
-    assert [call for call in ran.of("npu-1") if call.startswith("server_change")] == ["server_change put_back"]
+    assert [call for call in ran.of("npu-1") if call.startswith("server_change")] == ["server_change restored"]
     assert (
         "the previous releases serve again: npu-1: /opt/data of the mounts of the container is missing, expected on the host"
         in ran.words

@@ -151,7 +151,7 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
         return {**ANSWERS[module], "taken": False, "maintenance": MARK}
     if module == "host_lease" and arguments.get("state") is None:
         return {**ANSWERS[module], "fresh": "fresh" in part and bool(arguments["seen"])}
-    if module == "server_change" and arguments.get("state") == "put_back":
+    if module == "server_change" and arguments.get("state") == "restored":
         return {
             "failed": True,
             "msg": f"{host}: the previous releases serve again: {arguments['why']}",
