@@ -151,7 +151,7 @@ class ActionModule(FleetAction):
                 if path == compiled:
                     target = entry["artefacts"][key]["file"] = os.path.join(dest, "compiled", file["sha256"])
                 else:
-                    target = host_text.below(f"{dest}/models/{name}", path)
+                    target = host_text.path_below(f"{dest}/models/{name}", path)
                 if not os.path.exists(target):
                     self.copy_file(file, model["contents"].get(path), target, task_vars)
             config = os.path.join(dest, "models", name, "config.pbtxt")
@@ -247,7 +247,7 @@ def check_names(found: Mapping[str, Any]) -> None:
             reasons.append(f"model name is {host_text.line(name)[:80]!r}, expected letters, digits, '_', '-' and '.'")
         for path, file in model["files"].items():
             try:
-                host_text.below(name, path)
+                host_text.path_below(name, path)
                 host_text.digest(file["sha256"])
             except host_text.InvalidText as reason:
                 reasons.append(f"model {host_text.line(name)[:80]}: {reason}")

@@ -28,7 +28,7 @@ class ActionModule(ActionBase):
         state = self._task.args.get("state", "drawn")
         if state == "begun":
             results = self._loader.path_dwim(self._task.args["results_dir"])
-            check_results.forget(os.path.join(results, f"{variables['inventory_hostname']}.json"))
+            check_results.remove(os.path.join(results, f"{variables['inventory_hostname']}.json"))
             return result
         paths = {name: self._loader.path_dwim(self._task.args[name]) for name in ("status_file", "results_dir", "report_file")}
         groups: Mapping[str, List[str]] = variables["groups"]

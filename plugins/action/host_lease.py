@@ -18,7 +18,7 @@ class ActionModule(FleetAction):
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}
-        holder = runs.holder(host)
+        holder = runs.lease_owner(host)
         if arguments.get("state", "held") != "held":
             return self.call_module("host_lease", arguments, task_vars, holder)
         request = {

@@ -53,7 +53,7 @@ TYPES = {
 OPTIONS: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
     ("access", "devices", device_access.DEVICE, "device is {}, expected the node of a card"),
-    ("access", "groups", device_access.GROUP, "group is {}, expected the number of a group that is not root's"),
+    ("access", "groups", device_access.GROUP_ID, "group is {}, expected the number of a group that is not root's"),
     ("image", None, re.compile("sha256:[0-9a-f]{64}"), "image is {}, expected the ID that its engine has given it"),
 )
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}

@@ -22,15 +22,15 @@ class ActionModule(FleetAction):
         directory = self._task.args.get("results_dir")
         path = self.results_path(directory, host) if directory else None
         # The previous results must not remain if this check fails early.
-        check_results.forget(path)
+        check_results.remove(path)
         try:
             result = self._prove(task_vars, host)
         except (AnsibleActionFail, AnsibleConnectionFailure) as error:
-            check_results.keep(path, host, error.message, [])
+            check_results.write(path, host, error.message, [])
             raise
         with host_text.parsing(host):
             host_text.require(result, "msg")
-            check_results.keep(path, host, result.get("msg", ""), result.get("checks", []))
+            check_results.write(path, host, result.get("msg", ""), result.get("checks", []))
         return result
 
     def _prove(self, task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:

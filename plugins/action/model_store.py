@@ -15,4 +15,4 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         arguments = {"root": self.variables(task_vars)["npufleet_root"], **self._task.args}
-        return self.call_module("model_store", arguments, task_vars, runs.holder(host))
+        return self.call_module("model_store", arguments, task_vars, runs.lease_owner(host))

@@ -51,7 +51,7 @@ class ActionModule(FleetAction):
         """Return the reasons why the host was not released. Without a failure, Ansible starts the next batch after a lost host."""
         root = self.variables(task_vars)["npufleet_root"]
         try:
-            released = self.call_module("host_lease", {"state": "released", "root": root}, task_vars, runs.holder(host))
+            released = self.call_module("host_lease", {"state": "released", "root": root}, task_vars, runs.lease_owner(host))
         except AnsibleConnectionFailure as error:
             reason = (
                 f"{host} became unreachable as it was to be released, no further batch starts. See what runs there, and run again"

@@ -38,12 +38,12 @@ class ActionModule(FleetAction):
                 checks = host_checks.checks_of(host, host_checks.with_defaults({}, variables), variables)
                 request["secrets"] = _secrets(checks.server)
                 request["checks"] = checks.for_change(variables, variables["inference_check_image"], checks.key)
-        check_results.forget(path)
+        check_results.remove(path)
         show_progress = int(variables["npufleet_progress"]) > 0
         result = self._wait(host, arguments, request, task_vars, show_progress)
         with host_text.parsing(host):
             if path and result.get("checks"):
-                check_results.keep(path, host, result.get("msg", ""), result["checks"])
+                check_results.write(path, host, result.get("msg", ""), result["checks"])
             if result.get("failed"):
                 # More fields would hide the message.
                 return {key: result[key] for key in FAILED if key in result}
@@ -60,7 +60,7 @@ class ActionModule(FleetAction):
         if unknown:
             raise Refusal([f"triton_models places no {', '.join(unknown)} on this host"])
         return {
-            **runs.holder(host),
+            **runs.lease_owner(host),
             "id": uuid.uuid4().hex,
             "wait": float(int(variables["npufleet_progress"]) or PROGRESS),
             "desired": wanted,

@@ -16,5 +16,5 @@ class ActionModule(FleetAction):
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}
-        request = {**runs.holder(host), "container": self.container(variables)}
+        request = {**runs.lease_owner(host), "container": self.container(variables)}
         return self.call_module("triton_container", arguments, task_vars, request)

@@ -42,7 +42,7 @@ class ActionModule(FleetAction):
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}
         state = arguments.get("state", "started")
-        request: Dict[str, Any] = runs.holder(host)
+        request: Dict[str, Any] = runs.lease_owner(host)
         if state == "stopped":
             return self.call_module("triton_process", arguments, task_vars, request)
         with self.refusing(host):
@@ -72,7 +72,7 @@ class ActionModule(FleetAction):
         if checks:
             path = self.results_path(variables["inference_check_results_dir"], host)
             with host_text.parsing(host):
-                check_results.keep(path, host, result.get("msg", ""), checks)
+                check_results.write(path, host, result.get("msg", ""), checks)
             result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
         # More fields would hide the message.
         return {name: result[name] for name in FAILED if name in result} if result.get("failed") else result
@@ -108,7 +108,7 @@ class ActionModule(FleetAction):
             "root": root,
             "address": container.address(variables),
             "http_port": int(variables["npufleet_http_port"]),
-            "grpc": container.by_grpc(variables),
+            "grpc": container.accepts_grpc(variables),
             "grpc_port": int(variables["npufleet_grpc_port"]),
             "key": {**key, "path": key_path(root)} if key else None,
             "fingerprint": server_key.digest(variables),

@@ -41,7 +41,7 @@ from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 # A checkout has this file, and the collection that is built from it does not.
-SOURCE = "galaxy.yml"
+CHECKOUT_FILE = "galaxy.yml"
 
 
 class LookupModule(LookupBase):
@@ -49,5 +49,5 @@ class LookupModule(LookupBase):
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
         """Return the directory."""
-        checkout = os.path.exists(os.path.join(COLLECTION, SOURCE))
+        checkout = os.path.exists(os.path.join(COLLECTION, CHECKOUT_FILE))
         return [os.path.join(COLLECTION if checkout else os.getcwd(), "build")]

@@ -15,19 +15,19 @@ from typing import Any, Callable, Dict, List, Mapping, Tuple
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import ENGINE_DEFAULTS
 
 SERVICE = "triton"
 # The prefix of the names of values in .env
 PREFIX = "NPUFLEET_VALUE_"
 # The form of an image ID
-IDENT = re.compile("sha256:[0-9a-f]{64}")
+IMAGE_ID = re.compile("sha256:[0-9a-f]{64}")
 # Compose 1.29 and 2 read these characters differently in the quotes of an .env file.
 AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
 # Seconds between two health checks, and seconds after which a health check fails
 INTERVAL, TIMEOUT = 30, 10
 # http.client uses no proxy. urllib would use the proxies that the environment has for the server's own downloads.
-ASK = (
+HEALTH_PROGRAM = (
     "import http.client, sys; asked = http.client.HTTPConnection('127.0.0.1', 8000, timeout=5); "
     "asked.request('GET', '/v2/health/ready', headers=HEADER); sys.exit(asked.getresponse().status != 200)"
 )
@@ -43,7 +43,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _by_name(requests: Any) -> Dict[str, Any]:
+def _cdi_reservation(requests: Any) -> Dict[str, Any]:
     """Return device requests such as ["cdi rebellions.ai/npu=0"] as a reservation. The engine ignores the required capabilities."""
     names = [name for request in requests for name in request.removeprefix("cdi ").split(",")]
     return {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names, "capabilities": ["npu"]}]}}}
@@ -65,7 +65,7 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "cap_add": ("cap_add", list),
     "cap_drop": ("cap_drop", list),
     "cpuset": ("cpuset", _same),
-    "device_requests": ("deploy", _by_name),
+    "device_requests": ("deploy", _cdi_reservation),
     "devices": ("devices", list),
     "entrypoint": ("entrypoint", list),
     "extra_hosts": ("extra_hosts", list),
@@ -74,7 +74,7 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "cpus": ("cpus", _same),
     "memory": ("mem_limit", _same),
     # Without this option, Compose would create a network of its own.
-    "network": ("network_mode", lambda network: "bridge" if network == DEFAULTS["network"] else network),
+    "network": ("network_mode", lambda network: "bridge" if network == ENGINE_DEFAULTS["network"] else network),
     "pid": ("pid", _same),
     "pids_limit": ("pids_limit", _same),
     "read_only": ("read_only", _same),
@@ -104,10 +104,10 @@ def compose_file(
     container.update({key: actual["access"][key] for key in ("devices", "groups")})
     values: Dict[str, str] = {}
     for fact in ("command", "environment", "log"):
-        container[fact] = _kept_out(container[fact], sealed["container"][fact], values)
+        container[fact] = _without_secrets(container[fact], sealed["container"][fact], values)
     service: Dict[str, Any] = {"container_name": desired["name"], "pull_policy": "never"}
     for fact, (option, form) in OPTIONS.items():
-        if fact in ALWAYS or container[fact] != DEFAULTS.get(fact):
+        if fact in ALWAYS or container[fact] != ENGINE_DEFAULTS.get(fact):
             service[option] = form(container[fact])
     service["healthcheck"] = _health(desired, health)
     # JSON turns Ansible's string types into plain strings, which YAML can dump.
@@ -119,12 +119,12 @@ def compose_file(
 def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
     """Return the reasons why the Compose file of this host cannot be written."""
     reasons = []
-    unknown = sorted(fact for fact in set(container) - set(OPTIONS) if container[fact] != DEFAULTS.get(fact, ...))
+    unknown = sorted(fact for fact in set(container) - set(OPTIONS) if container[fact] != ENGINE_DEFAULTS.get(fact, ...))
     if unknown:
         reasons.append(f"{host}: container.{', container.'.join(unknown)} is set, expected only options that a Compose file has")
     if not container["image"]:
         reasons.append(f"{host}: the lock file has no image, expected the one of this release. Run playbooks/site.yml first")
-    elif not IDENT.fullmatch(str(actual.get("image"))):
+    elif not IMAGE_ID.fullmatch(str(actual.get("image"))):
         reasons.append(f"{host}: the host has no image, expected the locked one. Run playbooks/site.yml --tags engine,image first")
     reasons += [f"{host}: {why}" for why in (*actual["access"]["missing"], *actual["access"]["closed"])]
     absent = [*actual["absent"], *actual["driver_files"]["missing"]]
@@ -137,23 +137,23 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
     return reasons
 
 
-def _kept_out(value: Any, shown: Any, values: Dict[str, str]) -> Any:
+def _without_secrets(value: Any, shown: Any, values: Dict[str, str]) -> Any:
     """Return a value for the file. Each part that is a digest in `shown` becomes a variable, and `values` gets its value."""
     if isinstance(value, Mapping):
-        return {name: _kept_out(entry, shown[name], values) for name, entry in value.items()}
+        return {name: _without_secrets(entry, shown[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_kept_out(entry, seen, values) for entry, seen in zip(value, shown)]
+        return [_without_secrets(entry, seen, values) for entry, seen in zip(value, shown)]
     # The shell script that reads the key contains no secret.
     if value == shown or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
         return _plain(value)
     # A digest replaces the end of a text such as --cache-config=redis,password=...
-    head = _common(str(value), str(shown)) if isinstance(value, str) else ""
+    head = _text_before_digest(str(value), str(shown)) if isinstance(value, str) else ""
     name = f"{PREFIX}{len(values) + 1}"
     values[name] = str(value)[len(head) :]
     return f"{_plain(head)}${{{name}:?found no {name} in .env beside this file}}"
 
 
-def _common(value: str, shown: str) -> str:
+def _text_before_digest(value: str, shown: str) -> str:
     """Return the part of a text before its digest; empty if the digest replaces the whole text."""
     head = shown.partition("digest:")[0]
     return head if value.startswith(head) else ""
@@ -169,7 +169,7 @@ def _health(desired: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, 
     key = desired["key"] if "health" in health["restricted"] else None
     header = "{{{!r}: open({!r}).read().strip()}}".format(key["name"], key["path"]) if key else "{}"
     return {
-        "test": ["CMD", "python3", "-c", _plain(ASK.replace("HEADER", header))],
+        "test": ["CMD", "python3", "-c", _plain(HEALTH_PROGRAM.replace("HEADER", header))],
         "interval": f"{INTERVAL}s",
         "timeout": f"{TIMEOUT}s",
         "retries": 3,

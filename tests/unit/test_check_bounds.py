@@ -89,7 +89,7 @@ def test_golden_data_of_a_name_that_leads_elsewhere_is_not_digested(tmp_path: Pa
         + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
         "model: &x [*x]\n",
         "model: " + "[" * 100 + "]" * 100,
-        "#" * (paths.MOST_BYTES + 1),
+        "#" * (paths.MAX_BYTES + 1),
         "model: 2024-99-99\n",
         "model: \xff\n".encode("latin-1"),
     ],

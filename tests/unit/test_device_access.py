@@ -67,8 +67,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
 def test_the_guides_container_is_privileged_and_given_nothing_by_name() -> None:
     asked = desired()
     assert asked["container"]["privileged"] is True
-    assert {key: asked["container"][key] for key in desired_container.DEFAULTS} == desired_container.DEFAULTS
-    assert (asked["access"], asked["reader"]["needed"]) == (None, False)
+    assert {key: asked["container"][key] for key in desired_container.ENGINE_DEFAULTS} == desired_container.ENGINE_DEFAULTS
+    assert (asked["access"], asked["key_readers"]["needed"]) == (None, False)
     assert device_access.find(None) == {"devices": [], "groups": [], "missing": [], "closed": []}
     assert "HOME" not in asked["container"]["environment"]
 
@@ -90,7 +90,7 @@ def test_without_privileges_it_has_the_least() -> None:
     key = "/etc/npufleet/server:/etc/npufleet/server:ro"
     assert made["volumes"] == [key, *(f"{ROOT}/{name}:{ROOT}/{name}:ro" for name in ("blobs", "releases", "served"))]
     assert asked["access"] == {"npus": 2, "user": 61100, "binds": made["volumes"][1:], "names": []}
-    assert asked["reader"] == {"group": 61100, "needed": True}
+    assert asked["key_readers"] == {"group": 61100, "needed": True}
 
 
 def test_what_a_site_mounts_beside_the_store_stays() -> None:
@@ -128,7 +128,7 @@ def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
 def test_the_group_that_may_open_a_node_is_the_servers_too(nodes: Nodes) -> None:
     nodes.update({"/dev/rbln0": (0o660, 105), "/dev/rbln1": (0o660, 105), "/dev/rsd0": (0o660, 44)})
     assert device_access.find(ASKED) == {"devices": NODES, "groups": ["105", "44"], "missing": [], "closed": []}
-    assert all(desired_device_access.GROUP.fullmatch(group) for group in ("105", "44"))
+    assert all(desired_device_access.GROUP_ID.fullmatch(group) for group in ("105", "44"))
 
 
 @pytest.mark.parametrize(("mode", "group"), [(0o600, 105), (0o660, 0), (0o640, 105), (0o664, 0)])
@@ -279,7 +279,7 @@ def test_the_engine_is_asked_for_names_and_the_rest_is_as_without_privileges() -
     assert (asked["access"]["names"], by_node["access"]["names"]) == (NAMED["names"], [])
     # The vendor's spec mounts what the driver brings
     assert (asked["driver_files"], by_node["driver_files"]["libraries"]) == (None, True)
-    assert asked["reader"] == by_node["reader"]
+    assert asked["key_readers"] == by_node["key_readers"]
 
 
 def test_no_node_is_given_beside_a_name(nodes: Nodes, spec: Path) -> None:

@@ -62,7 +62,7 @@ def test_an_answer_that_nests_without_end() -> None:
     deep: Any = []
     for _level in range(200):
         deep = [deep]
-    with pytest.raises(host_text.InvalidText, match="is nested more than 64 deep"):
+    with pytest.raises(host_text.InvalidText, match="is nested more than 64 levels deep"):
         host_text.sanitized(deep)
 
 
@@ -84,11 +84,11 @@ def test_names_of_files() -> None:
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", "a//b", "a/", ".", "", "a\0b", "a\nb", "a/\x1b", "x" * 256, "./a"])
 def test_paths_that_lead_elsewhere(path: str) -> None:
     with pytest.raises(host_text.InvalidText, match="expected one of a file below"):
-        host_text.below("/srv/models", path)
+        host_text.path_below("/srv/models", path)
 
 
 def test_paths_below() -> None:
-    assert host_text.below("/srv/models", "1/a b/..x/ä.rbln") == "/srv/models/1/a b/..x/ä.rbln"
+    assert host_text.path_below("/srv/models", "1/a b/..x/ä.rbln") == "/srv/models/1/a b/..x/ä.rbln"
 
 
 @pytest.mark.parametrize("text", ["", "0" * 63, "A" * 64, "0" * 64 + "\n", "../" + "0" * 61, None, 7])

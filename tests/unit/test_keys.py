@@ -186,7 +186,7 @@ def play(path: Path, key: str = "", shared: bool = False, upto: int | None = Non
     tasks = yaml.safe_load((ROOT / "roles/triton_server/tasks/key.yml").read_text())[:upto]
     reader = {"group": GROUP, "needed": shared}
     found = keys.flaw(str(path), keys.fingerprint(key) if key else None, **reader)
-    asked = {"key": {"name": "npufleet-key", "path": str(path)}, "reader": reader}
+    asked = {"key": {"name": "npufleet-key", "path": str(path)}, "key_readers": reader}
     state = {"desired": {"server": asked}, "actual": {"server": {"key": found}}}
     play = {
         "hosts": "localhost",

@@ -32,7 +32,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt.arguments im
     translate_arguments,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import ENGINE_DEFAULTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
 
 # Options of a container that this module translates or reports itself
@@ -164,23 +164,23 @@ def _resources(
 def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any]:
     """Translate the access to the cards, and return the privileges and limits of the managed container."""
     variables = translation.variables
-    own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
-    named = [request for request in facts["device_requests"] if device_access.BY_NAME.search(request)]
+    own = [device for device in facts["devices"] if device_access.CARD_DEVICE.fullmatch(device)]
+    named = [request for request in facts["device_requests"] if device_access.CDI_REQUEST.search(request)]
     uses_cdi = bool(named) and not own
     unprivileged = device_access.CDI if uses_cdi else device_access.DEVICES
     variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else unprivileged
     if facts["privileged"]:
-        return DEFAULTS
+        return ENGINE_DEFAULTS
     # Without a read-only file system, the server may have written to more directories than its tmpfs mounts.
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     if not own and not named:
         translation.left_out.append("no device of a card: the managed container gets the cards of the host")
     # A managed container requests each NPU by its number.
-    same = not uses_cdi or all(map(device_access.EACH.fullmatch, named))
+    same = not uses_cdi or all(map(device_access.NUMBERED_CDI_REQUEST.fullmatch, named))
     return {
-        **DEFAULTS,
-        **device_access.LEAST,
+        **ENGINE_DEFAULTS,
+        **device_access.UNPRIVILEGED,
         # The old user ID may belong to an account of the host, which could then read the keys.
         "user": "that of triton_server_user",
         "tmpfs": facts["tmpfs"] if facts["read_only"] else ["those of triton_server_tmpfs"],

@@ -13,10 +13,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 
 # Environment variables that limit the SDK to some of the NPUs
-SELECTS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
+DEVICE_SELECTIONS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
 # The values that the engine records for options that are not set. With them, removing an option from the inventory is a difference.
-DEFAULTS: Dict[str, Any] = {
+ENGINE_DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
     "cap_drop": [],
     "cpuset": "",
@@ -39,7 +39,7 @@ DEFAULTS: Dict[str, Any] = {
 }
 
 
-def by_grpc(variables: Mapping[str, Any]) -> bool:
+def accepts_grpc(variables: Mapping[str, Any]) -> bool:
     """Return True if the server accepts gRPC without TLS, which load requests from its own container can then use."""
     secured = any(str(argument).startswith("--grpc-use-ssl") for argument in variables["triton_server_extra_args"])
     return bool(variables["triton_server_allow_grpc"]) and not secured
@@ -159,7 +159,7 @@ def volume(bind: str) -> str:
     return bind
 
 
-def sources(variables: Mapping[str, Any]) -> List[str]:
+def mount_sources(variables: Mapping[str, Any]) -> List[str]:
     """Return the mounted host paths that administrators create. The project creates the paths below npufleet_root."""
     root = variables["npufleet_root"]
     paths = [str(bind).partition(":")[0] for bind in variables["triton_server_volumes"]]
@@ -171,7 +171,7 @@ def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 
     From 3.0 on, the driver contains the SDK's libraries. If the engine finds cards by CDI name, the vendor's spec mounts the files.
     """
-    if device_access.by_name(variables) or not variables["triton_server_driver_files"]:
+    if device_access.uses_cdi(variables) or not variables["triton_server_driver_files"]:
         return None
     version = str(variables["npufleet_row"]["driver"]["version"])
     return {"libraries": int(version.partition(".")[0]) >= 3, "driver": version}
@@ -180,6 +180,6 @@ def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return {"npus": number, "card": type}: the cards that the SDK has to find in the container."""
     environment = variables["triton_server_environment"]
-    chosen = next((str(environment[name]) for name in SELECTS if name in environment), None)
+    chosen = next((str(environment[name]) for name in DEVICE_SELECTIONS if name in environment), None)
     npus = int(variables["npufleet_npus"]) if chosen is None else len([npu for npu in chosen.split(",") if npu.strip()])
     return {"npus": npus, "card": variables["npufleet_card"]}

@@ -16,7 +16,7 @@ PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 STORE = ("blobs", "releases", "served")
 # Privileges and limits of an unprivileged container. IPC_LOCK lets root pin memory for the SDK, as Backend.AI does. The server's
 # user, which is not root, can pin memory up to its memlock limit.
-LEAST: Mapping[str, Any] = {
+UNPRIVILEGED: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,
     "cap_drop": ["ALL"],
@@ -26,15 +26,15 @@ LEAST: Mapping[str, Any] = {
 # Models and the SDK write caches and files here. The root file system is read-only, and the engine mounts /dev/shm.
 HOME = "/tmp"
 # A device of a card in the form of container_facts, with any rights
-OF_CARDS = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{cdi.GROUP_NODE}:[rwm]+")
+CARD_DEVICE = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{cdi.GROUP_NODE}:[rwm]+")
 # The same device with the rights that this project gives to a container
-DEVICE = re.compile(rf"(?:{OF_CARDS.pattern})(?<=:{RIGHTS})")
+DEVICE = re.compile(rf"(?:{CARD_DEVICE.pattern})(?<=:{RIGHTS})")
 # A device request that has a CDI name of the vendor, such as rebellions.ai/npu=all
-BY_NAME = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
+CDI_REQUEST = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
 # A device request that names every NPU by its number
-EACH = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
+NUMBERED_CDI_REQUEST = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
 # The number of a group other than root's
-GROUP = re.compile(r"[1-9][0-9]{0,9}")
+GROUP_ID = re.compile(r"[1-9][0-9]{0,9}")
 # The largest number of an account
 LARGEST_USER = 2**31 - 1
 
@@ -44,7 +44,7 @@ def privileged(variables: Mapping[str, Any]) -> bool:
     return bool(variables["npufleet_device_access"] == PRIVILEGED)
 
 
-def by_name(variables: Mapping[str, Any]) -> bool:
+def uses_cdi(variables: Mapping[str, Any]) -> bool:
     """Return True if the engine finds the cards by their CDI names. Raises Refusal if the driver is too old for that."""
     if variables["npufleet_device_access"] != CDI:
         return False
@@ -77,8 +77,8 @@ def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
     if privileged(variables):
         return {"privileged": True}
     tmpfs = sorted(map(str, variables["triton_server_tmpfs"]))
-    named = {"device_requests": requests(int(variables["npufleet_npus"]))} if by_name(variables) else {}
-    return {**LEAST, "user": "{0}:{0}".format(user(variables)), "tmpfs": tmpfs, **named}
+    named = {"device_requests": requests(int(variables["npufleet_npus"]))} if uses_cdi(variables) else {}
+    return {**UNPRIVILEGED, "user": "{0}:{0}".format(user(variables)), "tmpfs": tmpfs, **named}
 
 
 def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
@@ -94,7 +94,7 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
     return [bind for bind in binds if bind != f"{root}:{root}:ro"] + [f"{root}/{name}:{root}/{name}:ro" for name in STORE]
 
 
-def reader(variables: Mapping[str, Any]) -> Dict[str, Any]:
+def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return {"group": group that may read the server's keys in addition to root, "needed": True if the server uses it}."""
     return {"group": user(variables), "needed": not privileged(variables)}
 
@@ -107,4 +107,4 @@ def query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, 
     if privileged(variables):
         return None
     npus = int(variables["npufleet_npus"])
-    return {"npus": npus, "user": user(variables), "binds": binds, "names": cdi.device_names(npus) if by_name(variables) else []}
+    return {"npus": npus, "user": user(variables), "binds": binds, "names": cdi.device_names(npus) if uses_cdi(variables) else []}

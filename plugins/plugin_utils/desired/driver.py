@@ -63,7 +63,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "reboots": bool(variables["rbln_driver_reboot"]),
         "unit": unit(npus, int(variables["rbln_driver_boot_timeout"])),
         # Units of a host whose engine finds the cards by CDI name
-        "cdi": cdi.unit_texts(variables["triton_server_name"]) if device_access.by_name(variables) else {},
+        "cdi": cdi.unit_texts(variables["triton_server_name"]) if device_access.uses_cdi(variables) else {},
     }
 
 

@@ -31,8 +31,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     """Return the project's options of daemon.json, the packages, and the drop-ins. Raises Refusal."""
     limits = variables["docker_engine_unit_limits"]
     daemon = dict(variables["docker_engine_daemon_options"])
-    by_name = device_access.by_name(variables)
-    if by_name:
+    uses_cdi = device_access.uses_cdi(variables)
+    if uses_cdi:
         # Engines from 28 on enable this by default.
         daemon["features"] = {**(daemon.get("features") or {}), "cdi": True}
     if variables["docker_engine_registry_mirrors"]:
@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
         # The oldest engine that finds cards by CDI name; None if any version is sufficient
-        "oldest": OLDEST_BY_NAME if by_name else None,
+        "oldest": OLDEST_BY_NAME if uses_cdi else None,
         "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
         "ca": authority(variables),
         # `systemctl show` prints the environment of a unit to every user of the host, so the proxies are in a file.

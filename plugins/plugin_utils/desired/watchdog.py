@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.watchdog 
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address, by_grpc
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import accepts_grpc, address
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
 UNIT_TEXT = """# Written by npufleet
@@ -35,7 +35,7 @@ SyslogIdentifier=npufleet-watchdog
 WantedBy=multi-user.target
 """
 # Variables triton_server_watchdog_* that the program uses unchanged: seconds, except for `actions`
-LIMITS = (
+COPIED_SETTINGS = (
     "interval",
     "fault_limit",
     "stall_limit",
@@ -63,9 +63,9 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "stop_timeout": int(variables["triton_server_stop_timeout"]),
         "free_limit": int(variables["npufleet_free_timeout"]),
         "key": server_key.desired(variables),
-        "grpc": by_grpc(variables),
+        "grpc": accepts_grpc(variables),
         "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
-        **{name: int(variables["triton_server_watchdog_" + name]) for name in LIMITS},
+        **{name: int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
     }
     # Longer than a restore, and longer than a failing reload followed by a restart. Each request of a reload starts a client.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240

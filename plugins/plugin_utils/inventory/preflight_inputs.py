@@ -40,7 +40,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         # True if the role installs the headers
         "installs_headers": variables["rbln_driver_form"] == "run",
         # True if the engine finds the cards by CDI, which needs the container toolkit
-        "uses_cdi": device_access.by_name(variables),
+        "uses_cdi": device_access.uses_cdi(variables),
         # True if the role can install the toolkit
         "installs_toolkit": bool(variables["rbln_driver_toolkit_repository"]),
         "disk": {
@@ -115,7 +115,7 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
         todo = "correct rbln_driver_package_url or its login"
         entries.append(_supplier("driver package", address, "rbln_driver_package", ["driver", "install"], todo))
     repository = variables["rbln_driver_toolkit_repository"]
-    if device_access.by_name(variables) and repository:
+    if device_access.uses_cdi(variables) and repository:
         address = f"{repository.rstrip('/')}/dists/stable/Release"
         todo = "correct rbln_driver_toolkit_repository, or empty it and install the toolkit"
         entries.append(_supplier("repository of the container toolkit", address, "", ["driver", cdi.INSTALL], todo))

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.report import pict
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
-def forget(path: Optional[str]) -> None:
+def remove(path: Optional[str]) -> None:
     """Remove the previous results of a host. They must not remain if the host is unreachable now. Raises AnsibleActionFail."""
     if not path:
         return
@@ -26,7 +26,7 @@ def forget(path: Optional[str]) -> None:
         raise AnsibleActionFail(f"the results of an earlier run cannot be removed from the controller: {error}") from None
 
 
-def keep(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]]) -> None:
+def write(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]]) -> None:
     """Write the results to the file, then remove the pictures from `checks`. Raises AnsibleActionFail."""
     for check in checks:
         drawn = picture.data_uri(check.pop("picture", None))

@@ -14,7 +14,7 @@ import zlib
 from contextlib import contextmanager
 from typing import Dict, Iterator, NamedTuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import InvalidText, below, line
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import InvalidText, line, path_below
 
 
 class Bounds(NamedTuple):
@@ -78,5 +78,5 @@ def _name(member: tarfile.TarInfo, root: str) -> str:
     base, slash, name = member.name.partition("/")
     if base != root or not slash:
         raise InvalidText(f"the archive has {line(member.name)[:80]!r}, expected files below {root}")
-    below(root, name)
+    path_below(root, name)
     return name

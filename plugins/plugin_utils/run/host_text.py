@@ -18,15 +18,15 @@ from typing import Any, Dict, Iterator, Mapping, Match
 import yaml
 
 # Control characters, line ends of other systems, and characters that change the direction of text
-UNSEEN = re.compile("\r\n|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+INVISIBLE = re.compile("\r\n|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # The most levels of nesting. No answer of a module has as many, and deeper data would exhaust the stack of a parser.
-DEEPEST = 64
+MAX_DEPTH = 64
 # The most bits of a number. No real count or size is larger.
-WIDEST = 64
+MAX_BITS = 64
 # The most characters of a file name
-NAME = 120
+MAX_FILE_NAME = 120
 # The most characters of an answer, and the characters that each value counts in addition to its text
-LONGEST, VALUE = 1 << 26, 8
+MAX_CHARACTERS, CHARACTERS_PER_VALUE = 1 << 26, 8
 DIGEST = re.compile("[0-9a-f]{64}")
 # Text that is neither a template nor the header of a template
 PLAIN = re.compile(r"[\w ./:,;@+=*~&()-]*", re.ASCII)
@@ -46,43 +46,43 @@ class InvalidAnswer(Exception):
     """An answer of a host that has an unexpected shape or size."""
 
 
-def sanitized(found: Any, deep: int = DEEPEST) -> Any:
+def sanitized(found: Any, depth: int = MAX_DEPTH) -> Any:
     """Return an answer as data that has only visible characters, small numbers and limited nesting. Raises InvalidText."""
     if isinstance(found, str):
-        return UNSEEN.sub(_seen, found)
+        return INVISIBLE.sub(_escaped, found)
     if isinstance(found, int):
-        return found if found.bit_length() <= WIDEST else f"a number of {found.bit_length()} bits"
-    if deep == 0:
-        raise InvalidText(f"the answer is nested more than {DEEPEST} deep")
+        return found if found.bit_length() <= MAX_BITS else f"a number of {found.bit_length()} bits"
+    if depth == 0:
+        raise InvalidText(f"the answer is nested more than {MAX_DEPTH} levels deep")
     if isinstance(found, dict):
-        return {sanitized(key, deep - 1): sanitized(value, deep - 1) for key, value in found.items()}
+        return {sanitized(key, depth - 1): sanitized(value, depth - 1) for key, value in found.items()}
     if isinstance(found, (list, tuple)):
-        return type(found)(sanitized(entry, deep - 1) for entry in found)
+        return type(found)(sanitized(entry, depth - 1) for entry in found)
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
         # Warnings and errors are dataclasses of Ansible.
         fields = (field.name for field in dataclasses.fields(found))
-        return dataclasses.replace(found, **{name: indented(sanitized(getattr(found, name), deep - 1)) for name in fields})
+        return dataclasses.replace(found, **{name: indented(sanitized(getattr(found, name), depth - 1)) for name in fields})
     return found
 
 
 def check_size(host: str, module: str, found: Any) -> None:
     """Raise InvalidAnswer if an answer of a module is larger than any valid answer."""
-    left, parts = LONGEST, [found]
+    left, parts = MAX_CHARACTERS, [found]
     while parts and left >= 0:
         part = parts.pop()
-        left -= VALUE + (len(part) if isinstance(part, str) else 0)
+        left -= CHARACTERS_PER_VALUE + (len(part) if isinstance(part, str) else 0)
         if isinstance(part, dict):
             parts += [*part, *part.values()]
         elif isinstance(part, (list, tuple)):
             parts += part
     if left < 0:
         raise InvalidAnswer(
-            f"{host}: the answer of {module} has more than {LONGEST >> 20} MiB, expected less: nothing of it was taken. "
+            f"{host}: the answer of {module} has more than {MAX_CHARACTERS >> 20} MiB, expected less: nothing of it was taken. "
             "Find out who changed that host"
         )
 
 
-def _seen(match: Match[str]) -> str:
+def _escaped(match: Match[str]) -> str:
     entry = match.group()
     return "\n" if entry == "\r\n" else "\\" + (f"x{ord(entry):02x}" if ord(entry) < 256 else f"u{ord(entry):04x}")
 
@@ -108,10 +108,10 @@ def file_name(text: str) -> str:
     """Return a file name for any text. Most texts are returned unchanged, and no two texts have the same name."""
     raw = text.encode("utf-8", "surrogatepass")
     name = re.sub(r"^\.", "%2E", urllib.parse.quote(raw, safe=" +,=@")) or "%"
-    return name if len(name) <= NAME else f"{name[: NAME - 17]}-{hashlib.sha256(raw).hexdigest()[:16]}"
+    return name if len(name) <= MAX_FILE_NAME else f"{name[: MAX_FILE_NAME - 17]}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
-def below(directory: str, path: str) -> str:
+def path_below(directory: str, path: str) -> str:
     """Return the path of a file below a directory. Raises InvalidText for a path that leads out of the directory."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts) or not path.isprintable():

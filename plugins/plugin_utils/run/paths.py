@@ -11,7 +11,7 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 
 # Limits of a YAML file: bytes, number of values with all aliases expanded, and depth of nesting
-MOST_BYTES, MOST_VALUES, DEEPEST = 1 << 24, 1000000, 64
+MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1 << 24, 1000000, 64
 COLLECTION = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../.."))
 
 
@@ -33,9 +33,9 @@ def yaml_of(path: str) -> Any:
     Raises OSError, UnicodeDecodeError or yaml.YAMLError if it is invalid or too large.
     """
     with open(path, "rb") as source:
-        content = source.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise yaml.YAMLError(f"it has more than {MOST_BYTES} bytes")
+        content = source.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise yaml.YAMLError(f"it has more than {MAX_BYTES} bytes")
     try:
         found = yaml.load(content.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (RecursionError, OverflowError, ValueError) as error:
@@ -43,7 +43,7 @@ def yaml_of(path: str) -> Any:
             raise
         # An example is an impossible date.
         raise yaml.YAMLError(str(error)) from None
-    _refuse_too_much(found)
+    _check_size(found)
     return found
 
 
@@ -60,13 +60,13 @@ def own_yaml(path: str) -> Any:
         return yaml.load(source, _PlainLoader)
 
 
-def _refuse_too_much(found: Any) -> None:
+def _check_size(found: Any) -> None:
     """Raise yaml.YAMLError if there are too many values or levels. Aliases may expand to more values than memory holds."""
     left, seen = [(found, 0)], 0
     while left:
         value, depth = left.pop()
         parts = list(value.items()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
         seen += len(parts)
-        if seen > MOST_VALUES or depth > DEEPEST:
-            raise yaml.YAMLError(f"it stands for more than {MOST_VALUES} values, or for lists and maps in {DEEPEST} others")
+        if seen > MAX_VALUES or depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"it stands for more than {MAX_VALUES} values, or for lists and maps in {MAX_DEPTH} others")
         left += [(part, depth + 1) for part in parts if isinstance(part, (dict, list, tuple))]

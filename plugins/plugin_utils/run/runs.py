@@ -13,28 +13,28 @@ from typing import Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 # The form of the IDs that run_id() returns
-RUN = re.compile(r"(?P<place>[^/]*)/(?P<pid>[0-9]{1,10})/(?P<began>[0-9]*)", re.ASCII)
+RUN = re.compile(r"(?P<namespace>[^/]*)/(?P<pid>[0-9]{1,10})/(?P<start>[0-9]*)", re.ASCII)
 
 
 def run_id() -> str:
     """Return the ID of this run: the namespace of process IDs, the ID of the main process, and the start time of that process."""
     pid = os.getppid()
-    return f"{_place()}/{pid}/{_began(pid)}"
+    return f"{_pid_namespace()}/{pid}/{_start_time(pid)}"
 
 
 def has_ended(run: object) -> bool:
     """Return True if a run that a host reports was started on this machine and has ended; False for an invalid ID."""
     match = RUN.fullmatch(run) if isinstance(run, str) else None
-    return match is not None and match["place"] == _place() and _began(int(match["pid"])) != match["began"]
+    return match is not None and match["namespace"] == _pid_namespace() and _start_time(int(match["pid"])) != match["start"]
 
 
-def holder(host: str) -> Dict[str, str]:
+def lease_owner(host: str) -> Dict[str, str]:
     """Return the owner of a lease for modules: this run, its user and controller, and the inventory name of the host."""
     person = os.environ.get("SUDO_USER") or getpass.getuser()
     return {"run": run_id(), "by": f"{person}@{socket.gethostname()}", "host": host}
 
 
-def _place() -> str:
+def _pid_namespace() -> str:
     """Return machine, boot and namespace of process IDs. In these, a process ID and a start time identify one process."""
     boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     try:
@@ -44,7 +44,7 @@ def _place() -> str:
     return f"{socket.gethostname()}:{boot}:{space}"
 
 
-def _began(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return the start time of a process in ticks since boot; empty if the process does not exist."""
     after_name = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return after_name[19] if len(after_name) > 19 else ""

@@ -32,9 +32,9 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     actual["driver_files"] = driver_files.find(desired["driver_files"]) if desired["driver_files"] else {"binds": [], "missing": []}
     actual["access"] = device_access.find(desired["access"])
     if desired.get("credentials"):
-        actual["credentials"] = credentials.problem(desired["credentials"], **desired["reader"])
+        actual["credentials"] = credentials.problem(desired["credentials"], **desired["key_readers"])
     if desired.get("key"):
-        flaw = keys.flaw(desired["key"]["path"], desired["key_fingerprint"], **desired["reader"])
+        flaw = keys.flaw(desired["key"]["path"], desired["key_fingerprint"], **desired["key_readers"])
         actual.update({"key": flaw} if flaw["flaw"] else {})
     return actual
 
