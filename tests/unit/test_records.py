@@ -245,10 +245,17 @@ def test_too_few_npus(tmp_path: Path) -> None:
     assert reason == "model m: npus contains 2, 9, expected numbers from 0 to 1 of this host. Correct it"
 
 
-@pytest.mark.parametrize("sizes", [100, ["100"], [-1]])
-def test_device_memory_of_a_record_is_numbers(tmp_path: Path, sizes: Any) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "flaw"),
+    [
+        (100, "device_memory is a whole number, expected a list"),
+        (["100"], "device_memory[0] is text, expected a whole number"),
+        ([-1], "device_memory is [-1], expected a size for each of 1 devices"),
+    ],
+)
+def test_device_memory_of_a_record_is_numbers(tmp_path: Path, sizes: Any, flaw: str) -> None:
     (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, device_memory=sizes))
-    assert "device_memory" in reason and repr(sizes) in reason
+    assert f" is not valid ({flaw}), " in reason
 
 
 def test_device_memory_of_the_entry_counts_before_the_record_s(tmp_path: Path) -> None:
@@ -328,7 +335,7 @@ def test_a_record_has_bounds(tmp_path: Path, more: dict[str, Any]) -> None:
     assert len(reason) < 400
 
 
-@pytest.mark.parametrize("content", ["[" * 100000, " " * (subject.MOST_BYTES + 1), '{"format": 1'])
+@pytest.mark.parametrize("content", ["[" * 100000, " " * (subject.MAX_BYTES + 1), '{"format": 1'])
 def test_a_record_that_nobody_can_read_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "m.json").write_text(content)
     (reason,) = refused(tmp_path, 'backend: "rbln"', str(tmp_path / "m.json"))
@@ -353,8 +360,8 @@ def test_directories_that_are_too_deep_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_config_and_a_number_of_files_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "MOST_BYTES", 64)
-    monkeypatch.setattr(tree, "MOST_FILES", 2)
+    monkeypatch.setattr(tree, "MAX_CONFIG_BYTES", 64)
+    monkeypatch.setattr(tree, "MAX_FILES", 2)
     for name in "abc":
         (tmp_path / "m").mkdir(exist_ok=True)
         (tmp_path / "m" / name).touch()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of the record of a compiled file. The build host sends it, so that it may contain any text. Controller only."""
+"""Validation of the record of a compiled file. The build host sends the record, so that any text is possible. Controller only."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ from typing import Dict
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 
-TENSORS = [{"name?": shapes.TEXT_OR_NULL, "shape": [int], "dtype": str}]
 SHAPE = {
-    "format": int,
+    **compiled.SHAPE,
     "sha256": re.compile("[0-9a-f]{64}"),
-    "npu": str,
     "compiler_version": str,
-    "devices": int,
-    "device_memory": [int],
-    "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
     "source": {"kind": str, "sha256": str, "spec": str},
 }
-# The most characters of a JSON parser's message that this module repeats
-SHOWN = 200
+# Characters of a JSON parser's message
+MAX_MESSAGE = 200
 
 
 def received(content: str, sha256: str) -> Dict[str, str]:
@@ -36,7 +31,7 @@ def received(content: str, sha256: str) -> Dict[str, str]:
         record = json.loads(base64.b64decode(content))
         text = json.dumps(record, allow_nan=False, indent=1, sort_keys=True) + "\n"
     except (ValueError, RecursionError) as error:
-        return {"text": "", "flaw": f"it is not JSON ({str(error)[:SHOWN]})"}
+        return {"text": "", "flaw": f"it is not JSON ({str(error)[:MAX_MESSAGE]})"}
     flaw = shapes.mismatch(record, SHAPE)
     if not flaw:
         flaw = "; ".join(compiled.record_of({"record": record, "sha256": sha256}, record["npu"])[1])

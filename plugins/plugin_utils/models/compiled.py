@@ -14,14 +14,24 @@ import json
 import os
 from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 
 FORMAT = 1
-# Limits of a record: its bytes, NPUs of one instance, bytes of device memory, buckets, inputs or outputs, dimensions, their size
-MAX_BYTES, MAX_DEVICES, MAX_MEMORY = 1 << 24, 256, 1 << 50
-MAX_BUCKETS, MAX_TENSORS, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
-# The most characters of a value in a message
-MAX_SHOWN = 120
+TENSORS = [{"name?": shapes.TEXT_OR_NULL, "shape": [int], "dtype": str}]
+SHAPE = {
+    "format": int,
+    "sha256": str,
+    "npu": str,
+    "devices": int,
+    "device_memory": [int],
+    "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
+}
+# Limits of a record: its bytes, NPUs of an instance, bytes of device memory on an NPU, and buckets
+MAX_BYTES, MAX_DEVICES, MAX_MEMORY, MAX_BUCKETS = 1 << 24, 256, 1 << 50, 1000
+# Limits of a bucket: inputs or outputs, characters of a name, dimensions, and size of a dimension
+MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
+MAX_SHOWN = 120  # Characters of a value in a message
 SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
 # {name of a dtype in numpy: its name in config.pbtxt}
 DTYPES = {
@@ -44,7 +54,7 @@ DTYPES = {
 def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str, Any]], List[str]]:
     """Return (the record of an artefact or None, the errors of the record). A missing record is no error.
 
-    The artefact's `record` is the record itself or its path on the controller. Without it, the record beside `file` is read.
+    The artefact's `record` is the record itself or its path on the controller. The default is the record beside `file`.
     """
     where, raw, error = _read(artefact)
     if error:
@@ -53,7 +63,8 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
         return None, []
     flaw = _flaw(raw)
     if flaw:
-        return None, [f"{where} has {flaw}, expected a record in the form of playbooks/compile.yml. Compile the model again"]
+        expected = "a record in the form of playbooks/compile.yml"
+        return None, [f"{where} is not valid ({flaw}), expected {expected}. Compile the model again"]
     reasons = []
     if raw["sha256"] != artefact["sha256"]:
         digest = artefact["sha256"]
@@ -64,22 +75,22 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
 
 
 def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
-    """Return (the record beside a compiled file or None, the error of the record or "")."""
+    """Return (the record beside a compiled file or None, the error of the record or ""). A missing record is no error."""
     _where, raw, error = _read({"file": file})
     if error:
         return None, f"unreadable ({error})"
     flaw = _flaw(raw) if raw is not None else None
-    return (None, f"a record with {flaw}") if flaw else (raw, "")
+    return (None, f"a record that is not valid ({flaw})") if flaw else (raw, "")
 
 
 def with_digest(artefact: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return an artefact with its digest. If the inventory does not set it, it is that of the record."""
+    """Return an artefact with its digest. The default is the digest in its record."""
     raw = None if artefact.get("sha256") else _read(artefact)[1]
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
 
 
 def refuse_conflicting_path(model: str, path: str, files: Collection[str]) -> None:
-    """Raise Refusal if the path of a compiled file is a directory of the model, or below one of its files."""
+    """Raise Refusal if the path of a compiled file is a directory of the model, or is below a file of the model."""
     conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
     if conflicts:
         expected = f"expected one beside {conflicts[0]} of the model's directory"
@@ -91,76 +102,64 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
     raw = artefact.get("record")
     if raw is None and os.path.isfile(str(artefact.get("file", "")) + SUFFIX):
         raw = artefact["file"] + SUFFIX
-    if not isinstance(raw, str):
-        return "its record", raw, ""
+    where = raw if isinstance(raw, str) else "its record"
     try:
+        if not isinstance(raw, str):
+            # The values of an inventory have types of Ansible.
+            return where, json.loads(json.dumps(raw)), ""
         with open(raw, "rb") as source:
             content = source.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            return raw, None, f"more than {MAX_BYTES} bytes"
-        return raw, json.loads(content), ""
-    except (OSError, ValueError, RecursionError) as error:
-        return raw, None, str(error)
+            return where, None, f"more than {MAX_BYTES} bytes"
+        return where, json.loads(content), ""
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        return where, None, str(error)
 
 
 def _flaw(raw: Any) -> Optional[str]:
-    """Return the error of a record as a phrase that follows "has", or None."""
-    if not isinstance(raw, dict):
-        return f"type {type(raw).__name__}"
-    if raw.get("format") != FORMAT:
-        return f"format {_shown(raw.get('format'))}"
-    for key, kind in (("sha256", str), ("npu", str), ("devices", int), ("device_memory", list), ("buckets", list)):
-        if not isinstance(raw.get(key), kind):
-            return f"{key} {_shown(raw.get(key))}"
-    if not _are_sizes([raw["devices"]], 1, MAX_DEVICES) or not 1 <= len(raw["buckets"]) <= MAX_BUCKETS:
-        return f"{_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
-    sizes = raw["device_memory"]
-    if not _are_sizes(sizes, 0, MAX_MEMORY):
-        return f"device_memory {_shown(sizes)}"
-    if len(sizes) not in (0, raw["devices"]):
-        return f"{len(sizes)} sizes in device_memory for {raw['devices']} devices"
-    for bucket in raw["buckets"]:
+    """Return the error of a record as a sentence without its end, or None."""
+    mismatch = shapes.mismatch(raw, SHAPE)
+    if mismatch:
+        return mismatch
+    devices, sizes, buckets = raw["devices"], raw["device_memory"], raw["buckets"]
+    if raw["format"] != FORMAT:
+        return f"format is {raw['format']}, expected {FORMAT}"
+    if not 1 <= devices <= MAX_DEVICES or not 1 <= len(buckets) <= MAX_BUCKETS:
+        return f"it has {devices} devices and {len(buckets)} buckets, expected 1 to {MAX_DEVICES} and 1 to {MAX_BUCKETS}"
+    if len(sizes) not in (0, devices) or not all(0 <= size <= MAX_MEMORY for size in sizes):
+        return f"device_memory is {_shown(sizes)}, expected a size for each of {devices} devices"
+    for bucket in buckets:
         for side in ("inputs", "outputs"):
-            tensors = bucket.get(side) if isinstance(bucket, dict) else None
-            if not isinstance(tensors, list) or not 1 <= len(tensors) <= MAX_TENSORS:
-                return f"a bucket without {side}"
-            for tensor in tensors:
-                if not _is_tensor(tensor):
-                    return f"{_shown(tensor)} in {side}"
+            if not 1 <= len(bucket[side]) <= MAX_TENSORS:
+                return f"a bucket has {len(bucket[side])} {side}, expected 1 to {MAX_TENSORS}"
+            wrong = [tensor for tensor in bucket[side] if not _fits_config(tensor)]
+            if wrong:
+                return f"{side} contains {_shown(wrong[0])}, expected a name, dtype and shape that a config can have"
     return None
 
 
-def _is_tensor(value: Any) -> bool:
-    """Return True for {"name", "shape", "dtype"} with values that a config can have. The name may also be null."""
-    if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
-        return False
-    name, shape = value.get("name"), value.get("shape", [])
-    named = name is None or (isinstance(name, str) and 0 < len(name) <= MAX_TENSORS)
-    return named and _are_sizes(shape, 1, MAX_SIZE) and len(shape) <= MAX_DIMENSIONS
-
-
-def _are_sizes(value: Any, least: int, most: int) -> bool:
-    """Return True for a list of whole numbers within these limits."""
-    whole = isinstance(value, list) and all(isinstance(size, int) and not isinstance(size, bool) for size in value)
-    return whole and all(least <= size <= most for size in value)
+def _fits_config(tensor: Mapping[str, Any]) -> bool:
+    """Return True if a config can have the values of a tensor. The name may also be null."""
+    name, sizes = tensor.get("name"), tensor["shape"]
+    named = name is None or 0 < len(name) <= MAX_NAME
+    return named and tensor["dtype"] in DTYPES and len(sizes) <= MAX_DIMENSIONS and all(1 <= size <= MAX_SIZE for size in sizes)
 
 
 def _shown(value: Any) -> str:
     """Return a value of a record as one short line."""
-    line = repr(value)
-    return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
+    return short(repr(value), MAX_SHOWN)
 
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
     """Return the batch size of each bucket in the file's order, or None if the buckets differ in more than the first dimension."""
     sizes, rest = [], []
     for bucket in record["buckets"]:
-        shapes = [entry["shape"] for side in ("inputs", "outputs") for entry in bucket[side]]
-        leading = {tuple(shape[:1]) for shape in shapes}
+        dims = [entry["shape"] for side in ("inputs", "outputs") for entry in bucket[side]]
+        leading = {tuple(shape[:1]) for shape in dims}
         if len(leading) != 1 or () in leading:
             return None
-        sizes.append(shapes[0][0])
-        rest.append([shape[1:] for shape in shapes])
+        sizes.append(dims[0][0])
+        rest.append([shape[1:] for shape in dims])
     return sizes if all(entry == rest[0] for entry in rest) and len(set(sizes)) == len(sizes) else None
 
 
@@ -179,7 +178,7 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
         config.max_batch_size = max(sizes)
     contradictions = []
     batched = config.max_batch_size > 0
-    # True if the compiled shapes have a batch dimension that the dims of the config omit
+    # The dims of a config with batches omit the batch dimension of the compiled shapes.
     omits_batch = batched and sizes is not None
     if batched and sizes is None:
         expected = "0, as the compiled file has no batch dimension"
