@@ -18,28 +18,28 @@ author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(taken) moves O(name) from O(incoming) to O(path), changes its owner to root, and keeps it only if its digest is O(sha256).
-      - V(given) moves O(path) to O(name) in O(incoming), where only O(user) can read it. An existing file is replaced.
-      - V(owned) replaces every file below the directory O(path) by a copy that only root can write. Use it for files of
+      - V(imported) moves O(name) from O(incoming) to O(path), changes its owner to root, and keeps it only if its digest is O(sha256).
+      - V(exported) moves O(path) to O(name) in O(incoming), where only O(user) can read it. An existing file is replaced.
+      - V(secured) replaces every file below the directory O(path) by a copy that only root can write. Use it for files of
         M(ansible.builtin.copy), which the connecting user may still have open for writing.
     type: str
-    choices: [taken, given, owned]
+    choices: [imported, exported, secured]
     required: true
   incoming:
-    description: Directory of the other account, on the file system of O(path). Required unless O(state=owned).
+    description: Directory of the other account, on the file system of O(path). Required unless O(state=secured).
     type: path
   name:
-    description: Name of the file in O(incoming). Required unless O(state=owned).
+    description: Name of the file in O(incoming). Required unless O(state=secured).
     type: str
   path:
-    description: Path of root's file, in a directory that only root can write to. With O(state=owned), the directory itself.
+    description: Path of root's file, in a directory that only root can write to. With O(state=secured), the directory itself.
     type: path
     required: true
   sha256:
-    description: Expected SHA-256 with O(state=taken). If it is not set, the caller has to compare the returned digest.
+    description: Expected SHA-256 with O(state=imported). If it is not set, the caller has to compare the returned digest.
     type: str
   mode:
-    description: Mode of the file with O(state=taken) and O(state=owned), in quotes.
+    description: Mode of the file with O(state=imported) and O(state=secured), in quotes.
     type: str
     default: "0400"
   limit:
@@ -47,7 +47,7 @@ options:
     type: int
     default: 274877906944
   user:
-    description: The connecting user. Required with O(state=given).
+    description: The connecting user. Required with O(state=exported).
     type: str
 attributes:
   check_mode:
@@ -58,7 +58,7 @@ attributes:
 EXAMPLES = r"""
 - name: Take over the archive
   npufleet.triton.transferred_file:
-    state: taken
+    state: imported
     incoming: /var/lib/npufleet/incoming
     name: image.tar
     path: /var/lib/npufleet/image/image.tar
@@ -66,19 +66,19 @@ EXAMPLES = r"""
 
 - name: Take over the copied wheels
   npufleet.triton.transferred_file:
-    state: owned
+    state: secured
     path: /var/lib/npufleet/build/wheels
     mode: "0644"
 """
 
 RETURN = r"""
 sha256:
-  description: SHA-256 of the file. With O(state=given), it was computed before the user could change the file.
-  returned: success, unless O(state=owned)
+  description: SHA-256 of the file. With O(state=exported), it was computed before the user could change the file.
+  returned: success, unless O(state=secured)
   type: str
 files:
   description: SHA-256 of each file, by its path below O(path).
-  returned: success with O(state=owned)
+  returned: success with O(state=secured)
   type: dict
 """
 
@@ -91,7 +91,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, takeover
 
 
-def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
+def import_file(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
     """Take over a file, and return {"sha256": digest}. Raises StoreError."""
     digest = takeover.take(params["incoming"], params["name"], params["path"], mode, params["limit"])
     if params["sha256"] and digest != params["sha256"].lower():
@@ -100,7 +100,7 @@ def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
     return {"sha256": digest}
 
 
-def give(params: Dict[str, Any]) -> Dict[str, Any]:
+def export_file(params: Dict[str, Any]) -> Dict[str, Any]:
     """Give a file to the connecting user, and return {"sha256": digest}. Raises StoreError."""
     try:
         receiver = pwd.getpwnam(params["user"])
@@ -115,7 +115,7 @@ def main() -> None:
     """Take over a file or the files of a directory, or give a file to the connecting user."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["taken", "given", "owned"], "required": True},
+            "state": {"type": "str", "choices": ["imported", "exported", "secured"], "required": True},
             "incoming": {"type": "path"},
             "name": {"type": "str"},
             "path": {"type": "path", "required": True},
@@ -124,11 +124,11 @@ def main() -> None:
             "limit": {"type": "int", "default": 274877906944},
             "user": {"type": "str"},
         },
-        required_if=[("state", "taken", ["incoming", "name"]), ("state", "given", ["incoming", "name", "user"])],
+        required_if=[("state", "imported", ["incoming", "name"]), ("state", "exported", ["incoming", "name", "user"])],
     )
     params = module.params
     name, path = params["name"], params["path"]
-    if params["state"] != "owned":
+    if params["state"] != "secured":
         if name in ("", ".", "..") or "/" in name:
             module.fail_json(msg=f"the name is {name!r}, expected that of a file in {params['incoming']}")
         path = os.path.join(params["incoming"], name)
@@ -137,14 +137,14 @@ def main() -> None:
     except ValueError:
         module.fail_json(msg=f"the mode is {params['mode']!r}, expected octal digits in quotes, such as '0644'")
     try:
-        if params["state"] == "taken":
-            result = take(params, mode)
-        elif params["state"] == "given":
-            result = give(params)
+        if params["state"] == "imported":
+            result = import_file(params, mode)
+        elif params["state"] == "exported":
+            result = export_file(params)
         else:
             result = {"files": takeover.own_tree(params["path"], mode, params["limit"])}
     except takeover.RejectedFile as error:
-        consequence = "it was removed: transfer it again" if params["state"] == "taken" else "it was not used"
+        consequence = "it was removed: transfer it again" if params["state"] == "imported" else "it was not used"
         module.fail_json(msg=f"{path}: {error}; {consequence}")
     except (StoreError, OSError) as error:
         module.fail_json(msg=f"{path}: {error}")

@@ -20,7 +20,7 @@ BOOK = f"""
   become: true
   tasks:
     - npufleet.triton.transferred_file:
-        state: taken
+        state: imported
         incoming: {INCOMING}
         name: {NAME}
         path: {TAKEN}

@@ -174,7 +174,7 @@ def test_a_tree_becomes_copies_of_its_own(incoming: Path, user: HostileUser) -> 
 def test_what_is_planted_in_a_tree_is_refused_by_its_name(incoming: Path, user: HostileUser, what: str) -> None:
     (incoming / "inner").mkdir()
     HostileUser.plant(user, what, "inner/a.whl")
-    found = run_module(transferred_file, {"state": "owned", "path": str(incoming)})
+    found = run_module(transferred_file, {"state": "secured", "path": str(incoming)})
     assert found["failed"] is True
     assert found["msg"] == f"{incoming}: inner/a.whl: found a link or a directory in its place; it was not used"
     assert user.untouched()
@@ -211,10 +211,10 @@ def call(incoming: Path, **given: Any) -> dict[str, Any]:
 def test_the_module_keeps_what_has_its_digest_and_nothing_else(incoming: Path) -> None:
     mine = incoming.parent / "mine"
     (incoming / "image.tar").write_bytes(CONTENT)
-    assert call(incoming, state="taken", sha256=DIGEST) == {"failed": False, "changed": True, "sha256": DIGEST}
+    assert call(incoming, state="imported", sha256=DIGEST) == {"failed": False, "changed": True, "sha256": DIGEST}
     (incoming / "image.tar").write_bytes(b"another")
     (mine / "image.tar").unlink()
-    found = call(incoming, state="taken", sha256=DIGEST)
+    found = call(incoming, state="imported", sha256=DIGEST)
     assert found["failed"] is True
     assert f"expected {DIGEST}; the file was removed: transfer it again" in found["msg"]
     assert os.listdir(mine) == os.listdir(incoming) == []
@@ -223,7 +223,7 @@ def test_the_module_keeps_what_has_its_digest_and_nothing_else(incoming: Path) -
 @pytest.mark.parametrize("what", PLANTS)
 def test_the_module_says_what_is_planted(incoming: Path, user: HostileUser, what: str) -> None:
     user.plant(what, "image.tar")
-    found = call(incoming, state="taken", sha256=DIGEST)
+    found = call(incoming, state="imported", sha256=DIGEST)
     words = f"{incoming}/image.tar: found a link or a directory in its place; it was removed: transfer it again"
     assert (found["failed"], found["msg"]) == (True, words)
     assert user.untouched()
@@ -232,15 +232,15 @@ def test_the_module_says_what_is_planted(incoming: Path, user: HostileUser, what
 def test_the_module_gives_to_a_user_of_the_host(incoming: Path) -> None:
     mine = incoming.parent / "mine/image.tar"
     mine.write_bytes(CONTENT)
-    assert "set ansible_user" in call(incoming, state="given", user="nobody-of-here")["msg"]
+    assert "set ansible_user" in call(incoming, state="exported", user="nobody-of-here")["msg"]
     name = pwd.getpwuid(os.geteuid()).pw_name
-    assert call(incoming, state="given", user=name) == {"failed": False, "changed": True, "sha256": DIGEST}
+    assert call(incoming, state="exported", user=name) == {"failed": False, "changed": True, "sha256": DIGEST}
     assert not mine.exists()
 
 
 @pytest.mark.parametrize("name", ["", "..", "../etc/passwd", "a/b"])
 def test_the_module_stays_in_its_directory(incoming: Path, name: str) -> None:
-    assert "expected that of a file" in call(incoming, state="taken", sha256=DIGEST, name=name)["msg"]
+    assert "expected that of a file" in call(incoming, state="imported", sha256=DIGEST, name=name)["msg"]
 
 
 # Who touches that directory
