@@ -197,3 +197,6 @@ def test_renamed_variables_name_the_new_one() -> None:
     assert findings(inference_check_probe_limit=60) == [
         "inference_check_probe_limit is no longer a variable. Set monitoring_probe_limit instead."
     ]
+    assert findings(triton_server_linked=True) == [
+        "triton_server_linked is no longer a variable. Set triton_server_current_releases instead."
+    ]

@@ -195,7 +195,7 @@ def test_what_is_made_of_a_value_is_made_of_it_in_its_type() -> None:
     assert job.startswith("    - job_name: npufleet-triton\n")
 
 
-@pytest.mark.parametrize("name", ["triton_server_linked", "npufleet_http_port"])
+@pytest.mark.parametrize("name", ["triton_server_current_releases", "npufleet_http_port"])
 def test_a_variable_that_does_not_fit_is_not_taken_for_one_that_is_not_there(name: str) -> None:
     variables = fleet(**{name: []})
     assert name in variables

@@ -27,8 +27,12 @@ SHARED_PREFIXES = ("monitoring_", "preflight_")
 RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")
 # {removed variable: its replacement}
 REMOVED: Dict[str, str] = {
-    f"inference_check_probe{name}": f"monitoring_probe{name}"
-    for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
+    **{
+        f"inference_check_probe{name}": f"monitoring_probe{name}"
+        for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
+    },
+    "triton_server_linked": "triton_server_current_releases",
+    "triton_server_started_inside": "triton_server_manual_process",
 }
 # The repository of an image: an optional registry, and a path in lower case
 REPOSITORY = re.compile(
