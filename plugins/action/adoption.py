@@ -142,7 +142,7 @@ class ActionModule(FleetAction):
             raise AnsibleActionFail(f"{host}: {reason}")
         with open(os.path.join(dest, MARK), "w", encoding="utf-8") as mark:
             mark.write("{}\n")
-        key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_row"]["sdk"]["shape"])
+        key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_release_row"]["sdk"]["shape"])
         entries = []
         for name, model in found["models"].items():
             entry = translation.entry(name, model, key, int(fleet["npufleet_npus"]), translated.left_out)

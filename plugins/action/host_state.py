@@ -125,7 +125,7 @@ class ActionModule(FleetAction):
         if self._task.args.get("concerns") is None and "image" in concerns:
             # These remarks are about the whole host, so only a call for all concerns returns them.
             result["warnings"] = [*result.get("warnings", []), *row_remarks.untested_remarks(variables)]
-            result["untested"] = variables["npufleet_row"].get("untested")
+            result["untested"] = variables["npufleet_release_row"].get("untested")
         return self._for_playbooks(result, variables, batched=boolean(arguments.get("linked", False)))
 
     @staticmethod

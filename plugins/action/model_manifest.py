@@ -72,7 +72,7 @@ class ActionModule(FleetAction):
         """Return the models as the host would get them. Raises Refusal."""
         over: Dict[str, Any] = {}
         if row:
-            over = {"rbln_release": row.name, "npufleet_row": variables["npufleet_release_rows"][row.name]}
+            over = {"rbln_release": row.name, "npufleet_release_row": variables["npufleet_release_rows"][row.name]}
         host = ChainMap(over, variables)  # type: ignore[arg-type]
         validate(host, ["models"])
         placed = manifest.placed_here(host)

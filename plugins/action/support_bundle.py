@@ -135,7 +135,7 @@ class ActionModule(FleetAction):
             else {}
         )
         about = {"npufleet": str(galaxy.get("version", "")), "ansible-core": ansible_version}
-        for name in ("rbln_release", "npufleet_row", "npufleet_npus", "npufleet_card"):
+        for name in ("rbln_release", "npufleet_release_row", "npufleet_npus", "npufleet_card"):
             try:
                 about[name] = variables[name]
             except (AnsibleError, KeyError):

@@ -115,7 +115,7 @@ class ActionModule(FleetAction):
             "mode": variables["triton_server_model_control_mode"],
             "cache": container.cache(variables),
             "models": {name: {fact: dict(model)[fact] for fact in MODEL} for name, model in manifests.items()},
-            "triton": str(variables["npufleet_row"]["triton"]["version"]),
+            "triton": str(variables["npufleet_release_row"]["triton"]["version"]),
             "cards": container.cards(variables),
             "command": command(variables, sorted(manifests), root),
             "maybe": list(MAYBE),
@@ -161,7 +161,7 @@ PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 
 def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the conditions that this container has to meet: versions, cards, packages, ports, shared memory and disk space."""
-    row = variables["npufleet_row"]
+    row = variables["npufleet_release_row"]
     return {
         "triton": str(row["triton"]["version"]),
         "python": str(row["triton"]["python"]),

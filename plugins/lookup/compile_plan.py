@@ -37,7 +37,7 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ found.reasons or found.models | selectattr('why') | map(attribute='name') }}"
   vars:
-    found: "{{ lookup('npufleet.triton.compile_plan', *model_compile_models, card=npufleet_card, sdk=npufleet_row.sdk,
+    found: "{{ lookup('npufleet.triton.compile_plan', *model_compile_models, card=npufleet_card, sdk=npufleet_release_row.sdk,
       directory=model_compile_dir) }}"
 """
 

@@ -20,7 +20,7 @@ def variables(release: str, npus: int) -> Dict[str, Any]:
     """What a manifest asks of a host: the lab's release row of this Triton, and a number of NPUs; the rest as the role has it."""
     row = RELEASES[release]
     rows = yaml.safe_load(LAB.read_text())["npufleet_extra_releases"]
-    host = {"npufleet_npus": npus, "npufleet_card": card_of(row), "npufleet_row": rows[row], "rbln_release": row}
+    host = {"npufleet_npus": npus, "npufleet_card": card_of(row), "npufleet_release_row": rows[row], "rbln_release": row}
     return {**yaml.safe_load(DEFAULTS.read_text()), **host}
 
 

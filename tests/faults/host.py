@@ -41,7 +41,7 @@ MODELS = ("alpha", "beta", "gamma", "cached")
 VARIABLES = {
     "npufleet_card": "RBLN-CA22",
     "npufleet_npus": 1,
-    "npufleet_row": {"triton": {"version": "2.51.0"}, "sdk": {"shape": "0.9"}},
+    "npufleet_release_row": {"triton": {"version": "2.51.0"}, "sdk": {"shape": "0.9"}},
     "model_repository_verify": False,
     "model_repository_bundle": "",
     "model_repository_fetch": "controller",

@@ -73,7 +73,7 @@ def fleet(**inventory: Any) -> Templated:
         npufleet_npus=2,
         npufleet_card="RBLN-CA12",
         npufleet_release_rows={"24.01": ROW},
-        npufleet_row=ROW,
+        npufleet_release_row=ROW,
         npufleet_lock={},
         triton_models=[],
     )

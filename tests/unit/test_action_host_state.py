@@ -400,7 +400,9 @@ def test_another_run_that_is_not_known_to_be_over_is_a_warning(site: Path) -> No
 def release(given: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Return what a change of npu1 makes of its store: it releases the models, unless another state is asked for."""
     host = fleet(
-        **given, npufleet_release_rows=given["npufleet_extra_releases"], npufleet_row=given["npufleet_extra_releases"]["site"]
+        **given,
+        npufleet_release_rows=given["npufleet_extra_releases"],
+        npufleet_release_row=given["npufleet_extra_releases"]["site"],
     )
     found, reasons = manifests(host)
     assert reasons == []

@@ -185,14 +185,14 @@ def test_desired_comes_from_the_release_row() -> None:
 def test_driver_of_a_form_that_cannot_be_installed_is_refused() -> None:
     row = {**ROW, "driver": {"package": "rebellions", "version": "2.1.0", "form": "rpm"}}
     with pytest.raises(Refusal) as refusal:
-        desired_driver.desired(fleet(npufleet_row=row, rbln_release="26.01"))
+        desired_driver.desired(fleet(npufleet_release_row=row, rbln_release="26.01"))
     assert refusal.value.reasons == [
         "driver 2.1.0 of release 26.01 is a .rpm package, expected .deb or .run. Install it manually and set "
         "rbln_driver_form: present, or choose a release whose driver is one of these"
     ]
-    assert desired_driver.desired(fleet(npufleet_row=row, rbln_driver_form="present"))["form"] == "present"
+    assert desired_driver.desired(fleet(npufleet_release_row=row, rbln_driver_form="present"))["form"] == "present"
     row["driver"]["form"] = "run"
-    assert desired_driver.desired(fleet(npufleet_row=row))["form"] == "run"
+    assert desired_driver.desired(fleet(npufleet_release_row=row))["form"] == "run"
 
 
 # Reading

@@ -354,7 +354,7 @@ def test_limit_that_would_write_lines_of_its_own_is_refused(limits: dict[str, st
 
 
 def test_an_engine_that_finds_devices_by_name_has_it_switched_on_beside_what_is_there() -> None:
-    row = {"npufleet_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}}
+    row = {"npufleet_release_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}}
     wanted = desired_engine.desired(fleet(npufleet_device_access="cdi", **row))
     assert (wanted["daemon"]["features"], wanted["oldest"]) == ({"cdi": True}, 25)
     options = {**OPTIONS, "features": {"containerd-snapshotter": True, "cdi": False}}

@@ -114,7 +114,7 @@ def test_the_roles_recipe_names_what_is_installed() -> None:
         "python": "3.10",
         "requirements": ["rebel-compiler==0.6.2", "tritonclient[http,grpc]==2.41.1", "numpy<2", "pillow==12.3.0"],
     }
-    newer = fleet(npufleet_row={**ROW, "sdk": {**ROW["sdk"], "version": "0.9.4"}})
+    newer = fleet(npufleet_release_row={**ROW, "sdk": {**ROW["sdk"], "version": "0.9.4"}})
     assert newer["triton_image_recipe"]["requirements"][0] == "rebel-compiler==0.9.4"
 
 
@@ -123,11 +123,15 @@ def test_the_roles_recipe_names_what_is_installed() -> None:
 )
 def test_a_base_without_vllm_is_a_choice(image: str) -> None:
     row = {**ROW, "triton": {**ROW["triton"], "image": image}}
-    assert fleet(npufleet_row=row)["triton_image_recipe"]["base"] == image
+    assert fleet(npufleet_release_row=row)["triton_image_recipe"]["base"] == image
     assert (
-        fleet(npufleet_row=row, triton_image_plain=True)["triton_image_recipe"]["base"] == "nvcr.io/nvidia/tritonserver:25.08-py3"
+        fleet(npufleet_release_row=row, triton_image_plain=True)["triton_image_recipe"]["base"]
+        == "nvcr.io/nvidia/tritonserver:25.08-py3"
     )
-    assert fleet(npufleet_row=row, triton_image_plain=True, triton_image_base="mine:1")["triton_image_recipe"]["base"] == "mine:1"
+    assert (
+        fleet(npufleet_release_row=row, triton_image_plain=True, triton_image_base="mine:1")["triton_image_recipe"]["base"]
+        == "mine:1"
+    )
 
 
 # The lock

@@ -368,8 +368,8 @@ def test_a_mount_from_nowhere_is_for_hands(monkeypatch: pytest.MonkeyPatch, tmp_
     ],
 )
 def test_libraries_come_with_the_driver_from_3_on(version: str, files: bool, brought: Any) -> None:
-    row = {**fleet()["npufleet_row"], "driver": {"version": version}}
-    assert desired_container.driver_files(fleet(npufleet_row=row, triton_server_driver_files=files)) == brought
+    row = {**fleet()["npufleet_release_row"], "driver": {"version": version}}
+    assert desired_container.driver_files(fleet(npufleet_release_row=row, triton_server_driver_files=files)) == brought
 
 
 @pytest.mark.parametrize(

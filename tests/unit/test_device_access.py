@@ -260,7 +260,7 @@ def test_each_way_is_another_container() -> None:
 
 
 NAMED = {**ASKED, "names": ["rebellions.ai/npu=0", "rebellions.ai/npu=1"]}
-NEWER = {"npufleet_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}, "npufleet_device_access": "cdi"}
+NEWER = {"npufleet_release_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}, "npufleet_device_access": "cdi"}
 
 
 @pytest.fixture

@@ -249,7 +249,7 @@ def test_every_host_of_the_example_can_be_wanted(example: dict[str, Any]) -> Non
     for host in hosts:
         given = example["_meta"]["hostvars"][host]
         row = rows[given["rbln_release"]]
-        seen = fleet(**given, inventory_hostname=host, npufleet_release_rows=rows, npufleet_row=row)
+        seen = fleet(**given, inventory_hostname=host, npufleet_release_rows=rows, npufleet_release_row=row)
         wanted, _ = variables.desired(seen, ["driver", "engine", "image"])
         assert (wanted["driver"]["version"], wanted["driver"]["npus"]) == (row["driver"]["version"], given["npufleet_npus"])
         fitting = given["npufleet_card"].removeprefix("RBLN-") + "/" + row["sdk"]["shape"]

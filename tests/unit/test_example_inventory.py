@@ -99,7 +99,7 @@ def of_host(copy: Path, host: str, place: Path) -> tuple[Any, list[str]]:
     rows = yaml.safe_load((ROOT / "files/releases.yml").read_text())["npufleet_releases"]
     made = {
         "npufleet_release_rows": rows,
-        "npufleet_row": rows[mine["rbln_release"]],
+        "npufleet_release_row": rows[mine["rbln_release"]],
         "npufleet_cache": str(place / "cache"),
         "npufleet_model_repository": str(place / "fleet/models"),
         "hostvars": {name: {**variables, "npufleet_metrics_port": 8002} for name, variables in every.items()},

@@ -21,7 +21,7 @@ def findings(**given: Any) -> list[str]:
 
 
 def test_every_variable_is_known() -> None:
-    assert {"rbln_release", "triton_models", "npufleet_root", "triton_server_ulimits", "npufleet_row"} <= set(KNOWN)
+    assert {"rbln_release", "triton_models", "npufleet_root", "triton_server_ulimits", "npufleet_release_row"} <= set(KNOWN)
 
 
 def test_a_good_inventory_has_no_findings() -> None:
@@ -200,3 +200,4 @@ def test_renamed_variables_name_the_new_one() -> None:
     assert findings(triton_server_linked=True) == [
         "triton_server_linked is no longer a variable. Set triton_server_current_releases instead."
     ]
+    assert findings(npufleet_row={}) == ["npufleet_row is no longer a variable. Set npufleet_release_row instead."]

@@ -230,7 +230,7 @@ def driver(place: Path, **more: Any) -> dict[str, Any]:
         "rbln_driver_package_sha256": digest,
         "rbln_driver_form": "deb",
         "npufleet_proxy_python": sys.executable,
-        "npufleet_row": {"driver": {"package": "rbln", "version": "1", "form": "deb"}},
+        "npufleet_release_row": {"driver": {"package": "rbln", "version": "1", "form": "deb"}},
         **more,
     }
 

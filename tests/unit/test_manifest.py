@@ -115,7 +115,7 @@ def test_source_is_equal_on_hosts_of_another_size_and_release_is_not(repository:
 
 def test_source_is_equal_on_hosts_with_another_card(repository: Path) -> None:
     row = {**ROW, "sdk": {**ROW["sdk"], "shape": "0.9"}, "cards": ["RBLN-CA22"]}
-    other = made(repository, npufleet_card="RBLN-CA22", npufleet_row=row)
+    other = made(repository, npufleet_card="RBLN-CA22", npufleet_release_row=row)
     assert other["files"]["1/model.rbln"] == {"sha256": OTHER, "blob": True}
     assert other["origins"] == {OTHER: {"file": "/srv/digits-ca22.rbln"}}
     item = made(repository)
@@ -339,7 +339,7 @@ def test_controller_without_protobuf_is_told_what_to_install(repository: Path, m
 
 def test_no_compiled_file_for_this_card_and_sdk_is_refused(repository: Path) -> None:
     row = {**ROW, "sdk": {**ROW["sdk"], "shape": "0.10"}}
-    assert refused(repository, npufleet_card="RBLN-CA25", npufleet_row=row) == [
+    assert refused(repository, npufleet_card="RBLN-CA25", npufleet_release_row=row) == [
         "model digits has compiled files for CA12/0.6, CA22/0.9, expected one for CA25/0.10. Compile it for this card and SDK, "
         "and list the file under `artefacts`"
     ]

@@ -31,7 +31,7 @@ LOAD = {"concern": "models", "name": "digits", "action": "release"}
 def variables(**given: Any) -> Any:
     row = {**FULL_ROW, **given.pop("row", {})}
     base = {
-        "npufleet_row": row,
+        "npufleet_release_row": row,
         "npufleet_release_rows": {"24.01": row},
         "npufleet_build_host": "npu1",
         "npufleet_cache": "/no/cache",
@@ -136,7 +136,7 @@ def test_suppliers_of_a_build_host_and_of_another() -> None:
 
 
 def test_the_repository_of_the_toolkit_is_a_supplier_where_it_is_needed() -> None:
-    row = {"npufleet_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}, "npufleet_build_host": "npu9"}
+    row = {"npufleet_release_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}, "npufleet_build_host": "npu9"}
     assert subject.suppliers(variables(**row, npufleet_device_access="devices"))[0] == []
     (found,), passwords = subject.suppliers(variables(**row, npufleet_device_access="cdi"))
     assert found["address"] == "https://nexus.rebellions.ai/repository/apt-public/dists/stable/Release"

@@ -47,7 +47,7 @@ def test_all_else_is_as_in_a_container_of_its_own() -> None:
 
 def test_what_the_container_has_to_be_is_the_rows() -> None:
     found = subject.conditions(fleet(triton_server_allow_metrics=False))
-    row = fleet()["npufleet_row"]
+    row = fleet()["npufleet_release_row"]
     assert (found["triton"], found["python"], found["driver"]) == (
         row["triton"]["version"],
         row["triton"]["python"],

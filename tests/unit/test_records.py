@@ -91,7 +91,7 @@ def test_one_batch_that_the_config_wants_whole(tmp_path: Path) -> None:
 def test_every_dtype_has_its_type(tmp_path: Path, dtype: str) -> None:
     bucket = {"inputs": [tensor("a", 1, 4, dtype=dtype)], "outputs": [tensor("b", 1, 4, dtype=dtype)]}
     row = {**ROW, "triton": {**ROW["triton"], "version": "2.51.0"}}
-    config, _item = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]), npufleet_row=row)
+    config, _item = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]), npufleet_release_row=row)
     names = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     assert names[config.input[0].data_type].name == subject.DTYPES[dtype]
 

@@ -27,7 +27,7 @@ def pair(old: str | None, new: str) -> list[str]:
 def host_changes(old: str | None, new: str, *plan: dict[str, Any], maintenance: Any = None, **given: Any) -> list[str]:
     base = {
         "rbln_release": new,
-        "npufleet_row": ROWS[new],
+        "npufleet_release_row": ROWS[new],
         "npufleet_release_rows": ROWS,
         "npufleet_card": "RBLN-CA22",
         "npufleet_build_host": "npu1",

@@ -194,7 +194,7 @@ def test_now_reaches_the_monitoring(repository: Path) -> None:
 
 def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
     row = {**ROW, "driver": {"package": "rebellions", "version": "2.1.0", "form": "rpm"}}
-    variables = host(repository, npufleet_row=row)
+    variables = host(repository, npufleet_release_row=row)
     variables = fleet(**{**dict(variables._raw), "triton_models": [{"name": "faces"}, {"name": "words"}]})
     with pytest.raises(Refusal) as refusal:
         subject.desired(variables, NPU)

@@ -173,7 +173,7 @@ def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     """
     if device_access.uses_cdi(variables) or not variables["triton_server_driver_files"]:
         return None
-    version = str(variables["npufleet_row"]["driver"]["version"])
+    version = str(variables["npufleet_release_row"]["driver"]["version"])
     return {"libraries": int(version.partition(".")[0]) >= 3, "driver": version}
 
 

@@ -48,7 +48,7 @@ def uses_cdi(variables: Mapping[str, Any]) -> bool:
     """Return True if the engine finds the cards by their CDI names. Raises Refusal if the driver is too old for that."""
     if variables["npufleet_device_access"] != CDI:
         return False
-    driver = variables["npufleet_row"]["driver"]["version"]
+    driver = variables["npufleet_release_row"]["driver"]["version"]
     if int(str(driver).partition(".")[0]) < cdi.OLDEST_DRIVER:
         raise Refusal(
             [

@@ -44,7 +44,7 @@ FORMS = ("deb", RUN, PRESENT)
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
     """Return the driver of the release row for a host with `npufleet_npus` NPUs. Raises Refusal."""
-    row = variables["npufleet_row"]
+    row = variables["npufleet_release_row"]
     driver, form, npus = row["driver"], variables["rbln_driver_form"], int(variables["npufleet_npus"])
     if form not in FORMS:
         raise Refusal(

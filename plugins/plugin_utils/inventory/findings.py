@@ -27,6 +27,7 @@ SHARED_PREFIXES = ("monitoring_", "preflight_")
 RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")
 # {removed variable: its replacement}
 REMOVED: Dict[str, str] = {
+    "npufleet_row": "npufleet_release_row",
     **{
         f"inference_check_probe{name}": f"monitoring_probe{name}"
         for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
@@ -162,7 +163,7 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
             yield f"{login}_{present} is set without {login}_{missing}. Set both, or neither for a server without a login."
     user, password = variables["triton_image_index_user"], variables["triton_image_index_password"]
     if user and password:
-        python = str(((variables["npufleet_row"] or {}).get("triton") or {}).get("python") or "3.12")
+        python = str(((variables["npufleet_release_row"] or {}).get("triton") or {}).get("python") or "3.12")
         flaw = image_supply.login_flaw(str(user), str(password), python)
         if flaw:
             yield f"triton_image_index_user and triton_image_index_password cannot be given to pip: {flaw}. Choose another login."

@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.image impo
 
 def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Return the conditions that a host must meet, from its variables, its release row and the manifests of its models."""
-    row, rows = variables["npufleet_row"], variables["npufleet_release_rows"]
+    row, rows = variables["npufleet_release_row"], variables["npufleet_release_rows"]
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
     return {
         "release": variables["rbln_release"],
@@ -144,7 +144,7 @@ def _build_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield the suppliers of the host that builds the image."""
     step = ["image", "build"]
     if not variables["triton_image_wheelhouse"]:
-        address = f"{variables['triton_image_index_url'].rstrip('/')}/{variables['npufleet_row']['sdk']['package']}/"
+        address = f"{variables['triton_image_index_url'].rstrip('/')}/{variables['npufleet_release_row']['sdk']['package']}/"
         todo = "correct triton_image_index_url, _user and _password, or give wheels with triton_image_wheelhouse"
         yield _supplier("package index", address, "triton_image_index", step, todo)
     archive = variables["triton_image_base_archive"]
@@ -247,7 +247,7 @@ def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]
 
 def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of the driver package."""
-    row = variables["npufleet_row"]["driver"]
+    row = variables["npufleet_release_row"]["driver"]
     path, digest = variables["rbln_driver_package_file"], variables["rbln_driver_package_sha256"]
     if not path and not variables["rbln_driver_package_url"]:
         yield (

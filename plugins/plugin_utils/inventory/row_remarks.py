@@ -14,7 +14,7 @@ VLLM_ONLY = ("RBLN-CR13",)
 
 def warnings(variables: Mapping[str, Any]) -> List[str]:
     """Return the warnings about the release row of a host: its known vulnerabilities, and the result of `untested_remarks`."""
-    known = variables["npufleet_row"].get("vulnerabilities") or {}
+    known = variables["npufleet_release_row"].get("vulnerabilities") or {}
     if not known.get("bulletins"):
         return untested_remarks(variables)
     steps = _fixes(variables, known["bulletins"])
@@ -30,7 +30,7 @@ def warnings(variables: Mapping[str, Any]) -> List[str]:
 def _fixes(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[str]:
     """Return texts with the fix of each bulletin: the smallest release for the host's cards, or else a version of Triton."""
     rows, card = variables["npufleet_release_rows"], variables["npufleet_card"]
-    here = numbers(variables["npufleet_row"]["triton"]["version"])
+    here = numbers(variables["npufleet_release_row"]["triton"]["version"])
     later = sorted(
         (numbers(row["triton"]["version"]), bool(row.get("untested")), name)
         for name, row in rows.items()
@@ -46,7 +46,7 @@ def _fixes(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[s
 
 def untested_remarks(variables: Mapping[str, Any]) -> List[str]:
     """Return the remarks on an untested release row, and on cards that serve only one backend."""
-    why = variables["npufleet_row"].get("untested")
+    why = variables["npufleet_release_row"].get("untested")
     remarks = [f"release {variables['rbln_release']} is untested: {why}"] if why else []
     if variables["npufleet_card"] in VLLM_ONLY:
         remarks.append(f"{variables['npufleet_card']} serves models of backend vllm only. Place no others on this host")

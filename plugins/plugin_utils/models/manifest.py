@@ -130,7 +130,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
             beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
             contents[beside] = json.dumps(record, indent=1, sort_keys=True).encode()
             files[beside] = {"sha256": _digest(contents[beside]), "blob": False}
-    row = row_of(str(variables["rbln_release"]), variables["npufleet_row"])
+    row = row_of(str(variables["rbln_release"]), variables["npufleet_release_row"])
     model = Model(name, directory, config, text, sorted(files), record=None if record_errors else record, row=row)
     findings += lint.check(model, row)
     return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in record_errors])
@@ -232,7 +232,7 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
     """
     if not artefacts:
         return None
-    key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_row"]["sdk"]["shape"])
+    key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_release_row"]["sdk"]["shape"])
     if key not in artefacts:
         raise Refusal(
             [

@@ -78,7 +78,7 @@ class Stage:
             "ansible_python_interpreter": sys.executable,
             "ansible_user": getpass.getuser(),
             "rbln_release": "24.01",
-            "npufleet_row": ROW,
+            "npufleet_release_row": ROW,
             "npufleet_root": str(self.place / "host"),
             "npufleet_cache": str(self.place / "cache"),
             "npufleet_lock_file": str(self.place / "lock.json"),

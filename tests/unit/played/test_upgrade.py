@@ -181,8 +181,8 @@ def test_a_driver_package_may_follow_the_row(tmp_path: Path) -> None:
         path.write_text(version)
     digests = {version: hashlib.sha256(version.encode()).hexdigest() for version in packages}
     given = {
-        "rbln_driver_package_file": str(tmp_path / "rebellions-{{ npufleet_row.driver.version }}.deb"),
-        "rbln_driver_package_sha256": f"{{{{ {digests}[npufleet_row.driver.version] }}}}",
+        "rbln_driver_package_file": str(tmp_path / "rebellions-{{ npufleet_release_row.driver.version }}.deb"),
+        "rbln_driver_package_sha256": f"{{{{ {digests}[npufleet_release_row.driver.version] }}}}",
         "npufleet_card": "RBLN-CA12",
     }
     plan = [differs("driver", "install", name="package", current="2.0.1")]
