@@ -138,7 +138,7 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     if mark:
         return {**NOTHING, "maintenance": mark}
     me = lease.Holder(params["run"], params["by"], params["maintenance"])
-    last, seen = lease.last(root), params["seen"]
+    last, seen = lease.last_run(root), params["seen"]
     taken, before = lease.acquire(root, me, params["patience"], settings, params["wait"], params["ended"])
     changed = params["install"] and _install(params)
     settled = None
@@ -148,7 +148,7 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
                 params["host"], before["by"], before["since"]
             )
         )
-    if taken and replacement.broken_off(root):
+    if taken and replacement.interrupted(root):
         # Imported here, because hardly any call needs it
         from ansible_collections.npufleet.triton.plugins.module_utils.change import container
 

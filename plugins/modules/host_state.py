@@ -310,16 +310,16 @@ def run(module: request.Module) -> None:
             f"-e rollback_forget=true -e rollback_models={name}"
         )
     root, run_id, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
-    moment = {**clock.mark(), "after": lease.last(root), "linked": linked} if root and "server" in desired else {}
-    seen = proof.see(desired, root, run_id, ended, linked, params["prove"], params["timeout"])
+    moment = {**clock.mark(), "after": lease.last_run(root), "linked": linked} if root and "server" in desired else {}
+    seen = proof.observe(desired, root, run_id, ended, linked, params["prove"], params["timeout"])
     actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:
-        module.fail_json(msg="{} is not in sync:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
+        module.fail_json(msg="{} is not in sync:{}".format(params["host"], seen.describe()), plan=plan, actual=actual)
     for name, concern in CONCERNS.items():
         words = concern.warning(actual.get(name) or {})
         if words:
             module.warn("{}: {}".format(params["host"], words))
-    other = lease.of_another(root, run_id, ended) if root and desired else None
+    other = lease.held_by_another(root, run_id, ended) if root and desired else None
     mark = lease.maintenance(params["mark"]) if params["mark"] else None
     changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
     report = [sentence(item) for item in plan]

@@ -86,7 +86,7 @@ def run(module: request.Module) -> None:
             answer = {"changed": bool(ended), "forgotten": ended}
         else:
             with lease.working(root, lease.Holder(holder.run, holder.by)):
-                answer = releases.apply(root, holder, {**params, "why": ""}, [], module.warn)
+                answer = releases.apply(root, holder, {**params, "why": ""})
     except lease.LeaseError as error:
         module.fail_json(msg=f"{holder.host or root}: {error}")
     except (store.StoreError, OSError) as error:

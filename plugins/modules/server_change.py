@@ -207,18 +207,22 @@ REQUEST: Dict[str, Any] = {
 
 def change_order(params: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the parameters of a host change (drivers.Order)."""
-    names = ("id", "host", "root", "run", "by", "desired", "linked", "container", "inside", "poll_seconds", "checks", "keep")
-    switch = None
+    names = ("id", "host", "root", "run", "by", "desired", "container", "poll_seconds", "checks", "keep", "release_host")
+    store_change = None
     if params["rollback"]:
-        switch = {"state": "rolled_back", **params["rollback"]}
+        store_change = {"state": "rolled_back", **params["rollback"]}
     elif not params["linked"]:
-        switch = {"state": "released", **{name: params[name] for name in ("releases", "withdraw", "incoming")}}
+        store_change = {"state": "released", **{name: params[name] for name in ("releases", "withdraw", "incoming")}}
     return {
-        **{name: params[name] for name in (*names, "release_host", "accept_within")},
-        "kept_unanswered": params["unanswered"] == "kept",
-        "given_up": (params["why"] or "the change failed") if params["state"] == "restored" else "",
-        "switch": switch,
+        **{name: params[name] for name in names},
+        "serve_current": params["linked"],
+        "manual_server": params["inside"],
+        "acceptance_timeout": params["accept_within"],
+        "keep_unanswered": params["unanswered"] == "kept",
+        "rollback_reason": (params["why"] or "the change failed") if params["state"] == "restored" else "",
+        "store_change": store_change,
     }
+
 
 
 def would_change(params: Mapping[str, Any]) -> bool:
@@ -232,7 +236,7 @@ def would_change(params: Mapping[str, Any]) -> bool:
         desired["server"]["models"] = store.current_models(params["root"], desired["server"]["models"])
     else:
         store.apply_holds(desired)
-    plan = proof.see(desired, params["root"], params["run"], linked=params["linked"]).plan
+    plan = proof.observe(desired, params["root"], params["run"], serve_current=params["linked"]).plan
     return bool(plan or params["rollback"]) or store.read_transaction(params["root"]) is not None
 
 

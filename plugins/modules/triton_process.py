@@ -89,7 +89,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, r
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.change.drivers import ProcessDriver
 from ansible_collections.npufleet.triton.plugins.module_utils.change.host_change import EXPECTED, HostChange, Outcome
-from ansible_collections.npufleet.triton.plugins.module_utils.change.proof import Seen
+from ansible_collections.npufleet.triton.plugins.module_utils.change.proof import Observation
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, state, supervised
 
@@ -106,12 +106,12 @@ REQUEST = {
 # Fields of a change (drivers.Order) that only hosts with an engine use
 UNUSED: Dict[str, Any] = {
     "id": "",
-    "switch": None,
-    "linked": False,
-    "inside": {},
-    "given_up": "",
-    "accept_within": 0,
-    "kept_unanswered": False,
+    "store_change": None,
+    "serve_current": False,
+    "manual_server": {},
+    "rollback_reason": "",
+    "acceptance_timeout": 0,
+    "keep_unanswered": False,
     "release_host": False,
 }
 # Seconds to wait for the end of another change
@@ -134,9 +134,9 @@ class LocalServer:
         """Return the change to the desired state of the inventory."""
         return HostChange(self.order, ProcessDriver(self.order, self.key))  # type: ignore[arg-type]
 
-    def look(self) -> Seen:
+    def look(self) -> Observation:
         """Read the server and return what differs."""
-        return self.change().see()
+        return self.change().observe()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -153,13 +153,13 @@ class LocalServer:
         """Finish or restore an interrupted change, then make this one. Raises LeaseError if another run holds the directory."""
         with self.held():
             did: List[str] = []
-            if replacement.broken_off(self.root):
+            if replacement.interrupted(self.root):
                 restore = ProcessDriver(self.order, self.key).restore  # type: ignore[arg-type]
                 words = replacement.recover(self.root, self.holder, restore, lambda error: failures.reason(error, EXPECTED))
                 did.append(f"a replacement of the server broke off: {words or 'there was no server before'}")
             seen = self.look()
             missing = (seen.actual.get("models") or {}).get("missing", [])
-            self.order["switch"] = switch(seen.plan, self.order, copied(self.root, missing, self.order["blobs"]))
+            self.order["store_change"] = switch(seen.plan, self.order, copied(self.root, missing, self.order["blobs"]))
             outcome = self.change().run()
             return outcome._replace(did=[*did, *outcome.did])
 
@@ -195,7 +195,7 @@ def run(module: request.Module) -> None:
             module.fail_json(msg="triton_process starts on the controller. Call it as npufleet.triton.triton_process.")
         required = server.order["conditions"]
         # Without tritonserver there is nothing to compare, and `refusals` reports that it is missing.
-        seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Seen({}, [], {})
+        seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Observation({}, [], {})
         answer: Dict[str, Any] = {"plan": seen.plan, "report": [sentence(entry) for entry in seen.plan]}
         if params["state"] == "planned":
             for warning in conditions.warnings(required):

@@ -235,7 +235,7 @@ class Host:
             store.prepare(self.root)
             self.transfer([found[name] for name in names], changed)
             made = {name: manifest.to_release(found[name]) for name in names}
-            releases.release(self.root, me, {"releases": made, "incoming": self.incoming}, [])
+            releases.release(self.root, me, {"releases": made, "withdraw": [], "incoming": self.incoming})
         except (store.StoreError, OSError) as error:
             raise Failed(f"{self.mode}: {error}") from error
         if dies:
@@ -248,7 +248,7 @@ class Host:
         except (Failed, repository_api.Refused) as error:
             self.put_back(me, str(error))
             raise Failed(f"{self.mode}: the previous releases serve again: {error}") from error
-        releases.prove(self.root, me, {"why": "", "keep": 5}, print)
+        releases.prove(self.root, me, {"why": "", "keep": 5})
         return True
 
     def manifests(self, repository: Path) -> dict[str, Any]:
@@ -302,4 +302,4 @@ class Host:
         except (Failed, repository_api.Refused):
             self.restart()
             self.wait(before, STARTS)
-        releases.prove(self.root, me, {"why": why, "keep": 5}, print)
+        releases.prove(self.root, me, {"why": why, "keep": 5})

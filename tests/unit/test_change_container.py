@@ -58,7 +58,7 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
 def test_a_new_one_is_not_started_where_the_cards_may_be_held(
     engine: PlayedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, asking: float, why: str
 ) -> None:
-    monkeypatch.setattr(container, "TOOL", asking)
+    monkeypatch.setattr(container, "TOOL_TIMEOUT", asking)
     tool = tmp_path / "rbln-stat"
     tool.write_text(f"#!/bin/sh\n{says}\n")
     tool.chmod(0o755)
@@ -88,10 +88,10 @@ def test_a_first_container_that_was_never_started_is_nobodys_who_broke_off(engin
     with suppress(Killed):
         replace(engine, tmp_path)
     engine.kill_at = None
-    assert replacement.broken_off(str(tmp_path)) is True
-    assert replacement.broken_off(str(tmp_path), "bob/2/2") is False
+    assert replacement.interrupted(str(tmp_path)) is True
+    assert replacement.interrupted(str(tmp_path), "bob/2/2") is False
     assert put_back(engine, tmp_path) is None
-    assert replacement.broken_off(str(tmp_path)) is False
+    assert replacement.interrupted(str(tmp_path)) is False
     assert replacement.read(str(tmp_path)) is not None
 
 
@@ -127,7 +127,7 @@ def test_a_container_that_did_not_run_is_put_back_and_not_started(engine: Played
     engine.add("triton", "exited")
     engine.add("triton-next", "created", works=False)
     replace(engine, tmp_path)
-    assert "is there again" in str(put_back(engine, tmp_path))
+    assert "exists again" in str(put_back(engine, tmp_path))
     assert engine.names() == {"triton": "exited"}
 
 
@@ -136,7 +136,7 @@ def test_an_old_container_that_does_not_come_up_is_told_with_its_exit_code(engin
     engine.add("triton-next", "created", works=False)
     replace(engine, tmp_path)
     with pytest.raises(
-        container.ContainerError, match=r"keeps ending \(3 times\), the last time with exit code 1: its log is empty"
+        container.ContainerError, match=r"ended repeatedly \(3 restarts\), the last time with exit code 1: its log is empty"
     ):
         put_back(engine, tmp_path)
     # It is not over: the next run sees it

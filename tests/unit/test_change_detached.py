@@ -57,20 +57,20 @@ def order(root: Path, **more: Any) -> dict[str, Any]:
     server, _manifests = variables.desired(given, ["server"])
     return {
         "id": "1",
-        "given_up": "",
-        "switch": None,
+        "rollback_reason": "",
+        "store_change": None,
         "host": "npu1",
         "root": str(root),
         **ALICE,
         "desired": {**desired, **server},
-        "linked": False,
+        "serve_current": False,
         "container": SETTINGS,
-        "inside": {},
+        "manual_server": {},
         "poll_seconds": 1,
         "checks": None,
         "keep": 3,
-        "accept_within": 0,
-        "kept_unanswered": False,
+        "acceptance_timeout": 0,
+        "keep_unanswered": False,
         "release_host": False,
         **more,
     }
@@ -182,7 +182,7 @@ def begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str
 def test_what_is_proven_waits_for_a_second_call(
     root: Path, begun: Callable[..., dict[str, Any] | None], accepted: bool, why: str | None
 ) -> None:
-    shown = begun(accept_within=60)
+    shown = begun(acceptance_timeout=60)
     assert shown is not None
     assert (shown["seconds_to_accept"], shown["did"], shown["why"]) == (60, ["loaded digits"], None)
     # It has not ended for whoever waits for that
@@ -199,7 +199,7 @@ def test_what_is_proven_waits_for_a_second_call(
 def test_at_its_deadline_the_host_does_what_was_declared(
     root: Path, begun: Callable[..., dict[str, Any] | None], kept: bool, why: str | None
 ) -> None:
-    begun(accept_within=1, kept_unanswered=kept)
+    begun(acceptance_timeout=1, keep_unanswered=kept)
     result = detached.wait(str(root), "1", 60)
     assert result is not None
     assert result["why"] == why

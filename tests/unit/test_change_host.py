@@ -62,12 +62,14 @@ class Host:
         # How often the probe was asked anew
         self.renewed = 0
         monkeypatch.setattr(drivers.probe, "renew", self.renew)
-        monkeypatch.setattr(proof, "see", self.see)
+        monkeypatch.setattr(proof, "observe", self.see)
         monkeypatch.setattr(check_client, "run_in_container", lambda *_given: self.answers)
         monkeypatch.setattr(drivers.contexts, "read_use", lambda _name: {"running": self.running, "reasons": self.held})
 
-    def see(self, desired: dict[str, Any], _root: str, _run: str, linked: bool = False, prove: bool = False, **_more: Any) -> Any:
-        self.looks.append({"concerns": sorted(desired), "linked": linked, "prove": prove})
+    def see(
+        self, desired: dict[str, Any], _root: str, _run: str, serve_current: bool = False, prove: bool = False, **_more: Any
+    ) -> Any:
+        self.looks.append({"concerns": sorted(desired), "serve_current": serve_current, "prove": prove})
         plan = self.later
         if not prove:
             plan = self.plan
@@ -82,7 +84,7 @@ class Host:
                 "previous": bool(self.engine.named("triton-previous")),
             },
         }
-        return proof.Seen(actual, list(plan), self.triton_says, self.loading if prove else [])
+        return proof.Observation(actual, list(plan), self.triton_says, self.loading if prove else [])
 
     def renew(self, _since: float) -> str:
         self.renewed += 1
@@ -120,20 +122,20 @@ class Host:
         }
         given = {
             "id": "1",
-            "given_up": "",
-            "switch": None,
+            "rollback_reason": "",
+            "store_change": None,
             "host": "npu1",
             "root": str(self.root),
             **ALICE,
             "desired": {"models": {}, "server": {**server, **order.pop("server", {})}},
-            "linked": False,
+            "serve_current": False,
             "container": SETTINGS,
-            "inside": {},
+            "manual_server": {},
             "poll_seconds": 1,
             "checks": CHECKS,
             "keep": 3,
-            "accept_within": 0,
-            "kept_unanswered": False,
+            "acceptance_timeout": 0,
+            "keep_unanswered": False,
             "release_host": False,
             **order,
         }
@@ -202,7 +204,7 @@ SWITCH = {
 
 def test_releases_are_made_and_switched_to_in_the_same_change(host: Host) -> None:
     host.plan = [RESTART]
-    outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")})
+    outcome = host.run(store_change={**SWITCH, "incoming": str(host.root / "incoming")})
     assert outcome.why is None
     assert host.serves() == {"digits": "b", "words": "2"}
     assert {name: move["what"] for name, move in outcome.moves.items()} == {
@@ -218,7 +220,7 @@ def test_releases_are_made_and_switched_to_in_the_same_change(host: Host) -> Non
 
 def test_a_release_that_cannot_be_made_switches_nothing(host: Host) -> None:
     lacks = {"digits": {**B["digits"], "files": {"1/model.rbln": {"sha256": "9" * 64, "blob": True}}}}
-    outcome = host.run(switch={**SWITCH, "releases": lacks})
+    outcome = host.run(store_change={**SWITCH, "releases": lacks})
     assert outcome.why and "999999999999" in outcome.why
     assert (outcome.back, host.engine.orders) == ("nothing was changed", [])
     assert host.serves() == {"digits": "a", "faces": "1"}
@@ -229,7 +231,9 @@ def test_a_rollback_is_the_same_change(host: Host) -> None:
     switched(host)
     host.plan = [RESTART]
     assert host.run().why is None
-    outcome = host.run(holds=True, linked=True, switch={"state": "rolled_back", "models": [], "to": "previous", "why": "wrong"})
+    outcome = host.run(
+        holds=True, serve_current=True, store_change={"state": "rolled_back", "models": [], "to": "previous", "why": "wrong"}
+    )
     assert (outcome.why, host.serves()["digits"]) == (None, "a")
     assert {move["what"] for move in outcome.moves.values()} == {"rollback"}
 
@@ -238,7 +242,7 @@ def test_a_host_that_cannot_be_read_is_left_alone(host: Host, monkeypatch: pytes
     def fails(*_given: Any, **_more: Any) -> None:
         raise store.StoreError("transaction.json is not to be read")
 
-    monkeypatch.setattr(proof, "see", fails)
+    monkeypatch.setattr(proof, "observe", fails)
     outcome = host.run()
     assert (outcome.why, outcome.back) == ("transaction.json is not to be read", "nothing was changed")
     assert host.engine.orders == []
@@ -256,7 +260,7 @@ def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None
     assert (list(outcome.checks), host.renewed) == (host.answers if host.answers[1:] else [], 0)
     assert host.serves() == {"digits": "a", "faces": "1"}
     assert open_ends(host) == []
-    assert host.looks[-1] == {"concerns": ["server"], "linked": True, "prove": True}
+    assert host.looks[-1] == {"concerns": ["server"], "serve_current": True, "prove": True}
     # Once for the new ones, once for the old ones if a server that was started does not show them at once
     assert host.engine.serving() is not None
 
@@ -264,7 +268,7 @@ def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None
 def test_what_is_proven_waits_to_be_accepted(host: Host) -> None:
     switched(host)
     host.plan = [RESTART]
-    outcome = host.run(accept_within=60)
+    outcome = host.run(acceptance_timeout=60)
     (shown,) = host.shown
     assert (shown.why, list(shown.checks), shown.accepted) == (None, [RIGHT], None)
     assert (outcome.why, outcome.accepted, host.serves()) == (None, True, {"digits": "b", "words": "2"})
@@ -279,7 +283,7 @@ def test_what_is_not_accepted_is_put_back(host: Host, replaces: bool) -> None:
     if replaces:
         host.plan = [REPLACE]
         host.engine.add("triton-next", "created")
-    outcome = host.run(accept_within=60)
+    outcome = host.run(acceptance_timeout=60)
     assert (outcome.why, outcome.accepted, list(outcome.checks)) == ("twice as slow", False, [RIGHT])
     assert outcome.back == "the previous one serves again" if replaces else "the previous releases serve again"
     assert (host.serves(), open_ends(host)) == ({"digits": "a", "faces": "1"}, [])
@@ -298,7 +302,7 @@ def test_the_last_step_of_a_change_releases_the_host_if_it_is_kept(host: Host, p
 def test_nobody_is_asked_about_what_is_not_proven(host: Host) -> None:
     switched(host)
     host.plan, host.answers = [RESTART], [WRONG]
-    assert host.run(accept_within=60).accepted is None
+    assert host.run(acceptance_timeout=60).accepted is None
     assert host.shown == []
 
 
@@ -346,11 +350,11 @@ def test_what_fails_before_the_change_is_put_back_with_its_reason(host: Host) ->
     switched(host)
     host.plan = [REPLACE]
     host.engine.add("triton-next", "created")
-    outcome = host.run(given_up="no space is left")
+    outcome = host.run(rollback_reason="no space is left")
     assert (outcome.why, outcome.back, outcome.replaces) == ("no space is left", "the previous releases serve again", True)
     assert (host.serves(), host.engine.names()) == ({"digits": "a", "faces": "1"}, {"triton": "running"})
     assert open_ends(host) == []
-    assert host.run(holds=True, given_up="no space is left").back == "nothing was changed"
+    assert host.run(holds=True, rollback_reason="no space is left").back == "nothing was changed"
 
 
 def test_the_first_server_has_nothing_to_go_back_to(host: Host) -> None:
@@ -464,7 +468,7 @@ def test_killed_between_any_two_steps_the_host_ends_it_by_itself(host: Host, by:
             host.engine.add("triton-next", "created", works=proves)
         host.plan, host.left = [REPLACE], ([] if proves else [WAIT])
         try:
-            host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")})
+            host.run(store_change={**SWITCH, "incoming": str(host.root / "incoming")})
         finally:
             host.dies = host.engine.kill_at = None
             lease.acquire(str(host.root), lease.Holder("host/1", "the host itself"), 0.0, SETTINGS, ended=ALICE["run"])
@@ -498,7 +502,7 @@ def test_any_error_at_any_step_restores_the_previous_state(host: Host, number: i
     old = host.engine.serving()
     if replaces:
         host.engine.add("triton-next", "created")
-    outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")}, accept_within=60)
+    outcome = host.run(store_change={**SWITCH, "incoming": str(host.root / "incoming")}, acceptance_timeout=60)
     if len(host.said) < number:
         assert outcome.why is None
         return
@@ -514,7 +518,7 @@ def test_an_error_of_the_first_look_changes_nothing(host: Host, monkeypatch: pyt
     def fails(*_given: Any, **_more: Any) -> None:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(proof, "see", fails)
+    monkeypatch.setattr(proof, "observe", fails)
     outcome = host.run()
     assert outcome.why and "RecursionError(too deep)" in outcome.why
     assert (outcome.back, host.engine.orders) == ("nothing was changed", [])
@@ -543,15 +547,15 @@ def test_a_clean_up_that_fails_leaves_a_proven_change_proven(host: Host, monkeyp
     host.plan = [REPLACE]
     monkeypatch.setattr(host_change.releases.blobs, "collect", fails)
     monkeypatch.setattr(host.engine, "remove", fails)
-    monkeypatch.setattr(drivers.ContainerDriver, "forget", fails)
+    monkeypatch.setattr(drivers.ContainerDriver, "remove_unused_files", fails)
     monkeypatch.setattr(host_change.lease, "release", fails)
     monkeypatch.setattr(drivers.probe, "renew", fails)
-    outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")}, release_host=True)
+    outcome = host.run(store_change={**SWITCH, "incoming": str(host.root / "incoming")}, release_host=True)
     assert (outcome.why, outcome.released, host.serves()) == (None, False, {"digits": "b", "words": "2"})
     assert host.engine.serving() == new
     assert [
         word
-        for word in ("probe", "old releases", "container before", "files of the container", "lease")
+        for word in ("probe", "old releases", "previous container was", "files of the previous container", "lease")
         for line in outcome.warnings
         if word in line
     ]
@@ -605,7 +609,7 @@ def test_models_that_the_previous_server_read_elsewhere_are_expected_again(host:
         seen.actual["server"]["served"] = before
         return seen
 
-    monkeypatch.setattr(proof, "see", see)
+    monkeypatch.setattr(proof, "observe", see)
     cloud = {"release": None, "versions": None, "source": None}
     outcome = host.run(server={"models": {"rainy": cloud, "digits": {"release": B["digits"]["release"], "versions": ["1"]}}})
     assert outcome.back == "the previous releases serve again"
@@ -651,7 +655,7 @@ def proofs(host: Host, monkeypatch: pytest.MonkeyPatch, *left: Callable[[], list
         states.append(host.engine.names()["triton"])
         return seen._replace(plan=plans.pop(0)() if plans else [])
 
-    monkeypatch.setattr(proof, "see", see)
+    monkeypatch.setattr(proof, "observe", see)
     return states
 
 

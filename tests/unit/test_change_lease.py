@@ -296,7 +296,7 @@ def test_a_look_counts_where_nobody_has_held_the_host_since(tmp_path: Path, seen
         seen = {"boot": clock.boot(), **seen, "uptime": clock.uptime() + seen["uptime"]}
     given = {"root": str(tmp_path), "run": ALICE.run, "by": ALICE.by, "host": "npu1", "install": False, "seen": seen}
     assert run_module(host_lease, given)["fresh"] is fresh
-    assert lease.last(str(tmp_path)) == ALICE.run
+    assert lease.last_run(str(tmp_path)) == ALICE.run
     # One's own lease that is renewed tells nothing of what one did in between
     assert run_module(host_lease, given)["fresh"] is False
 
@@ -351,6 +351,6 @@ def test_a_proof_has_the_time_that_it_was_given(tmp_path: Path, monkeypatch: pyt
         limits.append(signal.getitimer(signal.ITIMER_REAL)[0])
         return {}, [item("driver", "module", "none", "loaded", "load")] if len(limits) == 1 else []
 
-    monkeypatch.setattr(proof, "look", look)
-    assert not proof.see({"driver": {}}, str(tmp_path), ALICE.run, prove=True, timeout=50000).plan
+    monkeypatch.setattr(proof, "read_host", look)
+    assert not proof.observe({"driver": {}}, str(tmp_path), ALICE.run, prove=True, timeout=50000).plan
     assert limits[1] > 50000

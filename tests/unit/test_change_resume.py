@@ -121,7 +121,7 @@ def test_what_cannot_be_put_back_is_told_once_and_stays_a_difference(engine: Pla
     old = exchange(engine, tmp_path)
     engine.containers[old]["works"] = False
     outcome = resume.resume(str(tmp_path), engine)
-    assert "could not be rolled back, run playbooks/site.yml: its process keeps ending" in outcome.failed
+    assert "could not be rolled back, run playbooks/site.yml: its process ended repeatedly" in outcome.failed
     assert resume.resume(str(tmp_path), engine) == resume.Outcome()
     (item,) = resume.unfinished(str(tmp_path), "", False)
     assert (item["name"], item["action"]) == ("replacement", "prove")
@@ -207,7 +207,7 @@ def test_links_that_cannot_be_restored_do_not_keep_the_container_from_it(
 ) -> None:
     released(proven, B)
     old = exchange(engine, proven, works=False)
-    lease.acquire(str(proven), ALICE, 0.0, SETTINGS, ended=lease.last(str(proven)))
+    lease.acquire(str(proven), ALICE, 0.0, SETTINGS, ended=lease.last_run(str(proven)))
 
     def fails(*_given: Any) -> None:
         raise store.StoreError("release 0001 is no longer complete")

@@ -62,7 +62,7 @@ def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
 def test_only_what_is_wanted_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, server = Concern([PACKAGE]), Concern([LOADING])
     monkeypatch.setattr(proof, "CONCERNS", registered(driver=driver, server=server))
-    assert proof.look({"server": {"of": "server"}}) == ({"server": {"reading": 1}}, [LOADING])
+    assert proof.read_host({"server": {"of": "server"}}) == ({"server": {"reading": 1}}, [LOADING])
     assert (driver.wanted, server.wanted) == ([], [{"of": "server"}])
 
 
@@ -73,14 +73,14 @@ def test_units_of_systemd_are_read_with_their_concerns_by_one_call(monkeypatch: 
     )
     part = SimpleNamespace(read=lambda wanted: {"of": wanted}, diff=lambda _wanted, actual: [actual])
     monkeypatch.setattr(proof, "CONCERNS", registered(driver=part, watchdog=part, probe=part))
-    actual, plan = proof.look({"driver": 1, "watchdog": 2, "probe": 3})
+    actual, plan = proof.read_host({"driver": 1, "watchdog": 2, "probe": 3})
     assert actual == {
         "driver": {"of": 1},
         "watchdog": {"of": 2, "active": "npufleet-watchdog.service"},
         "probe": {"of": 3, "active": "npufleet-probe.timer"},
     }
     assert plan == list(actual.values())
-    proof.look({"driver": 1})
+    proof.read_host({"driver": 1})
     assert asked == [("npufleet-watchdog.service", "npufleet-probe.timer"), ()]
 
 
@@ -169,7 +169,7 @@ def test_prove_does_not_wait_for_what_time_cannot_mend(
     monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, concern: str, action: str, hopeless: bool
 ) -> None:
     entry = item(concern, "x", "found", "wanted", action)
-    assert proof.hopeless([LOADING, entry]) is hopeless
+    assert proof.cannot_recover([LOADING, entry]) is hopeless
     fake = Concern([LOADING, entry], [])
     result = run(monkeypatch, {concern: fake}, prove=True, timeout=60)
     assert (result["failed"], clock.slept) == (hopeless, [] if hopeless else [0.5])

@@ -295,7 +295,7 @@ def proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def apply(root: Path, who: store.Run, state: str, made: dict[str, Any]) -> None:
     given = {"models": [], "withdraw": [], "incoming": "", "why": "", "hung": [], "keep": 3, "state": state, "releases": made}
-    releases.apply(str(root), who, given, [], print)
+    releases.apply(str(root), who, given)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -305,7 +305,7 @@ def test_any_file_of_the_host_is_data_or_a_reason(proven: Path, name: str) -> No
     for content in broken(FILES[name]):
         (proven / name).write_bytes(content)
         assert isinstance(damage.find(root), dict)
-        lease.read(root), lease.last(root), lease.maintenance(str(proven / lease.MARK)), replacement.read(root)
+        lease.read(root), lease.last_run(root), lease.maintenance(str(proven / lease.MARK)), replacement.read(root)
         store.read_transaction(root), store.read_holds(root), store.read_history(root)
         detached.last(root), detached.waiting(root), detached.steps(root)
         resume.unfinished(root, "me", False)
@@ -315,7 +315,7 @@ def test_any_file_of_the_host_is_data_or_a_reason(proven: Path, name: str) -> No
         for left in FILES:
             (proven / left).unlink(missing_ok=True)
         if name != lease.LEASE:
-            lease.acquire(root, lease.Holder("gone", "anna"), 0.0, {"name": "triton"}, ended=lease.last(root))
+            lease.acquire(root, lease.Holder("gone", "anna"), 0.0, {"name": "triton"}, ended=lease.last_run(root))
         (proven / name).write_bytes(content)
         outcome = resume.resume(root, engine)
         assert outcome.did or outcome.failed or outcome.busy
@@ -350,12 +350,12 @@ def test_a_change_with_a_server_that_lies_is_restored(proven: Path, monkeypatch:
     played.add("triton")
     load = [item("server", "digits", "a", "b", "load")]
 
-    def see(*_given: Any, prove: bool = False, **_more: Any) -> proof.Seen:
+    def see(*_given: Any, prove: bool = False, **_more: Any) -> proof.Observation:
         command = [f"--model-repository={root}/served"]
         actual = {"models": {"transaction": None}, "server": {"container": {"command": command}, "previous": False}}
-        return proof.Seen(actual, [] if prove else list(load), {})
+        return proof.Observation(actual, [] if prove else list(load), {})
 
-    monkeypatch.setattr(proof, "see", see)
+    monkeypatch.setattr(proof, "observe", see)
     lease.acquire(root, lease.Holder("r1", "anna"), 60.0, {"name": "triton"})
     new = release_of("digits", 2)
     answers = {
@@ -366,24 +366,24 @@ def test_a_change_with_a_server_that_lies_is_restored(proven: Path, monkeypatch:
     }
     with http_server(answers) as triton:
         server = {"mode": "explicit", "grpc": False, "cache": False, "cards": {}, **asked(triton.port)}
-        models = {"digits": {"release": new["release"], "versions": ["1"], "steps": [], "memory": [], "switch": "beside"}}
+        models = {"digits": {"release": new["release"], "versions": ["1"], "steps": [], "memory": [], "store_change": "beside"}}
         order: Any = {
             "id": "1",
-            "given_up": "",
-            "switch": {"state": "released", "releases": {"digits": new}, "withdraw": [], "incoming": ""},
+            "rollback_reason": "",
+            "store_change": {"state": "released", "releases": {"digits": new}, "withdraw": [], "incoming": ""},
             "host": "h",
             "root": root,
             "run": "r1",
             "by": "anna",
             "desired": {"models": {}, "server": {**server, "models": models}},
-            "linked": False,
+            "serve_current": False,
             "container": {"name": "triton", "free_timeout": 0, "stop_timeout": 1, "ready_timeout": 2, "key": None},
-            "inside": {},
+            "manual_server": {},
             "poll_seconds": 1,
             "checks": None,
             "keep": 3,
-            "accept_within": 0,
-            "kept_unanswered": False,
+            "acceptance_timeout": 0,
+            "keep_unanswered": False,
             "release_host": True,
         }
         began = time.monotonic()

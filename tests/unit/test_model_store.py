@@ -91,12 +91,12 @@ def change_store(root: Path, **given: Any) -> dict[str, Any]:
     """Return what a change of a host makes of the store, with `failed` and `open`: True while a transaction is open."""
     params = {**DEFAULTS, "incoming": str(root / "incoming"), **given}
     who = store_utils.Run(params["run"], params["by"], params["host"])
-    withdraw = [name for name in params["withdraw"] if os.path.lexists(root / "served" / name)]
-    if params["state"] == "released" and releases.settled(str(root), params, withdraw):
+    params["withdraw"] = [name for name in params["withdraw"] if os.path.lexists(root / "served" / name)]
+    if params["state"] == "released" and releases.is_applied(str(root), params):
         return {"failed": False, "changed": False, "switched": {}, "moves": {}, "open": False}
     try:
         with lease.working(str(root), lease.Holder(who.run, who.by)):
-            answer = releases.apply(str(root), who, params, withdraw, lambda _text: None)
+            answer = releases.apply(str(root), who, params)
     except lease.LeaseError as error:
         return {"failed": True, "msg": f"npu1: {error}"}
     except (store_utils.StoreError, OSError) as error:
@@ -333,7 +333,7 @@ def test_what_was_switched_before_a_failure_is_told(serving: Path, monkeypatch: 
     monkeypatch.setattr(os, "replace", full)
     result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
     assert result["failed"] is True
-    assert result["msg"].endswith("; digits switched before that: run again, the open transaction tells what served before")
+    assert result["msg"].endswith("; digits switched before that: run again, the open transaction contains what served before")
     assert json.loads((serving / "transaction.json").read_text())["models"]["digits"]["from"] == "0001-" + "e" * 12
 
 
@@ -342,7 +342,7 @@ def test_a_directory_where_a_link_belongs_is_refused_before_anything_is_switched
     result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
     assert result["failed"] is True
     assert untouched_beside(serving)
-    assert "served/words is a directory and no link: move it out of the store" in result["msg"]
+    assert "served/words is a directory, expected a link: move it out of the store" in result["msg"]
 
 
 # The switch

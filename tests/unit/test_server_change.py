@@ -73,15 +73,15 @@ def test_a_change_that_is_proven_tells_what_was_done(process: Process, tmp_path:
     assert (found["failed"], found["changed"], found["proven"], found["under_way"]) == (False, True, True, False)
     assert (found["did"], found["checks"], found["steps"]) == (["loaded digits"], [RIGHT], STEPS)
     (order,) = process.orders
-    assert order["switch"] is None
-    assert (order["linked"], order["given_up"], order["root"]) == (True, "", str(tmp_path))
+    assert order["store_change"] is None
+    assert (order["serve_current"], order["rollback_reason"], order["root"]) == (True, "", str(tmp_path))
     assert set(order) == set(host_change.Order.__annotations__)
 
 
 def test_what_is_to_be_served_is_handed_on(process: Process, tmp_path: Path) -> None:
     call(tmp_path, releases={"digits": {}}, release=["digits"], withdraw=["faces"], incoming="/incoming")
     call(tmp_path, linked=True, rollback={"models": ["digits"], "why": "wrong"})
-    assert [order["switch"] for order in process.orders] == [
+    assert [order["store_change"] for order in process.orders] == [
         {"state": "released", "releases": {"digits": {}}, "withdraw": ["faces"], "incoming": "/incoming"},
         {"state": "rolled_back", "models": ["digits"], "to": "previous", "why": "wrong"},
     ]
@@ -120,7 +120,7 @@ def test_what_is_proven_waits_to_be_accepted(process: Process, tmp_path: Path) -
     process.result = process.shown = {**SERVES, "id": "first", "seconds_to_accept": 60.0}
     found = call(tmp_path, accept_within=60, unanswered="kept")
     assert (found["failed"], found["proven"], found["accepted"], found["seconds_to_accept"]) == (False, True, False, 60.0)
-    assert [(order["accept_within"], order["kept_unanswered"]) for order in process.orders] == [(60, True)]
+    assert [(order["acceptance_timeout"], order["keep_unanswered"]) for order in process.orders] == [(60, True)]
     process.result = {**SERVES, "accepted": True}
     assert call(tmp_path, state="accepted", id="2")["accepted"] is True
     process.result = {**SERVES, "accepted": False, "why": "slow", "back": "the previous releases serve again"}
@@ -167,7 +167,7 @@ def test_what_became_of_it_at_its_deadline_is_told_to_whoever_comes_too_late(
 def test_what_failed_before_is_handed_on_as_the_reason_to_put_back(process: Process, tmp_path: Path) -> None:
     call(tmp_path, state="restored", why="no space is left")
     call(tmp_path, state="restored")
-    assert [order["given_up"] for order in process.orders] == ["no space is left", "the change failed"]
+    assert [order["rollback_reason"] for order in process.orders] == ["no space is left", "the change failed"]
 
 
 def test_a_run_that_does_not_hold_the_host_begins_nothing(process: Process, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_it_is_no_module_without_its_controller(process: Process, tmp_path: Path
 def test_check_mode_says_whether_anything_differs(
     process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: list[Any]
 ) -> None:
-    monkeypatch.setattr(proof, "see", lambda *_given, **_more: proof.Seen({}, plan, {}))
+    monkeypatch.setattr(proof, "observe", lambda *_given, **_more: proof.Observation({}, plan, {}))
     assert call(tmp_path, check=True)["changed"] is bool(plan)
     assert process.orders == []
 

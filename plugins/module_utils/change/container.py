@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace, restore, start and restart the container of the server. A later run can finish steps that were interrupted.
 
-In addition to the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous`
-was proven last. It stays, stopped, until `<name>` is proven. replacement.py keeps the record of the steps.
+Besides the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous` was
+proven last, and stays, stopped, until `<name>` is proven. replacement.py records the steps.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
-# Restarts after which a process counts as failed. One failed start may be bad luck.
-KEEPS_ENDING = 3
+# Restarts after which a process counts as failed. A single failed start may be a coincidence.
+MAX_RESTARTS = 3
 # Seconds between two polls
-LOOK = 0.2
+POLL_SECONDS = 0.2
 # Time limit of one request to the server, in seconds
-RESPONSE = 5.0
+RESPONSE_TIMEOUT = 5.0
 # Time limit of one call of the vendor's tool, in seconds
-TOOL = 20.0
+TOOL_TIMEOUT = 20.0
 
 
 def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str, Any]]:
@@ -48,26 +48,26 @@ def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str,
 
 
 def replace(
-    engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any], inside: Optional[Mapping[str, Any]] = None
+    engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any], manual: Optional[Mapping[str, Any]] = None
 ) -> List[str]:
     """Replace `<name>` by `<name>-next`. Keep the old container as `<name>-previous` until `keep` or `restore`.
 
-    `inside` is a server that was started manually in the old container: {"pid", "options" of docker exec}. If `<name>` was never
+    `manual` is a server that was started manually in the old container: {"pid", "options" of docker exec}. If `<name>` was never
     proven, it is removed, because the proven container still exists as `<name>-previous`. Raises ContainerError.
     """
     _end_kept(engine, root, name)
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
     if upcoming is None:
-        raise ContainerError(f"container {name}-next is missing, expected it before it takes the place of {name}")
+        raise ContainerError(f"container {name}-next is missing, expected it to exist before it replaces {name}")
     refuse_absent(upcoming)
     before = replacement.read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
-    manual = before["inside"] if before and previous else _with_command(inside or {})
-    replacement.begin(root, run, ran=ran, old=(previous or current or {}).get("Id"), inside=manual)
+    recorded = before["inside"] if before and previous else _with_command(manual or {})
+    replacement.begin(root, run, ran=ran, old=(previous or current or {}).get("Id"), inside=recorded)
     done = []
     if current:
         # Stop before the rename: the engine refuses to rename a container that it is about to restart
-        _end(engine, current, settings, {} if previous else inside or {})
+        _stop(engine, current, settings, {} if previous else manual or {})
         if previous:
             engine.remove(current["Id"])
             done.append(f"removed {current['Id'][:12]}, which was never proven")
@@ -101,10 +101,10 @@ def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapp
     return True
 
 
-def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
+def _stop(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, Any], manual: Mapping[str, Any]) -> None:
     """Stop a container. First terminate a manually started server in it, because the engine would only kill that server."""
-    if inside:
-        pid = int(inside["pid"])
+    if manual:
+        pid = int(manual["pid"])
         if not _is_server(pid):
             raise ContainerError(f"process {pid} is no tritonserver, expected the server that the plan names. Run again")
         with suppress(ProcessLookupError):
@@ -127,7 +127,7 @@ def wait_for_cards(settings: Mapping[str, Any]) -> str:
         why = _busy_cards()
         if not why or time.monotonic() >= deadline:
             return why
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def _busy_cards() -> str:
@@ -135,7 +135,7 @@ def _busy_cards() -> str:
     if tool is None:
         return ""
     try:
-        done = capture([tool, "-j"], TOOL)
+        done = capture([tool, "-j"], TOOL_TIMEOUT)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{tool} does not report who has the cards open ({error})"
     if done.returncode:
@@ -175,12 +175,12 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
             replacement.advance(root, replacement.SWAPPED)
         if entry is None:
             # The new container was created but never started
-            _drop(engine, name + "-next")
+            _remove_if_present(engine, name + "-next")
         return None
     if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
         # The replacement was interrupted before its first step. In phase STOPPED, the container still has to be proven.
         if entry["phase"] == replacement.SWAPPING:
-            _drop(engine, name + "-next")
+            _remove_if_present(engine, name + "-next")
             replacement.close(root)
         return None
     if previous:
@@ -192,32 +192,32 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
                 engine.stop(current["Id"], settings["stop_timeout"])
             engine.remove(current["Id"])
         engine.rename(previous["Id"], name)
-    _drop(engine, name + "-next")
-    old = _there(engine, name)
+    _remove_if_present(engine, name + "-next")
+    old = _existing(engine, name)
     if entry["ran"]:
         _serve_again(engine, old, entry["inside"], name, settings)
     replacement.close(root)
-    return f"the container {old['Id'][:12]} {'serves' if entry['ran'] else 'is there'} again"
+    return f"the container {old['Id'][:12]} {'serves' if entry['ran'] else 'exists'} again"
 
 
-def _serve_again(engine: Docker, old: Mapping[str, Any], inside: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
+def _serve_again(engine: Docker, old: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
     """Start the old container and, if its server was started manually, also that server. Wait until it serves."""
     # The container may still run although the server in it has ended
     engine.stop(old["Id"], settings["stop_timeout"])
     # Start even if the cards are not free: this is the last server that is known to work
     wait_for_cards(settings)
     engine.start(old["Id"])
-    if inside:
-        _start_inside(name, inside)
+    if manual:
+        _start_manual_server(name, manual)
     wait_ready(engine, name, settings["ready_timeout"])
 
 
-def _untouched(inside: Mapping[str, Any]) -> bool:
+def _untouched(manual: Mapping[str, Any]) -> bool:
     """Return True if no server was started manually, or if that server still runs."""
-    return not inside or _is_server(inside["pid"])
+    return not manual or _is_server(manual["pid"])
 
 
-def _drop(engine: Docker, name: str) -> None:
+def _remove_if_present(engine: Docker, name: str) -> None:
     found = engine.inspect(name)
     if found:
         engine.remove(found["Id"])
@@ -227,29 +227,30 @@ def _is_server(pid: Any) -> bool:
     return "tritonserver" in (read_text(f"/proc/{pid}/comm") or "")
 
 
-def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
+def _with_command(manual: Mapping[str, Any]) -> Dict[str, Any]:
     """Add the command line, from /proc, to a manually started server. It may contain keys, so it never leaves the host."""
-    if not inside:
+    if not manual:
         return {}
-    raw = read_text(f"/proc/{int(inside['pid'])}/cmdline") or ""
-    return {"command": raw.split("\0")[:-1], **inside}
+    raw = read_text(f"/proc/{int(manual['pid'])}/cmdline") or ""
+    return {"command": raw.split("\0")[:-1], **manual}
 
 
-def _start_inside(name: str, inside: Mapping[str, Any]) -> None:
+def _start_manual_server(name: str, manual: Mapping[str, Any]) -> None:
     """Start the server in the container again with the recorded command and options of docker exec."""
-    command = ["docker", "exec", "--detach", *map(str, inside["options"]), name, *map(str, inside["command"])]
+    command = ["docker", "exec", "--detach", *map(str, manual["options"]), name, *map(str, manual["command"])]
     try:
         done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False, env=untranslated())
     except (OSError, subprocess.SubprocessError) as error:
         # The text of the error contains the command, whose options may be secret
-        raise ContainerError(f"the server inside could not be started again: {type(error).__name__}") from None
+        raise ContainerError(f"the server in the container could not be started again: {type(error).__name__}") from None
     if done.returncode:
-        raise ContainerError("the server inside could not be started again: " + done.stderr.decode("utf-8", "replace").strip())
+        why = done.stderr.decode("utf-8", "replace").strip()
+        raise ContainerError(f"the server in the container could not be started again: {why}")
 
 
 def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
     """Restart the container. Raises ContainerError after the start if the cards were not free."""
-    found = _there(engine, name)
+    found = _existing(engine, name)
     refuse_absent(found)
     engine.stop(found["Id"], settings["stop_timeout"])
     why = wait_for_cards(settings)
@@ -260,7 +261,7 @@ def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
 
 def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
     """Start the container. Return False if it runs already."""
-    found = _there(engine, name)
+    found = _existing(engine, name)
     if found["State"]["Status"] == "running":
         return False
     # The engine may be about to restart the container by itself
@@ -269,10 +270,10 @@ def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
     return True
 
 
-def _there(engine: Docker, name: str) -> Dict[str, Any]:
+def _existing(engine: Docker, name: str) -> Dict[str, Any]:
     found = engine.inspect(name)
     if found is None:
-        raise ContainerError(f"container {name} is missing, expected it: somebody has removed it meanwhile")
+        raise ContainerError(f"container {name} is missing, expected it to exist. Find out who removed it, then run again")
     return found
 
 
@@ -297,14 +298,14 @@ def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
 
 
 def _is_ready(address: str, port: int, left: float) -> bool:
-    return http_json(address, port, "GET", "/v2/health/ready", min(max(left, LOOK), RESPONSE))[0] == 200
+    return http_json(address, port, "GET", "/v2/health/ready", min(max(left, POLL_SECONDS), RESPONSE_TIMEOUT))[0] == 200
 
 
 def wait_ready(engine: Docker, name: str, timeout: float) -> None:
     """Wait until the server is ready. Raises ContainerError at the time limit, or as soon as the container's process has ended."""
     deadline = time.monotonic() + timeout
     while True:
-        found = _there(engine, name)
+        found = _existing(engine, name)
         ended = ending(found)
         if ended:
             raise ContainerError(f"{ended}: {last_words(engine, name) or 'its log is empty'}")
@@ -313,7 +314,7 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
             return
         if time.monotonic() >= deadline:
             raise ContainerError(f"{name} is not ready on {at[0]}:{at[1]} within {timeout:.0f} s. See `docker logs {name}`")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.Guard:
@@ -330,11 +331,11 @@ def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.
 
 
 def ending(container: Mapping[str, Any]) -> Optional[str]:
-    """Return how the process of a container ended for good or keeps ending, None if it may still start."""
+    """Return how the process of a container ended permanently or repeatedly, None if it may still start."""
     state = container["State"]
     count = container.get("RestartCount") or 0
     if state["Status"] in ("exited", "dead"):
         return f"its process ended with exit code {state['ExitCode']}"
-    if count >= KEEPS_ENDING:
-        return f"its process keeps ending ({count} times), the last time with exit code {state['ExitCode']}"
+    if count >= MAX_RESTARTS:
+        return f"its process ended repeatedly ({count} restarts), the last time with exit code {state['ExitCode']}"
     return None

@@ -180,7 +180,7 @@ def perform(root: str) -> int:
     result: Dict[str, Any] = {"id": order["id"], "run": order["run"], **nothing._asdict(), "refused": None}
 
     def ask(proven: host_change.Outcome) -> Optional[str]:
-        _write(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["accept_within"]})
+        _write(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["acceptance_timeout"]})
         why = _decision(root, order)
         # The change continues, so this intermediate result is no longer valid
         os.unlink(os.path.join(root, RESULT))
@@ -202,7 +202,7 @@ def perform(root: str) -> int:
 
 def _decision(root: str, order: Mapping[str, Any]) -> Optional[str]:
     """Wait until the change is accepted or rejected. Returns None if it is accepted, otherwise the reason of the rejection."""
-    deadline = time.monotonic() + order["accept_within"]
+    deadline = time.monotonic() + order["acceptance_timeout"]
     while time.monotonic() < deadline:
         found = shapes.read(os.path.join(root, DECISION), DECISION_SHAPE)
         if found.flaw:
@@ -210,7 +210,7 @@ def _decision(root: str, order: Mapping[str, Any]) -> Optional[str]:
         if found.exists:
             return None if found.content["accepted"] else str(found.content["why"])
         time.sleep(locks.LOOK)
-    return None if order["kept_unanswered"] else f"nobody accepted it within {order['accept_within']:.0f} s"
+    return None if order["keep_unanswered"] else f"nobody accepted it within {order['acceptance_timeout']:.0f} s"
 
 
 def _write(root: str, name: str, content: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a change, and the two drivers of a server: one for a container, one for a process in the container of Ansible.
+"""The parameters of a change, and the drivers of the two kinds of servers: a container, and a process in the container of Ansible.
 
-A driver starts, stops and reads the server, and provides the client that requests loads. host_change.py has the rest of a change.
+A driver starts, stops and reads the server, and provides the client that requests loads. host_change.py has the other steps.
 """
 
 from __future__ import annotations
@@ -38,25 +38,26 @@ class Order(TypedDict):
     by: str  # person who started the run
     # Desired state of the concerns `models` and `server`, in the form that host_state takes
     desired: Dict[str, Any]
-    # Options of releases.apply, and `withdraw`, the models to remove. None keeps the links as they are.
-    switch: Optional[Dict[str, Any]]
+    # Parameters of releases.apply, None to keep the store and its links as they are
+    store_change: Optional[Dict[str, Any]]
     # Serve the releases that the served/ links point to, even if the inventory differs
-    linked: bool
+    serve_current: bool
     # Name and time limits of the container (container.py)
     container: Dict[str, Any]
     # A server that was started manually in the old container: {"pid", "options"}
-    inside: Dict[str, Any]
+    manual_server: Dict[str, Any]
     # Seconds between two polls of a server that polls for new releases
     poll_seconds: int
     # {"image", "document", "program"} of the checks. None proves the change without inference.
     checks: Optional[Dict[str, Any]]
-    # Number of proven releases that stay for each model
+    # Number of proven releases that are kept for each model
     keep: int
-    # If not empty, only roll back, for this reason
-    given_up: str
+    # If not empty, the change is only rolled back, for this reason
+    rollback_reason: str
     # Seconds that a proven change waits to be accepted, 0 for no wait
-    accept_within: float
-    kept_unanswered: bool  # keep the change if nobody accepts or rejects it
+    acceptance_timeout: float
+    # Keep the change if nobody accepts or rejects it within this time
+    keep_unanswered: bool
     # Release the lease after a kept change, because it is the last step of the run
     release_host: bool
 
@@ -64,7 +65,7 @@ class Order(TypedDict):
 class Driver(ABC):
     """A server that a change starts, stops and reads."""
 
-    # The word for the server in the names of steps
+    # The term for the server in the names of steps
     noun: str
     # Actions of a plan that call `prepare` first
     prepares: FrozenSet[str]
@@ -84,11 +85,11 @@ class Driver(ABC):
 
     @abstractmethod
     def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-        """Return the differences of the server."""
+        """Return the differences between the desired and the actual server."""
 
     @abstractmethod
     def log_lines(self, since: float) -> List[str]:
-        """Return the log of the server since its latest loads. `since` is the time of the latest switch."""
+        """Return the lines of the server's log since the latest switch of releases, at the time `since`."""
 
     @abstractmethod
     def existed(self, actual: Mapping[str, Any]) -> bool:
@@ -127,8 +128,8 @@ class Driver(ABC):
         """Mark the new server as proven. Return True if its replacement was still open."""
 
     @abstractmethod
-    def forget(self) -> List[str]:
-        """Remove the files that only earlier servers used. Return their paths."""
+    def remove_unused_files(self) -> List[str]:
+        """Remove files that the current server does not use. Return their paths."""
 
     @abstractmethod
     def runner(self) -> Optional[control.Runner]:
@@ -142,9 +143,9 @@ class Driver(ABC):
         """Run the continuous probe now. Return a warning if that fails."""
         return None
 
-    def masked(self, words: str) -> str:
+    def masked(self, message: str) -> str:
         """Return a message without the secrets that a server may have printed into it."""
-        return words
+        return message
 
 
 class ContainerDriver(Driver):
@@ -183,7 +184,7 @@ class ContainerDriver(Driver):
         return []
 
     def replace(self) -> List[str]:
-        return container.replace(self.engine, self.root, self.holder, self.name, self.settings, self.order["inside"])
+        return container.replace(self.engine, self.root, self.holder, self.name, self.settings, self.order["manual_server"])
 
     def start(self) -> bool:
         return container.start(self.engine, self.name, self.settings)
@@ -197,7 +198,7 @@ class ContainerDriver(Driver):
     def keep(self) -> bool:
         return container.keep(self.engine, self.root, self.name)
 
-    def forget(self) -> List[str]:
+    def remove_unused_files(self) -> List[str]:
         # Each container has its own file with Triton's keys to object stores
         kept = (self.server.get("credentials") or {}).get("path")
         gone = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != kept]
@@ -268,8 +269,8 @@ class ProcessDriver(Driver):
     def restore(self) -> Optional[str]:
         previous, running = self._previous(), supervised.running(self.root)
         if not previous:
-            # Without a previous server, the new one stays, and the next run proves it
-            if replacement.broken_off(self.root):
+            # Without a previous server, the new server stays, and the next run proves it
+            if replacement.interrupted(self.root):
                 replacement.advance(self.root, replacement.SWAPPED)
             return None
         if running != previous:
@@ -283,7 +284,7 @@ class ProcessDriver(Driver):
         replacement.close(self.root)
         return found
 
-    def forget(self) -> List[str]:
+    def remove_unused_files(self) -> List[str]:
         return state.remove_backends(self.root)
 
     def runner(self) -> Optional[control.Runner]:
@@ -293,8 +294,8 @@ class ProcessDriver(Driver):
         client = state.python_path(self.root)
         return check_client.prove(client, document, checks["program"], headers, check_client.run_in_process)
 
-    def masked(self, words: str) -> str:
-        return state.masked(self.server, words)
+    def masked(self, message: str) -> str:
+        return state.masked(self.server, message)
 
     def _previous(self) -> Dict[str, Any]:
         """Return the configuration of the server that an open replacement has replaced, empty if no replacement is open."""

@@ -9,7 +9,8 @@ no controller. resume.py ends a change that was killed between two steps.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof, releases
@@ -22,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import cont
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Change, Refused, Server
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import served_without_release
 
-# The rollback report of a change that ended before its first step
+# The report of a rollback that had nothing to undo
 NOTHING = "nothing was changed"
 # Seconds for a server that does not poll to list the models that it loaded
 SETTLE = 5.0
@@ -31,7 +32,7 @@ STEPS = 4
 
 
 class Unproven(Exception):
-    """A change that is not proven. `hung` are models whose load hangs until the server restarts, `checks` the results so far."""
+    """The error of a change without proof. `hung` are models whose load hangs until a restart, `checks` the results so far."""
 
     def __init__(self, message: str, hung: Sequence[str] = (), checks: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -40,7 +41,7 @@ class Unproven(Exception):
 
 
 class Outcome(NamedTuple):
-    """The result of a change. `did` lists its steps, `why` is None or why it is not proven, `back` reports the rollback."""
+    """The result of a change. `did` lists its steps, `why` is None or why the proof failed, `back` reports the rollback."""
 
     did: List[str]
     why: Optional[str] = None
@@ -62,7 +63,7 @@ EXPECTED = (Unproven, Refused, check_client.ClientError, ContainerError, Process
 
 
 class HostChange:
-    """A change of one host. `log_step` logs the name of a step. `decide` returns None to accept a proven change, or why not."""
+    """A change of one host. `log_step` logs a step. `decide` returns None to accept a proven change, or a reason to reject it."""
 
     def __init__(
         self,
@@ -81,9 +82,9 @@ class HostChange:
         self.run_of_store = store.Run(order["run"], order["by"], order["host"])
         self.did: List[str] = []
         self.warnings: List[str] = []
-        self.todo: Set[str] = set()
-        # `begun`: the server may have changed. `proven`: the change is proven and its transaction is closed.
-        self.replaces = self.stale = self.begun = self.proven = False
+        self.actions: Set[str] = set()
+        # `server_touched`: the server may have changed. `proven`: the change is proven, and its transaction is closed.
+        self.replaces = self.cache_stale = self.server_touched = self.proven = False
         self.moves: Mapping[str, store.Move] = {}
         self.accepted: Optional[bool] = None
         self.guard = self.driver.guard
@@ -96,32 +97,33 @@ class HostChange:
             # Maintenance may have begun after the lease was taken
             lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))
             try:
-                seen = self._look()
+                observation = self._observe_actions()
             except Exception as error:
                 return Outcome(self.did, self._reason(error), NOTHING)
             try:
-                if self.order["given_up"]:
-                    raise Unproven(self.order["given_up"])
+                if self.order["rollback_reason"]:
+                    raise Unproven(self.order["rollback_reason"])
                 if self._switch():
-                    seen = self._look()
-                checks = self._serve(seen)
+                    observation = self._observe_actions()
+                checks = self._serve(observation)
             except Exception as error:
                 why = self._reason(error)
-                return self._outcome(getattr(error, "checks", []), why, self._roll_back(seen, why, getattr(error, "hung", [])))
+                back = self._roll_back(observation, why, getattr(error, "hung", []))
+                return self._outcome(getattr(error, "checks", []), why, back)
             # The change is proven and closed. A failure from here on is only a warning.
             self._clean_up()
             return self._outcome(checks)._replace(released=self.order["release_host"] and self._release_host(holder))
 
-    def see(self) -> proof.Seen:
+    def observe(self) -> proof.Observation:
         """Return the actual state of the host and its differences."""
-        return self._see(["models", "server"], self.order["linked"])
+        return self._observe(["models", "server"], self.order["serve_current"])
 
     def _limit(self) -> float:
         """Return the longest time in seconds of the change and its rollback, from the time limits of their steps."""
         step = sum(float(self.settings.get(name) or 0) for name in ("ready_timeout", "stop_timeout", "free_timeout"))
         models = len(self.order["desired"]["models"].get("models") or {}) + len(self.server.get("models") or {})
         checking = check_client.time_limit(self.order["checks"]["document"]) if self.order["checks"] else 0.0
-        return 2 * (STEPS + models) * (step + 2 * control.GRACE) + checking + self.order["accept_within"] + lease.CALL
+        return 2 * (STEPS + models) * (step + 2 * control.GRACE) + checking + self.order["acceptance_timeout"] + lease.CALL
 
     def _reason(self, error: Exception) -> str:
         return self.driver.masked(failures.reason(error, EXPECTED))
@@ -129,36 +131,37 @@ class HostChange:
     def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:
         return Outcome([*self.did, *self.guard.did()], why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
 
-    def _look(self) -> proof.Seen:
-        """Read the host, and set the actions that its differences need."""
-        seen = self.see()
-        opened = (seen.actual.get("models") or {}).get("transaction")
+    def _observe_actions(self) -> proof.Observation:
+        """Return the state of the host, and set the actions that its differences need."""
+        observation = self.observe()
+        opened = (observation.actual.get("models") or {}).get("transaction")
         # The response cache may still contain responses of the previous release
-        self.stale = bool(opened and opened["stale"] and self.server["cache"])
-        self.todo = {entry["action"] for entry in seen.plan if entry["concern"] == server.CONCERN}
-        self.todo |= {"restart"} if self.stale else set()
-        self.replaces = bool(self.todo & REPLACES)
-        return seen
+        self.cache_stale = bool(opened and opened["stale"] and self.server["cache"])
+        self.actions = {entry["action"] for entry in observation.plan if entry["concern"] == server.CONCERN}
+        self.actions |= {"restart"} if self.cache_stale else set()
+        self.replaces = bool(self.actions & REPLACES)
+        return observation
 
     def _switch(self) -> bool:
         """Make the releases and switch to them. Return False if nothing had to change."""
-        switch = self.order["switch"]
-        if not switch:
+        if not self.order["store_change"]:
             return False
-        withdraw = [name for name in switch.get("withdraw", []) if os.path.lexists(os.path.join(self.root, "served", name))]
-        if switch["state"] == "released" and releases.settled(self.root, switch, withdraw):
+        change = dict(self.order["store_change"])
+        served = os.path.join(self.root, "served")
+        change["withdraw"] = [name for name in change.get("withdraw", []) if os.path.lexists(os.path.join(served, name))]
+        if change["state"] == "released" and releases.is_applied(self.root, change):
             return False
         self.log_step("switch the models")
-        answer = self._store(switch["state"], switch, withdraw)
+        answer = self._store(change["state"], change)
         self.moves = answer["moves"]
         self.did += [f"repaired {path}" for path in answer.get("mended", [])]
         return True
 
-    def _serve(self, seen: proof.Seen) -> List[Dict[str, Any]]:
+    def _serve(self, observation: proof.Observation) -> List[Dict[str, Any]]:
         """Apply the change to the server, prove it and keep it. Return the results of the checks."""
-        if not self.todo and store.read_transaction(self.root) is None:
+        if not self.actions and store.read_transaction(self.root) is None:
             return []
-        self._apply(seen)
+        self._apply(observation)
         self._prove()
         checks = self._check()
         self._accept(checks)
@@ -169,31 +172,31 @@ class HostChange:
 
     # The server
 
-    def _apply(self, seen: proof.Seen) -> None:
+    def _apply(self, observation: proof.Observation) -> None:
         """Make the server serve the desired state."""
-        todo, noun = self.todo, self.driver.noun
-        if todo & STARTS:
+        actions, noun = self.actions, self.driver.noun
+        if actions & STARTS:
             self.log_step("wait for the cards")
             self._free_cards()
-        if todo & self.driver.prepares:
+        if actions & self.driver.prepares:
             self.log_step(f"ask the SDK in the new {noun} for the cards")
             self.did += self.driver.prepare()
-        self.begun = True
+        self.server_touched = True
         if self.replaces:
             self.log_step(f"replace the {noun}")
             self.did += self.driver.replace()
             return
-        if "start" in todo:
+        if "start" in actions:
             self.log_step(f"start the {noun}")
             self.driver.start()
             self.did.append(f"started the {noun}")
-        elif "restart" in todo:
+        elif "restart" in actions:
             # Some models are only read at a start, and only a restart clears the response cache
             self._restart()
-        elif todo & {"load", "unload"}:
-            self._load(self.models if not self.order["linked"] else store.current_models(self.root, self.models))
-        if self.server["mode"] == "poll" and not self.order["linked"]:
-            self._renew_lost(seen)
+        elif actions & {"load", "unload"}:
+            self._load(self.models if not self.order["serve_current"] else store.current_models(self.root, self.models))
+        if self.server["mode"] == "poll" and not self.order["serve_current"]:
+            self._renew_lost(observation)
 
     def _free_cards(self) -> None:
         """Raise Unproven if another process has the cards open. Called before the server changes."""
@@ -219,11 +222,11 @@ class HostChange:
         elif change.why():
             raise Unproven(change.why(), change.hung)
 
-    def _renew_lost(self, seen: proof.Seen) -> None:
+    def _renew_lost(self, observation: proof.Observation) -> None:
         """Make new releases of models that a polling server refused or lost, because it only loads releases that are newer."""
         opened = store.read_transaction(self.root)
         switched = {name for name, move in opened["models"].items() if move["to"]} if opened else set()
-        waiting = {entry["name"] for entry in seen.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
+        waiting = {entry["name"] for entry in observation.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
         labels = {name: store.served_label(self.root, name) for name in (waiting & set(self.server["models"])) - switched}
         again = {name: store.release_content(self.root, name, label) for name, label in sorted(labels.items()) if label}
         if again:
@@ -234,36 +237,36 @@ class HostChange:
 
     def _prove(self) -> None:
         self.log_step("prove that it serves what it should")
-        seen = self._wait_until_served(["models", "server"], self.order["linked"])
-        if seen.plan:
-            raise Unproven(f"{self.order['host']} is not in sync:{seen.words()}", self._hanging(seen))
+        observation = self._wait_until_served(["models", "server"], self.order["serve_current"])
+        if observation.plan:
+            raise Unproven(f"{self.order['host']} is not in sync:{observation.describe()}", self._hanging(observation))
 
-    def _wait_until_served(self, concerns: List[str], linked: bool) -> proof.Seen:
+    def _wait_until_served(self, concerns: List[str], serve_current: bool) -> proof.Observation:
         """Wait until nothing differs, repeating loads that were stuck. Return the last result."""
         ended = len(self.guard.ended)
-        seen = self._see(concerns, linked, prove=True, timeout=self.settings["ready_timeout"])
-        if not seen.plan or not self.guard.repeats(ended):
-            return seen
+        observation = self._observe(concerns, serve_current, prove=True, timeout=self.settings["ready_timeout"])
+        if not observation.plan or not self.guard.repeats(ended):
+            return observation
         self.log_step("repeat the loads that were stuck")
-        left = {entry["name"]: entry["action"] for entry in seen.plan if entry["concern"] == server.CONCERN}
+        left = {entry["name"]: entry["action"] for entry in observation.plan if entry["concern"] == server.CONCERN}
         # A server ends if a load fails during its start. Start it, unless it runs again already.
         if self.driver.start():
             pass
         elif "restart" in left.values():
             self._restart()
         elif {"load", "unload"} & set(left.values()):
-            self._load(store.current_models(self.root, self.models) if linked else self.models)
+            self._load(store.current_models(self.root, self.models) if serve_current else self.models)
         else:
-            releases.renew(self.root, self.run_of_store, sorted(set(left) & set(self.models)))
-        return self._wait_until_served(concerns, linked)
+            releases.touch_served(self.root, self.run_of_store, sorted(set(left) & set(self.models)))
+        return self._wait_until_served(concerns, serve_current)
 
-    def _hanging(self, seen: proof.Seen) -> List[str]:
+    def _hanging(self, observation: proof.Observation) -> List[str]:
         """Return the models whose load hangs: in mode poll, those whose load neither succeeded nor failed."""
         if self.server["mode"] != "poll" or self.replaces:
             return []
-        if seen.said:
-            return sorted(seen.loading)
-        return [entry["name"] for entry in seen.plan if entry["action"] == "wait" and entry["name"] != "http"]
+        if observation.refusals:
+            return sorted(observation.loading)
+        return [entry["name"] for entry in observation.plan if entry["action"] == "wait" and entry["name"] != "http"]
 
     def _check(self) -> List[Dict[str, Any]]:
         """Run the checks and return their results. Raises Unproven if one fails, because a rollback is still possible."""
@@ -277,12 +280,13 @@ class HostChange:
         if not report["proven"]:
             raise Unproven(str(report["msg"]).replace(f"{document['host']}: ", "", 1), checks=results)
         if results:
-            self._warn_of("the probe was not asked again", self.driver.renew_probe)
+            with self._warn_on_error("the probe was not run again"):
+                self.warnings += filter(None, [self.driver.renew_probe()])
         return results
 
     def _accept(self, checks: Sequence[Mapping[str, Any]]) -> None:
         """Wait until the proven change is accepted. Raises Unproven otherwise, because a rollback is still possible."""
-        if not self.order["accept_within"]:
+        if not self.order["acceptance_timeout"]:
             return
         self.log_step("wait to be accepted")
         why = self.decide(self._outcome(checks))
@@ -295,35 +299,31 @@ class HostChange:
         if not self.proven:
             return
         noun = self.driver.noun
-        self._warn_of(f"the {noun} before this one was not removed, the next change removes it", self._keep_server)
+        with self._warn_on_error(f"the previous {noun} was not removed, the next change removes it"):
+            if self.driver.keep():
+                self.did.append(f"the {noun} is the one to go back to from now on")
         if self.replaces:
-            self._warn_of(f"files of the {noun} before this one were not removed", self._forget_files)
-
-    def _keep_server(self) -> None:
-        if self.driver.keep():
-            self.did.append(f"the {self.driver.noun} is the one to go back to from now on")
-
-    def _forget_files(self) -> None:
-        self.did += [f"removed {path}" for path in self.driver.forget()]
+            with self._warn_on_error(f"files of the previous {noun} were not removed"):
+                self.did += [f"removed {path}" for path in self.driver.remove_unused_files()]
 
     def _release_host(self, holder: lease.Holder) -> bool:
-        released: List[bool] = []
-        self._warn_of("the lease of the host was not released", lambda: released.append(lease.release(self.root, holder)))
-        return released == [True]
+        with self._warn_on_error("the lease of the host was not released"):
+            return lease.release(self.root, holder)
+        return False
 
-    def _warn_of(self, what: str, step: Callable[[], Optional[str]]) -> None:
-        """Run a step that must not fail a proven change. Record its error, or the message that it returns, as a warning."""
+    @contextmanager
+    def _warn_on_error(self, problem: str) -> Iterator[None]:
+        """Turn an error into a warning, because the steps in the `with` block must not fail a proven change."""
         try:
-            message = step()
+            yield
         except Exception as error:
-            message = f"{what}: {self._reason(error)}"
-        self.warnings += [message] if message else []
+            self.warnings.append(f"{problem}: {self._reason(error)}")
 
     # The rollback
 
-    def _roll_back(self, seen: proof.Seen, why: str, hung: Sequence[str]) -> str:
+    def _roll_back(self, observation: proof.Observation, why: str, hung: Sequence[str]) -> str:
         """Restore the previous state. Return what serves now, or why the restore failed."""
-        previous: Mapping[str, Any] = seen.actual.get("server") or {}
+        previous: Mapping[str, Any] = observation.actual.get("server") or {}
         try:
             self.log_step("restore the previous state")
             if not self.driver.existed(previous):
@@ -337,15 +337,15 @@ class HostChange:
             if restored is None and moves:
                 self._serve_linked()
             if (restored or moves) and self.driver.serves_store(previous):
-                again = self._wait_until_served(["server"], linked=True)
+                again = self._wait_until_served(["server"], serve_current=True)
                 if again.plan:
-                    raise Unproven(f"{self.order['host']} is not in sync:{again.words()}")
+                    raise Unproven(f"{self.order['host']} is not in sync:{again.describe()}")
             self._store("proven", {"why": why, "keep": self.order["keep"]})
         except Exception as error:
             return f"the previous state could not be restored, repair that and run again: {self._reason(error)}"
-        nothing = "nothing was switched" if self.begun else NOTHING
-        words = "the previous one serves again" if restored else "the previous releases serve again" if moves else nothing
-        return words + ("; the next run starts the server again, in which a load hangs" if hung else "")
+        nothing = "nothing was switched" if self.server_touched else NOTHING
+        report = "the previous one serves again" if restored else "the previous releases serve again" if moves else nothing
+        return report + ("; the next run starts the server again, in which a load hangs" if hung else "")
 
     def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:
         """Restore the links. Return the moves, and the error if that failed."""
@@ -371,29 +371,31 @@ class HostChange:
             if self.server["mode"] == "explicit":
                 self._load(store.current_models(self.root, self.models))
             wait = self.order["poll_seconds"] * 2 + 30 if polls else SETTLE
-            if self._see(["server"], linked=True, prove=True, timeout=wait).plan:
+            if self._observe(["server"], serve_current=True, prove=True, timeout=wait).plan:
                 raise Unproven("it does not serve it by itself")
         except Exception:
             self._restart()
         else:
-            if self.stale:
+            if self.cache_stale:
                 self._restart()
 
-    def _see(self, concerns: List[str], linked: bool, prove: bool = False, timeout: float = 0) -> proof.Seen:
+    def _observe(self, concerns: List[str], serve_current: bool, prove: bool = False, timeout: float = 0) -> proof.Observation:
         desired = {name: dict(self.order["desired"][name]) for name in concerns}
-        if linked:
+        if serve_current:
             desired["server"]["models"] = store.current_models(self.root, self.models)
         else:
             store.apply_holds(desired)
-        return proof.see(desired, self.root, self.order["run"], linked=linked, prove=prove, timeout=timeout, driver=self.driver)
-
-    def _store(self, state: str, params: Mapping[str, Any], withdraw: Sequence[str] = ()) -> Dict[str, Any]:
-        given = {"models": [], "releases": {}, "incoming": "", "why": "", "hung": [], "keep": self.order["keep"]}
-        answer = releases.apply(
-            self.root, self.run_of_store, {**given, **params, "state": state}, list(withdraw), self.warnings.append
+        return proof.observe(
+            desired, self.root, self.order["run"], serve_current=serve_current, prove=prove, timeout=timeout, driver=self.driver
         )
-        words = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
+
+    def _store(self, state: str, params: Mapping[str, Any]) -> Dict[str, Any]:
+        """Apply a change of the store (releases.apply), and record the moved links. Return its result."""
+        defaults = {"models": [], "releases": {}, "withdraw": [], "incoming": "", "why": "", "hung": [], "keep": self.order["keep"]}
+        answer = releases.apply(self.root, self.run_of_store, {**defaults, **params, "state": state})
+        self.warnings += answer.get("warnings", [])
+        message = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
         # Restored releases were already reported when their links moved
         moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
-        self.did += [words.format(name=name, to=move["to"] or "no more") for name, move in moves.items()]
+        self.did += [message.format(name=name, to=move["to"] or "no more") for name, move in moves.items()]
         return answer

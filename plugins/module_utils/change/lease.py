@@ -35,9 +35,9 @@ WATCHDOG_WAIT = 900.0
 # Seconds that every call may take in addition to the time limits of the container
 CALL = 3600.0
 # Longest time in seconds that signal.alarm is called with
-LONGEST = 2.0**30
+MAX_ALARM = 2.0**30
 # How often one call may use up all time limits of the container, for example to replace it and then to restore it
-WAYS = 4
+LIMIT_REPEATS = 4
 SHAPE = {
     "run": str,
     "by": str,
@@ -98,7 +98,7 @@ def read(root: str) -> Optional[Dict[str, Any]]:
     return dict(UNREADABLE) if found.flaw else dict(found.content)
 
 
-def last(root: str) -> str:
+def last_run(root: str) -> str:
     """Return the run that took the host last, empty if it is unknown."""
     found = shapes.read(os.path.join(root, LAST), {"run": str})
     return str(found.content["run"]) if found.exists and not found.flaw else ""
@@ -277,14 +277,14 @@ def _usual(lease: Optional[Mapping[str, Any]]) -> float:
     if lease is None:
         return CALL
     times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
-    return max(CALL + WAYS * sum(times), float(lease["patience"]))
+    return max(CALL + LIMIT_REPEATS * sum(times), float(lease["patience"]))
 
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
     """Have the kernel end this process after `seconds`. If limits are nested, the later one counts."""
     before = signal.alarm(0)
-    signal.alarm(max(before, math.ceil(min(seconds, LONGEST))))
+    signal.alarm(max(before, math.ceil(min(seconds, MAX_ALARM))))
     try:
         yield
     finally:
@@ -315,7 +315,7 @@ def release(root: str, holder: Holder) -> bool:
         return True
 
 
-def of_another(root: str, run: str, ended: str = "") -> Optional[Dict[str, Any]]:
+def held_by_another(root: str, run: str, ended: str = "") -> Optional[Dict[str, Any]]:
     """Return the live lease of another run, None if no other run has one."""
     lease = read(root)
     return lease if lease is not None and lease["run"] != run and live(root, lease, ended) else None

@@ -20,11 +20,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 POLL_SECONDS = 0.5
 # Characters of an actual value that a failed proof shows. The value may contain Triton's reasons for every model.
 SHOWN = 2000
-# Restarts of a crashing server that a proof waits for
-LIVES = 2
+# Number of restarts of a crashing server that a proof waits for
+MAX_RESTARTS = 2
 
 
-def look(
+def read_host(
     desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "", driver: Any = None
 ) -> Tuple[Dict[str, Any], List[Item]]:
     """Return the actual state of each concern in `desired`, and the plan, including what a dead run left unfinished."""
@@ -41,7 +41,7 @@ def look(
     return actual, plan
 
 
-def hopeless(plan: List[Item]) -> bool:
+def cannot_recover(plan: List[Item]) -> bool:
     """Return True if the plan has a difference that waiting cannot remove: hardware, an ended container, or a refused load."""
     return any(
         item["action"] in (INSPECT, "create", "replace")
@@ -52,27 +52,27 @@ def hopeless(plan: List[Item]) -> bool:
 
 
 def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that does not answer has restarted since `first`. A server tries every model before it ends."""
+    """Return True if a server that does not answer has restarted since `first`, because it tries every model before it ends."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
 
-def says_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that crashed during its loads starts again. Then it logs why the other models do not load."""
-    lives = now.get("restarts", 0) - first.get("restarts", 0)
-    return bool(now.get("cut_off")) and str(now.get("state")).startswith(("running", "restarting")) and lives < LIVES
+def will_log_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return True if a server that crashed during its loads starts again, and then logs why the other models do not load."""
+    restarts = now.get("restarts", 0) - first.get("restarts", 0)
+    return bool(now.get("cut_off")) and str(now.get("state")).startswith(("running", "restarting")) and restarts < MAX_RESTARTS
 
 
-def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
-    """Return the items of a plan that matter.
+def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
+    """Return the relevant items of a plan.
 
-    A proof ignores its own open transaction. `linked` ignores differences from the inventory, whose releases and server may differ.
+    A proof ignores its own open transaction. `serve_current` ignores the differences from the inventory.
     """
     # A release without a record is removed when the next release is proven
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
     # These files are for the next container. The serving container has already mounted its own.
-    ignored += [item for item in plan if (prove or linked) and item["name"] in server.TO_MOUNT]
-    if linked:
+    ignored += [item for item in plan if (prove or serve_current) and item["name"] in server.TO_MOUNT]
+    if serve_current:
         ignored += [
             item
             for item in plan
@@ -84,7 +84,7 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     return [item for item in plan if item not in ignored]
 
 
-def polled(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> Tuple[Dict[str, str], Set[str]]:
+def poll_results(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> Tuple[Dict[str, str], Set[str]]:
     """Return {model: why Triton refused it} and the models that still load, from the log since the transaction was opened.
 
     Only the log of a server in mode poll is read, because in that mode no request returns the result of a load.
@@ -99,58 +99,60 @@ def polled(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> 
     return log.reasons(lines, names), log.loading(lines) & set(names)
 
 
-class Seen(NamedTuple):
-    """The actual state by concern, the plan, {model: why Triton refused it} as `said`, and the models that still load."""
+class Observation(NamedTuple):
+    """The actual state by concern, the plan, {model: why Triton refused it} as `refusals`, and the models that still load."""
 
     actual: Dict[str, Any]
     plan: List[Item]
-    said: Dict[str, str]
+    refusals: Dict[str, str]
     loading: Collection[str] = ()
 
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Return True if Triton has refused a model and no load is running, so that every reason is known."""
-        return bool(self.said) and not self.loading
+        return bool(self.refusals) and not self.loading
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the differences, one line each."""
         return "".join(
-            "\n  - " + sentence(entry, SHOWN) + (f"; Triton says: {self.said[entry['name']]}" if entry["name"] in self.said else "")
+            "\n  - "
+            + sentence(entry, SHOWN)
+            + (f"; Triton says: {self.refusals[entry['name']]}" if entry["name"] in self.refusals else "")
             for entry in self.plan
         )
 
 
-def settled(first: Mapping[str, Any], seen: Seen) -> bool:
-    """Return True if waiting cannot help, and Triton has logged every reason."""
-    now = seen.actual.get("server") or {}
-    if says_more(first, now):
-        return hopeless([item for item in seen.plan if (item["concern"], item["action"]) != ("server", "start")])
-    return hopeless(seen.plan) or ended_since(first, now)
+def is_final(first: Mapping[str, Any], observation: Observation) -> bool:
+    """Return True if waiting cannot remove the differences, and Triton has logged every reason."""
+    now = observation.actual.get("server") or {}
+    if will_log_more(first, now):
+        return cannot_recover([item for item in observation.plan if (item["concern"], item["action"]) != ("server", "start")])
+    return cannot_recover(observation.plan) or ended_since(first, now)
 
 
-def see(
+def observe(
     desired: Mapping[str, Any],
     root: str = "",
     run: str = "",
     ended: str = "",
-    linked: bool = False,
+    serve_current: bool = False,
     prove: bool = False,
     timeout: float = 0,
     driver: Any = None,
-) -> Seen:
-    """Read the host. With `prove`, repeat that until nothing differs, waiting cannot help, or `timeout` seconds have passed.
+) -> Observation:
+    """Read the host. With `prove`, repeat this until nothing differs, waiting cannot help, or `timeout` seconds have passed.
 
-    With `linked`, `desired` are the linked releases. `run` is the caller's run, `ended` a run that is known to be gone. `driver`
-    reads the server instead of the concern `server`.
+    With `serve_current`, `desired` contains the linked releases. `run` is the caller's run, and `ended` a run that is known to be
+    gone. `driver` reads the server instead of the concern `server`.
     """
     deadline = time.monotonic() + timeout
-    actual, plan = look(desired, root, run, ended, driver)
-    seen = Seen(actual, about(plan, linked, prove), {})
+    actual, plan = read_host(desired, root, run, ended, driver)
+    latest = Observation(actual, relevant(plan, serve_current, prove), {})
     first: Mapping[str, Any] = actual.get("server") or {}
-    # A proof is a step of a change. Keep the lease of the run live for as long as the proof takes.
+    # A proof is a step of a change, so it keeps the lease of the run live.
     with lease.working(root, limit=timeout + lease.CALL) if prove and root else nullcontext():
-        while prove and seen.plan and time.monotonic() < deadline and not (seen.over() or settled(first, seen)):
+        while prove and latest.plan and time.monotonic() < deadline and not (latest.is_complete() or is_final(first, latest)):
             time.sleep(POLL_SECONDS)
-            actual, plan = look(desired, root, run, ended, driver)
-            plan = about(plan, linked, prove)
-            seen = Seen(actual, plan, *polled(desired, plan, driver))
-    return seen
+            actual, plan = read_host(desired, root, run, ended, driver)
+            plan = relevant(plan, serve_current, prove)
+            latest = Observation(actual, plan, *poll_results(desired, plan, driver))
+    return latest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
@@ -19,10 +19,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 STORE_WAIT = 60.0
 
 Moves = Dict[str, store.Move]
+# The result of a step that moves no link
+UNCHANGED: Mapping[str, Any] = {"changed": False, "switched": {}, "moves": {}}
 
 
 def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the releases to make. For a held model, that is a copy of the held release."""
+    """Return the releases to make. A held model gets a copy of its held release."""
     holds = store.read_holds(root)
     return {
         name: store.release_content(root, name, holds[name]["label"])
@@ -34,14 +36,14 @@ def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
 
 def refuse_directories(root: str, names: List[str]) -> None:
     """Raise StoreError if served/NAME is a directory, because a rename cannot replace a directory by a link."""
-    places = {name: os.path.join(root, "served", name) for name in names}
-    solid = sorted(name for name, path in places.items() if os.path.isdir(path) and not os.path.islink(path))
-    if solid:
-        raise store.StoreError(f"served/{', served/'.join(solid)} is a directory and no link: move it out of the store")
+    paths = {name: os.path.join(root, "served", name) for name in names}
+    directories = sorted(name for name, path in paths.items() if os.path.isdir(path) and not os.path.islink(path))
+    if directories:
+        raise store.StoreError(f"served/{', served/'.join(directories)} is a directory, expected a link: move it out of the store")
 
 
-def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **more: Any) -> Dict[str, Optional[str]]:
-    """Open a transaction and move the links. A failure before the first move restores holds and transaction."""
+def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **more: Any) -> Dict[str, Any]:
+    """Open a transaction and move the links. Return the result of the step. A failure before the first move undoes everything."""
     before, holds_before = store.read_transaction(root), store.read_holds(root)
     targets = {name: move["to"] for name, move in moves.items()}
     try:
@@ -52,7 +54,7 @@ def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **mor
         moved = [name for name, label in targets.items() if store.served_label(root, name) == label != moves[name]["from"]]
         if moved:
             raise store.StoreError(
-                f"{error}; {', '.join(moved)} switched before that: run again, the open transaction tells what served before"
+                f"{error}; {', '.join(moved)} switched before that: run again, the open transaction contains what served before"
             ) from error
         store.write_holds(root, holds_before)
         if before is not None:
@@ -60,12 +62,12 @@ def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **mor
         elif os.path.exists(os.path.join(root, store.TRANSACTION)):
             os.unlink(os.path.join(root, store.TRANSACTION))
         raise
-    return targets
+    return {"changed": True, "switched": targets, "moves": moves}
 
 
-def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
+def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `released`: make the releases and switch to them."""
-    refuse_directories(root, [*params["releases"], *withdraw])
+    refuse_directories(root, [*params["releases"], *params["withdraw"]])
     releases = releases_to_make(root, params["releases"])
     fresh = [entry for name, entry in releases.items() if entry is params["releases"][name]]
     blobs.ingest(
@@ -74,19 +76,19 @@ def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List
     # Complete every release before the first link moves
     made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
     moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
-    moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in withdraw})
+    moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in params["withdraw"]})
     if not moves and store.read_transaction(root) is None:
-        return {"changed": False, "switched": {}, "moves": {}}
+        return dict(UNCHANGED)
     holds = store.read_holds(root)
     ended = [name for name in moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")]
     kept = {name: hold for name, hold in holds.items() if name not in ended}
     for name in set(kept) & set(made):
         kept[name] = {**kept[name], "label": made[name]}
-    # Also without moves, because this run then takes over the open transaction of another run
-    return {"changed": True, "switched": switch(root, run, moves, kept), "moves": moves}
+    # Even without moves, because this run takes over the open transaction of another run
+    return switch(root, run, moves, kept)
 
 
-def renew(root: str, run: store.Run, names: List[str]) -> None:
+def touch_served(root: str, run: store.Run, names: List[str]) -> None:
     """Update the time stamps of these served models, so that a polling server loads them again."""
     with store.locked(root, time.monotonic() + STORE_WAIT):
         if store.read_transaction(root) is not None:
@@ -101,15 +103,12 @@ def renew(root: str, run: store.Run, names: List[str]) -> None:
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `rolled_back`: switch to earlier releases and hold them."""
     found = store.rollback_moves(root, params["models"], params["to"])
-    again = {name: store.release_content(root, name, move["to"] or "") for name, move in found.items()}
-    moves: Moves = {
-        name: {"from": found[name]["from"], "to": store.make_release(root, name, entry), "what": "rollback"}
-        for name, entry in again.items()
-    }
+    # Read all contents before the first release is made
+    contents = {name: store.release_content(root, name, move["to"] or "") for name, move in found.items()}
+    moves: Moves = {name: {**found[name], "to": store.make_release(root, name, entry)} for name, entry in contents.items()}
     if not moves:
-        return {"changed": False, "switched": {}, "moves": {}}
-    holds = store.holds_after(root, run, moves, params["why"])
-    return {"changed": True, "switched": switch(root, run, moves, holds, why=params["why"]), "moves": moves}
+        return dict(UNCHANGED)
+    return switch(root, run, moves, store.holds_after(root, run, moves, params["why"]), why=params["why"])
 
 
 def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
@@ -120,57 +119,57 @@ def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     return {"changed": bool(moves), "switched": {name: move["to"] for name, move in moves.items()}, "moves": moves}
 
 
-def prove(root: str, run: store.Run, params: Mapping[str, Any], warn: Callable[[str], None]) -> Dict[str, Any]:
+def prove(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `proven`: close the transaction and remove old releases."""
-    moves = store.close_transaction(root, run, "proven", params["why"])
-    removed: Any = []
-    if moves:
+    answer: Dict[str, Any] = {"moves": store.close_transaction(root, run, "proven", params["why"]), "removed": [], "warnings": []}
+    if answer["moves"]:
         try:
-            removed = blobs.collect(root, params["keep"])
+            answer["removed"] = blobs.collect(root, params["keep"])
         except Exception as error:
             # The releases stay proven. The next run tries the removal again.
-            warn(f"{run.host}: old releases were not removed: {failures.reason(error, (store.StoreError, OSError))}")
-    return {"changed": bool(moves), "moves": moves, "removed": removed}
+            why = failures.reason(error, (store.StoreError, OSError))
+            answer["warnings"].append(f"{run.host}: old releases were not removed: {why}")
+    return {"changed": bool(answer["moves"]), **answer}
 
 
 def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `forgotten`: end the holds of the given models, or all holds."""
     holds = store.read_holds(root)
     ended = sorted(set(holds) & set(params["models"] or holds))
-    here = {name: store.served_label(root, name) for name in ended}
-    moves: Moves = {name: {"from": here[name], "to": here[name], "what": history.FORGET} for name in ended}
+    served = {name: store.served_label(root, name) for name in ended}
+    moves: Moves = {name: {"from": served[name], "to": served[name], "what": history.FORGET} for name in ended}
     store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
     store.write_holds(root, {name: hold for name, hold in holds.items() if name not in ended})
     return {"changed": bool(ended), "forgotten": ended}
 
 
-def settled(root: str, params: Mapping[str, Any], withdraw: List[str]) -> bool:
+STEPS: Dict[str, Callable[[str, store.Run, Mapping[str, Any]], Dict[str, Any]]] = {
+    "released": release,
+    "proven": prove,
+    "restored": restore,
+    "rolled_back": roll_back,
+    "forgotten": forget,
+}
+
+
+def is_applied(root: str, params: Mapping[str, Any]) -> bool:
     """Return True if nothing has to change: no releases to make, a complete and undamaged store, no open transaction."""
-    changes = params["releases"] or withdraw or damage.find(root) or not store.is_complete(root)
+    changes = params["releases"] or params["withdraw"] or damage.find(root) or not store.is_complete(root)
     return not changes and store.read_transaction(root) is None
 
 
-def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str], warn: Callable[[str], None]) -> Dict[str, Any]:
-    """Lock and repair the store, then apply `params["state"]`. Returns the result of model_store. Raises StoreError."""
+def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Lock and repair the store, then apply `params["state"]`. Return the result of that step. Raises StoreError."""
     state, new = params["state"], not store.is_complete(root)
     with store.locked(root, time.monotonic() + STORE_WAIT):
         store.prepare(root)
         all_forgotten = state == "forgotten" and not params["models"]
-        undecided = damage.holds_unknown(root)
+        holds_unknown = damage.holds_unknown(root)
         # Only `restored` and `proven` do not need to know the holds
-        if undecided and not all_forgotten and state not in ("restored", "proven"):
-            raise store.StoreError(undecided)
+        if holds_unknown and not all_forgotten and state not in ("restored", "proven"):
+            raise store.StoreError(holds_unknown)
         mended = damage.mend(root, forget=all_forgotten)
-        if state == "released":
-            answer = release(root, run, params, withdraw)
-        elif state == "proven":
-            answer = prove(root, run, params, warn)
-        elif state == "restored":
-            answer = restore(root, run, params)
-        elif state == "rolled_back":
-            answer = roll_back(root, run, params)
-        else:
-            answer = forget(root, run, params)
+        answer = STEPS[state](root, run, params)
         answer["changed"] = answer["changed"] or new or bool(mended)
         if mended:
             answer["mended"] = mended

@@ -70,7 +70,7 @@ def close(root: str) -> None:
         os.unlink(os.path.join(root, REPLACEMENT))
 
 
-def broken_off(root: str, run: Optional[str] = None) -> bool:
+def interrupted(root: str, run: Optional[str] = None) -> bool:
     """Return True if a replacement, of `run` or of any run, was interrupted between its steps. Then no server runs."""
     entry = read(root)
     return entry is not None and entry["phase"] == SWAPPING and run in (None, entry["run"])

@@ -45,7 +45,7 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
     if found is None:
         return Outcome()
     # Do not wait for the end of the lease if a replacement was interrupted: its call has ended, and no server runs
-    dead = replacement.broken_off(root, found["run"]) and not lease.at_work(root)
+    dead = replacement.interrupted(root, found["run"]) and not lease.at_work(root)
     if not dead and lease.live(root, found):
         return Outcome(busy=f"{found['by']} since {found['since']}")
     me = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
@@ -153,7 +153,9 @@ def serve_linked(
             return
         if left and mode == "poll" and guard.repeats(ended):
             ended = len(guard.ended)
-            releases.renew(root, store.Run("host", "the host itself", os.uname().nodename), [entry["name"] for entry in left])
+            releases.touch_served(
+                root, store.Run("host", "the host itself", os.uname().nodename), [entry["name"] for entry in left]
+            )
         if time.monotonic() >= deadline:
             words = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"
             raise container.ContainerError(f"the server does not serve what served before: {words}")
