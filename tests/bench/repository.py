@@ -39,7 +39,10 @@ def served(name: str, profile: str, release: str, npus: Sequence[int]) -> Mappin
         "npus": list(npus),
         "artefacts": {key: {"file": str(compiled), "sha256": sha256_of(compiled)}},
     }
-    return manifest.manifest(entry, variables(release, max(npus) + 1))["contents"]
+    found, reasons = manifest.manifests(variables(release, max(npus) + 1), [entry])
+    if reasons:
+        raise SystemExit("; ".join(reasons))
+    return found[entry["name"]]["contents"]
 
 
 def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[float] = (), others: Iterable[str] = ()) -> Path:

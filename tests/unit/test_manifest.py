@@ -14,6 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from helpers import ROW, fleet
 from linting import PYTHON
+from manifests import manifest_of, parse_config
 
 RBLN = 'name: "digits"\nbackend: "rbln"\nmax_batch_size: 4\n'
 SHA, OTHER = "a" * 64, "b" * 64
@@ -38,11 +39,11 @@ def write(path: Path, content: str | bytes) -> None:
 
 def made(repository: Path, entry: dict[str, Any] | None = None, **host: Any) -> dict[str, Any]:
     entry = {"name": "digits", "artefacts": ARTEFACTS, **(entry or {})}
-    return subject.manifest(entry, fleet(npufleet_model_repository=str(repository), **host))
+    return manifest_of(entry, fleet(npufleet_model_repository=str(repository), **host))
 
 
 def config_of(manifest: dict[str, Any]) -> Any:
-    return subject.parse_config(manifest["contents"]["config.pbtxt"].decode(), "config.pbtxt")
+    return parse_config(manifest["contents"]["config.pbtxt"].decode(), "config.pbtxt")
 
 
 def groups_of(manifest: dict[str, Any]) -> list[tuple[str, int, str]]:
@@ -206,7 +207,7 @@ def test_equal_configs_are_equal_bytes() -> None:
     def text(keys: str) -> str:
         return RBLN + "".join(f'parameters {{ key: "{key}" value {{ string_value: "{key}" }} }}\n' for key in keys)
 
-    printed = {subject.print_config(subject.parse_config(text(keys), "config.pbtxt")) for keys in ("abcdef", "fedcba", "cafebd")}
+    printed = {subject.print_config(parse_config(text(keys), "config.pbtxt")) for keys in ("abcdef", "fedcba", "cafebd")}
     assert len(printed) == 1
 
 
@@ -239,7 +240,7 @@ def test_a_source_is_rendered_for_two_hosts(repository: Path) -> None:
     config, files = source.model.config.SerializeToString(), dict(source.files)
     for variables in (small, large):
         made, reasons = subject._rendered(source, entry, variables)
-        assert (made, reasons) == (subject.manifest(entry, variables), [])
+        assert (made, reasons) == (manifest_of(entry, variables), [])
     assert (source.model.config.SerializeToString(), source.files) == (config, files)
 
 

@@ -11,6 +11,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled as subject
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest, tree
 from helpers import ROOT, ROW, fleet
+from manifests import manifest_of, parse_config
 
 SHA = "a" * 64
 
@@ -42,10 +43,10 @@ def made(tmp_path: Path, config: str, known: Any, entry: dict[str, Any] | None =
     directory.mkdir(exist_ok=True)
     (directory / "config.pbtxt").write_text(config)
     artefact = {"url": "https://models.example.com/m.rbln", "sha256": SHA, **({"record": known} if known else {})}
-    item = manifest.manifest(
+    item = manifest_of(
         {"name": "m", "artefacts": {"CA12/0.6": artefact}, **(entry or {})}, fleet(npufleet_model_repository=str(tmp_path), **host)
     )
-    return manifest.parse_config(item["contents"]["config.pbtxt"].decode(), "config.pbtxt"), item
+    return parse_config(item["contents"]["config.pbtxt"].decode(), "config.pbtxt"), item
 
 
 def refused(tmp_path: Path, config: str, known: Any, entry: dict[str, Any] | None = None) -> list[str]:
@@ -281,7 +282,7 @@ def test_profile_bounds_what_waits(tmp_path: Path) -> None:
 
 def test_queue_of_every_model_of_the_collection_that_joins_batches_is_bounded() -> None:
     paths = sorted([*ROOT.glob("model_repository/*/config.pbtxt"), *ROOT.glob("files/dali/*/config.pbtxt")])
-    configs = [manifest.parse_config(path.read_text(), str(path)) for path in paths]
+    configs = [parse_config(path.read_text(), str(path)) for path in paths]
     joining = [config for config in configs if config.HasField("dynamic_batching")]
     assert len(joining) >= 5
     for entry in joining:

@@ -15,8 +15,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import resu
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models as concern
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, records
 from ansible_collections.npufleet.triton.plugins.modules import host_state
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import fleet, run_module
+from manifests import manifest_of
 from test_model_store import arrive, owners, served  # noqa: F401 (a fixture)
 from test_store_transaction import ALICE, call, difference, ordinary, released
 
@@ -44,7 +44,7 @@ def made(place: Path, config: str = "", state: str = "") -> dict[str, Any]:
         (place / f"digits/{number}/model.py").write_text(PYTHON + state)
     (place / "digits/1/weights.bin").write_bytes(b"w" * 2**20)
     (place / "digits/config.pbtxt").write_text(CONFIG + config)
-    return manifest.manifest({"name": "digits"}, fleet(npufleet_model_repository=str(place)))
+    return manifest_of({"name": "digits"}, fleet(npufleet_model_repository=str(place)))
 
 
 def sent(entry: dict[str, Any]) -> dict[str, Any]:

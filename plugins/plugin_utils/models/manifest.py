@@ -86,16 +86,6 @@ class Unreadable(Refusal):
         self.findings = findings
 
 
-def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Manifest:
-    """Return the manifest of a model for one host. Raises Refusal with all reasons."""
-    model_source = source(entry, variables)
-    result, more = _rendered(model_source, entry, variables)
-    errors = [*reasons(model_source.findings), *more]
-    if errors:
-        raise Refusal(errors)
-    return result
-
-
 def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     """Read and lint a model. Raises Refusal if it cannot be read."""
     name = entry["name"]
@@ -259,14 +249,6 @@ def config_of(served: Mapping[str, Any]) -> bytes:
     from google.protobuf import json_format
 
     return print_config(json_format.ParseDict(dict(served), schema.load()[0](), ignore_unknown_fields=True))
-
-
-def parse_config(text: str, path: str) -> Any:
-    """Return the text of a config.pbtxt as Triton's ModelConfig. Raises Refusal if Triton would not parse it."""
-    config, findings = schema.parse(text, os.path.basename(os.path.dirname(path)), path)
-    if findings:
-        raise Refusal(reasons(findings))
-    return config
 
 
 def print_config(config: Any) -> bytes:

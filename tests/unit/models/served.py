@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from google.protobuf import json_format
 from helpers import ROOT, common_home
+from manifests import parse_config
 
 REPOSITORY = ROOT / "model_repository"
 
@@ -36,7 +36,7 @@ def tensor(name: str, array: np.ndarray) -> Any:
 def config_of(name: str, repository: Path = REPOSITORY) -> Any:
     """The config.pbtxt of a model of a repository, parsed."""
     path = repository / name / "config.pbtxt"
-    return manifest.parse_config(path.read_text(), str(path))
+    return parse_config(path.read_text(), str(path))
 
 
 def module_of(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> ModuleType:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import served
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
+from manifests import manifest_of, parse_config
 
 MODEL = ROOT / "model_repository/add"
 GOLDEN = ROOT / "files/golden/add"
@@ -113,8 +113,8 @@ def test_unload_is_told(load: Callable[..., Any], log: list[str]) -> None:
 
 def test_it_can_be_placed_and_proven() -> None:
     """The manifest takes it as it is, for a host of any NPUs, and its check file has no finding."""
-    found = manifest.manifest({"name": "add"}, fleet(npufleet_npus=4))
-    config = manifest.parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
+    found = manifest_of({"name": "add"}, fleet(npufleet_npus=4))
+    config = parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
     assert [(group.kind, group.count) for group in config.instance_group] == [(config.instance_group[0].KIND_CPU, 1)]
     assert (found["versions"], sorted(found["files"])) == (["1"], ["1/bias.json", "1/model.py", "config.pbtxt"])
     document = check_files.documents(["add"], [inputs.CHECKS], [inputs.GOLDEN], 0)

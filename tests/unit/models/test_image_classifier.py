@@ -12,6 +12,7 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
+from manifests import parse_config
 from served import REPOSITORY, config_of
 
 ARTEFACTS = {"CA12/0.6": {"url": "https://models.example.com/resnet50.rbln", "sha256": "a" * 64}}
@@ -66,7 +67,7 @@ def test_it_is_placed_with_its_steps() -> None:
     found, reasons = placed("image_classifier", *STEPS)
     assert reasons == []
     assert {name: model["versions"] for name, model in found.items()} == {name: ["1"] for name in ("image_classifier", *STEPS)}
-    rendered = {name: manifest.parse_config(model["contents"]["config.pbtxt"].decode(), name) for name, model in found.items()}
+    rendered = {name: parse_config(model["contents"]["config.pbtxt"].decode(), name) for name, model in found.items()}
     # Two NPUs: two instances of what uses one. What runs on the CPU stays as it is, and an ensemble may have none.
     assert {name: sum(group.count for group in config.instance_group) for name, config in rendered.items()} == {
         "image_classifier": 0,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import served
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
+from manifests import manifest_of, parse_config
 
 MODEL = ROOT / "model_repository/stream"
 FINAL = 1
@@ -175,8 +175,8 @@ def test_unload_waits_for_its_streams(model: Any, log: list[str]) -> None:
 
 def test_it_can_be_placed_and_proven() -> None:
     """The manifest takes it as it is, for a host of any NPUs, and its check file has no finding."""
-    found = manifest.manifest({"name": "stream"}, fleet(npufleet_npus=4))
-    config = manifest.parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
+    found = manifest_of({"name": "stream"}, fleet(npufleet_npus=4))
+    config = parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
     assert [(group.kind, group.count) for group in config.instance_group] == [(config.instance_group[0].KIND_CPU, 1)]
     assert config.model_transaction_policy.decoupled
     document = check_files.documents(["stream"], [inputs.CHECKS], [inputs.GOLDEN], 0)

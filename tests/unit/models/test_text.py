@@ -9,8 +9,8 @@ import pytest
 import served
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
+from manifests import manifest_of, parse_config
 
 MODEL = ROOT / "model_repository/text"
 
@@ -107,8 +107,8 @@ def test_golden_data_are_this_models(model: Any) -> None:
 
 def test_it_can_be_placed() -> None:
     """The manifest takes it as it is, for a host of any NPUs."""
-    found = manifest.manifest({"name": "text"}, fleet(npufleet_npus=4))
-    config = manifest.parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
+    found = manifest_of({"name": "text"}, fleet(npufleet_npus=4))
+    config = parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
     assert [(group.kind, group.count) for group in config.instance_group] == [(config.instance_group[0].KIND_CPU, 1)]
     assert (config.max_batch_size, len(config.input), len(config.output)) == (0, 3, 2)
     assert (found["versions"], sorted(found["files"])) == (["1"], ["1/model.py", "config.pbtxt"])

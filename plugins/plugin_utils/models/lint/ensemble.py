@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about ensembles: the steps exist, each tensor is written once and is read, and its writer and readers agree on it."""
+"""Rules about ensembles: each step exists, each tensor has one writer and a reader, and these agree on the type and the shape."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RULE = "ensemble"
 
 
 class StepLocation(NamedTuple):
-    """The place where the models of an ensemble's steps must be, and the next step for a model that is not there."""
+    """The location of the models of an ensemble's steps, and the next step for a model that is missing there."""
 
     name: str
     todo: str
 
 
 class TensorPort(NamedTuple):
-    """One end of an ensemble's tensor: an input or output of the ensemble or of a step."""
+    """An input or output of an ensemble or of a step, which a tensor of the ensemble connects with others."""
 
     owner: str
     dtype: str
@@ -34,7 +34,7 @@ class TensorPort(NamedTuple):
         return [-1, *self.dims] if self.batched else self.dims
 
     def fits(self, other: TensorPort) -> bool:
-        """Return True if Triton accepts the two ends for one tensor: their dims or their shapes agree."""
+        """Return True if Triton lets a tensor connect the two ports, because their dims or their shapes agree."""
         pairs = ((self.dims, other.dims), (self.shape(), other.shape()))
         return self.dtype == other.dtype and any(
             len(one) == len(two) and all(a == b or -1 in (a, b) for a, b in zip(one, two)) for one, two in pairs
@@ -49,25 +49,20 @@ def check(
 ) -> Iterator[Finding]:
     """Yield the findings about the ensembles among the models. `refused` are models that Triton refuses for other reasons."""
     own: Dict[str, List[Finding]] = {name: list(_own(model, models, unread, location)) for name, model in models.items()}
-    broken = set(refused) | {name for name, findings in own.items() if _has_errors(findings)}
-    while True:
+    wrong = set(refused) | {name for name, findings in own.items() if any(finding.severity == ERROR for finding in findings)}
+    broken, more = set(wrong), set(wrong)
+    while more:
         # Triton refuses an ensemble if it refuses the model of a step.
         more = {name for name, model in models.items() if broken & _step_names(model)} - broken
-        if not more:
-            break
         broken |= more
     for name, model in models.items():
         yield from own[name]
-        if name in refused or _has_errors(own[name]):
+        if name in wrong:
             continue
         for index, step in enumerate(model.config.ensemble_scheduling.step):
             if step.model_name in broken and step.model_name != name:
                 actual, expected = f"{step.model_name}, which Triton refuses", "a step that Triton loads"
                 yield model.error(RULE, f"ensemble_scheduling.step[{index}].model_name", actual, expected, "Correct that model")
-
-
-def _has_errors(findings: Sequence[Finding]) -> bool:
-    return any(finding.severity == ERROR for finding in findings)
 
 
 def _step_names(model: Model) -> AbstractSet[str]:
@@ -112,7 +107,7 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], l
 
 
 def _flow(model: Model) -> Iterator[Finding]:
-    """Yield the errors of tensors without a writer, with several writers or without a reader, and of circular steps."""
+    """Yield the errors of tensors without a writer, with several writers or without a reader, and of steps in a circle."""
     steps = model.config.ensemble_scheduling.step
     inputs = [tensor.name for tensor in model.config.input]
     writers: Dict[str, str] = dict.fromkeys(inputs, "the ensemble's input")
@@ -126,14 +121,11 @@ def _flow(model: Model) -> Iterator[Finding]:
                 yield make(RULE, field, f"{tensor}, as is {writers[tensor]}", "a tensor that only this step writes", "Rename it")
             writers.setdefault(tensor, f"the output of step {step.model_name}")
     outputs = [tensor.name for tensor in model.config.output]
-    for index, name in enumerate(inputs):
-        if name not in read:
-            actual, expected = f"{name}, which no step reads", "a tensor that a step reads"
-            yield model.error(RULE, f"input[{index}].name", actual, expected, "Map it, or remove it")
-    for index, name in enumerate(outputs):
-        if name not in writers:
-            actual, expected = f"{name}, which no step writes", "a tensor that a step writes"
-            yield model.error(RULE, f"output[{index}].name", actual, expected, "Map it, or remove it")
+    for side, verb, used, tensors in (("input", "reads", read, inputs), ("output", "writes", writers, outputs)):
+        for index, name in enumerate(tensors):
+            if name not in used:
+                actual, expected = f"{name}, which no step {verb}", f"a tensor that a step {verb}"
+                yield model.error(RULE, f"{side}[{index}].name", actual, expected, "Map it, or remove it")
     for index, step in enumerate(steps):
         field = f"ensemble_scheduling.step[{index}]"
         for name, tensor in sorted(step.input_map.items()):
@@ -144,16 +136,15 @@ def _flow(model: Model) -> Iterator[Finding]:
             if tensor not in read and tensor not in outputs:
                 actual, expected = f"{tensor}, which nothing reads", "a tensor that a step reads, or an output"
                 yield model.error(RULE, f"{field}.output_map[{name}]", actual, expected, "Remove it")
-    # Tensors without a writer are reported above. Here they count as available.
-    unwritten = {tensor for tensor in read if tensor not in writers}
-    waiting = _in_order(steps, {*inputs, *unwritten})[1]
+    # Tensors without a writer, which are reported above, count as available.
+    waiting = _in_order(steps, {*inputs, *(read - set(writers))})[1]
     if waiting:
         actual = f"circular: {listed(step.model_name for _index, step in waiting)} wait for each other"
         yield model.error(RULE, "ensemble_scheduling.step", actual, "an order in which the steps can run", "Correct their maps")
 
 
 def _in_order(steps: Sequence[Any], available: Collection[str]) -> Tuple[List[Tuple[int, Any]], List[Tuple[int, Any]]]:
-    """Return ([(number, step) that can run, in a possible order], [(number, step) that cannot run])."""
+    """Return ([(number, step) that can run] in a possible order, [(number, step) that waits for a tensor])."""
     ready, waiting = set(available), list(enumerate(steps))
     ordered: List[Tuple[int, Any]] = []
     while True:
@@ -166,7 +157,7 @@ def _in_order(steps: Sequence[Any], available: Collection[str]) -> Tuple[List[Tu
 
 
 def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
-    """Yield the errors of maps with unknown names, of inputs that no map has, and of tensors whose ends differ."""
+    """Yield the errors of maps with unknown names, of inputs without a map, and of tensors whose ports differ."""
     batched = model.config.max_batch_size > 0
     tensors: Dict[str, TensorPort] = {}
     for side in ("input", "output"):
@@ -180,7 +171,7 @@ def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]
             known = {tensor.name: tensor for tensor in getattr(other.config, side)}
             mapped = getattr(step, f"{side}_map")
             field = f"ensemble_scheduling.step[{index}].{side}_map"
-            # The config may have no tensors because the backend, or a model.py, completes it when Triton loads the model.
+            # The backend or a model.py may add the tensors to the config when Triton loads the model.
             if not known and (completes(other) or other.backend == "rbln" or other.backend not in backends.ALL):
                 continue
             for name, entry in known.items():
@@ -195,11 +186,11 @@ def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]
                 port = _port(step.model_name, known[name], other.config.max_batch_size > 0, False)
                 first = tensors.setdefault(tensor, port)
                 if not port.fits(first):
-                    yield model.error(RULE, f"{field}[{name}]", f"{tensor} as {port}", str(first), "Make both ends equal")
+                    yield model.error(RULE, f"{field}[{name}]", f"{tensor} as {port}", str(first), "Make both equal")
 
 
 def _port(owner: str, tensor: Any, batched: bool, reshaped: bool) -> TensorPort:
-    """Return the end of a tensor. Triton applies a reshape only to the ensemble's own tensors."""
+    """Return a port. Triton applies a reshape only to the ensemble's own inputs and outputs."""
     dims = tensor.reshape.shape if reshaped and tensor.HasField("reshape") else tensor.dims
     return TensorPort(owner, schema.enum_name(tensor, "data_type"), list(dims), batched)
 
@@ -207,11 +198,11 @@ def _port(owner: str, tensor: Any, batched: bool, reshaped: bool) -> TensorPort:
 def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     """Yield the errors of steps and outputs that combine tensors of different decoupled steps.
 
-    All inputs of a step must come from one decoupled step, or all from none. The same is true for all outputs of the ensemble.
-    Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
+    All inputs of a step must depend on the same decoupled step, or none may depend on one. The same applies to the ensemble's
+    outputs. Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
     """
     steps = model.config.ensemble_scheduling.step
-    # {tensor: the number of the last decoupled step before it, or None if there is no such step}
+    # {tensor: the number of the last decoupled step on its way, or None}
     origin: Dict[str, Optional[int]] = {tensor.name: None for tensor in model.config.input}
     because = "as a decoupled step may respond any number of times"
     for index, step in _in_order(steps, list(origin))[0]:
@@ -230,13 +221,13 @@ def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
 
 
 def _origins(steps: Sequence[Any], sources: Collection[Optional[int]]) -> str:
-    """Return the origins of tensors for a message."""
+    """Return a phrase about the decoupled steps from which tensors come."""
     words = ("from no decoupled step" if source is None else f"from decoupled {steps[source].model_name}" for source in sources)
     return " and ".join(sorted(words))
 
 
 def _decoupled(name: str, models: Mapping[str, Model], above: Tuple[str, ...]) -> bool:
-    """Return True if a model may respond several times. For an ensemble, only its steps decide, and not its own config."""
+    """Return True if a model may respond several times. The steps of an ensemble decide, not its own config."""
     model = models.get(name)
     if model is None or name in above:
         return False
@@ -246,18 +237,18 @@ def _decoupled(name: str, models: Mapping[str, Model], above: Tuple[str, ...]) -
 
 
 def _loop(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
-    """Yield the error of an ensemble that is a step of itself, directly or through other ensembles."""
+    """Yield the error of an ensemble that contains itself, directly or through other ensembles."""
 
-    def path_from(name: str, before: Tuple[str, ...]) -> Optional[Tuple[str, ...]]:
-        if name == model.name and before:
-            return (*before, name)
+    def path_from(name: str, parents: Tuple[str, ...]) -> Optional[Tuple[str, ...]]:
+        if name == model.name and parents:
+            return (*parents, name)
         entry = models.get(name)
-        if entry is None or name in before:
+        if entry is None or name in parents:
             return None
-        paths = (path_from(step.model_name, (*before, name)) for step in entry.config.ensemble_scheduling.step)
+        paths = (path_from(step.model_name, (*parents, name)) for step in entry.config.ensemble_scheduling.step)
         return next((path for path in paths if path), None)
 
     circle = path_from(model.name, ())
     if circle:
-        todo = "Remove one of the steps"
-        yield model.error(RULE, "ensemble_scheduling.step", " -> ".join(circle), "no ensemble within itself", todo)
+        expected = "an ensemble that does not contain itself"
+        yield model.error(RULE, "ensemble_scheduling.step", " -> ".join(circle), expected, "Remove one of the steps")
