@@ -234,7 +234,7 @@ class ActionModule(FleetAction):
             model.update({key: hold[key] for key in model if key in hold})
         # The addresses in results have no logins and signatures. Actions that download files read them from the inventory.
         result["origins"] = {
-            digest: {**origin, "url": http_probe.bare(origin["url"])} if origin.get("url") else origin
+            digest: {**origin, "url": http_probe.public_address(origin["url"])} if origin.get("url") else origin
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }

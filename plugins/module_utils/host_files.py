@@ -28,10 +28,10 @@ DRAFT, ABANDONED = ".new", 3600
 PLACEHOLDER = "%s"
 # Seconds for a validation, and for a unit to restart. An engine needs that long, because it first stops its containers.
 VALIDATION, RESTART = 60, 600
-# Lines of a unit's journal that are read (JOURNAL), and that a message shows (SHOWN_LINES)
+# Lines of a unit's journal that are read (JOURNAL) and shown in a message (SHOWN_LINES)
 JOURNAL, SHOWN_LINES = 40, 3
 # Options of daemon.json whose values are not masked in messages
-DRIVERS = ("log-driver", "storage-driver", "default-runtime")
+CLEAR_OPTIONS = ("log-driver", "storage-driver", "default-runtime")
 
 
 class File(NamedTuple):
@@ -88,18 +88,18 @@ class Difference(NamedTuple):
 
 def differences(desired: Desired) -> List[Difference]:
     """Return the paths that differ. Raises Conflict if a path has another type, such as a directory instead of a file."""
-    found: List[Difference] = []
+    changes: List[Difference] = []
     conflicts: List[str] = []
     for directory in desired.directories:
         if directory.empty:
-            found += _difference_of_empty(directory)
+            changes += _difference_of_empty(directory)
     # Everything below a directory that is emptied will be removed.
-    emptied = tuple(difference.path + os.sep for difference in found)
+    emptied = tuple(difference.path + os.sep for difference in changes)
     for directory in desired.directories:
         if directory.empty:
             continue
         if directory.path.startswith(emptied):
-            found.append(Difference(directory.path, "", _directory_words(directory)))
+            changes.append(Difference(directory.path, "", _describe_directory(directory)))
             continue
         status = _status(directory.path, follow=True)
         if status is None and os.path.lexists(directory.path):
@@ -107,10 +107,10 @@ def differences(desired: Desired) -> List[Difference]:
         elif status is not None and not stat.S_ISDIR(status.st_mode):
             conflicts.append(f"{directory.path} is {_kind(status)}, expected a directory. Move it away.")
         elif status is None or (directory.mode is not None and not _has(status, directory.mode)):
-            found.append(Difference(directory.path, _words(status), _directory_words(directory)))
+            changes.append(Difference(directory.path, _describe(status), _describe_directory(directory)))
     for file in desired.files:
         if file.path.startswith(emptied):
-            found.append(Difference(file.path, "", _text(file.content)))
+            changes.append(Difference(file.path, "", _text(file.content)))
             continue
         above = os.path.dirname(file.path)
         if os.path.lexists(above) and not os.path.isdir(above):
@@ -120,21 +120,21 @@ def differences(desired: Desired) -> List[Difference]:
         if status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             conflicts.append(f"{file.path} is {_kind(status)}, expected a file. Move it away.")
             continue
-        held = _content(file.path) if status is not None and stat.S_ISREG(status.st_mode) else None
-        if held != file.content:
-            before = _words(status) if held is None else _text(held)
-            found.append(Difference(file.path, before, _text(file.content)))
+        content = _content(file.path) if status is not None and stat.S_ISREG(status.st_mode) else None
+        if content != file.content:
+            before = _describe(status) if content is None else _text(content)
+            changes.append(Difference(file.path, before, _text(file.content)))
         elif status is not None and not _has(status, file.mode, file.group):
-            found.append(Difference(file.path, _words(status), f"a file of {_owner(file.group)} with mode {file.mode:04o}\n"))
-    found += [Difference(path, _words(_status(path)), "") for path in desired.absent if os.path.lexists(path)]
+            changes.append(Difference(file.path, _describe(status), f"a file of {_owner(file.group)} with mode {file.mode:04o}\n"))
+    changes += [Difference(path, _describe(_status(path)), "") for path in desired.absent if os.path.lexists(path)]
     if conflicts:
         raise Conflict(conflicts)
-    return found
+    return changes
 
 
-def invalid(desired: Desired, found: Sequence[Difference]) -> List[str]:
+def invalid(desired: Desired, changes: Sequence[Difference]) -> List[str]:
     """Validate the files that differ, and return the error messages of the validation commands."""
-    differ = {difference.path for difference in found}
+    differ = {difference.path for difference in changes}
     reasons = []
     for file in desired.files:
         if not file.validate or file.path not in differ:
@@ -147,29 +147,29 @@ def invalid(desired: Desired, found: Sequence[Difference]) -> List[str]:
         finally:
             os.unlink(draft)
         if code:
-            words = _masked(output.replace(draft, file.path), [file.content])
-            reasons.append(f"{file.path}: {file.validate[0]} refuses the new content: {words}")
+            message = _masked(output.replace(draft, file.path), [file.content])
+            reasons.append(f"{file.path}: {file.validate[0]} refuses the new content: {message}")
     return reasons
 
 
-def apply_and_restart(desired: Desired, found: Sequence[Difference], units: Sequence[str]) -> None:
+def apply_and_restart(desired: Desired, changes: Sequence[Difference], units: Sequence[str]) -> None:
     """Write the files, then restart the units that read them. If a unit does not start, restore the files and restart again.
 
     Created directories are not removed. Raises NotStarted, or OSError if a file cannot be written.
     """
-    # A lost connection must not end this process between the write and the restart.
+    # A lost connection (SIGHUP) must not end this process between the write and the restart.
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        _apply_or_restore(desired, found, units)
+        _apply_or_restore(desired, changes, units)
     finally:
         signal.signal(signal.SIGHUP, ignored)
 
 
-def _apply_or_restore(desired: Desired, found: Sequence[Difference], units: Sequence[str]) -> None:
-    paths = [difference.path for difference in found if not os.path.isdir(difference.path)]
+def _apply_or_restore(desired: Desired, changes: Sequence[Difference], units: Sequence[str]) -> None:
+    paths = [difference.path for difference in changes if not os.path.isdir(difference.path)]
     before = [_snapshot(path) for path in paths]
     try:
-        apply(desired, found)
+        apply(desired, changes)
         failure = _restart(units)
     except BaseException:
         for snapshot in before:
@@ -184,7 +184,7 @@ def _apply_or_restore(desired: Desired, found: Sequence[Difference], units: Sequ
     if second_failure is None:
         result = "the previous files are restored, and all units run again"
     else:
-        result = f"with the previous files, too, {second_failure}"
+        result = f"after the previous files were restored, {second_failure}"
     raise NotStarted(_masked(f"{failure}; {result}", contents))
 
 
@@ -199,10 +199,10 @@ class Snapshot(NamedTuple):
     def restore(self) -> None:
         """Restore the path."""
         if self.link is not None:
-            _remove(self.path)
+            trees.remove(self.path)
             os.symlink(self.link, self.path)
         elif self.status is None or self.content is None:
-            _remove(self.path)
+            trees.remove(self.path)
         else:
             _write(File(self.path, self.content, stat.S_IMODE(self.status.st_mode)))
             os.chown(self.path, self.status.st_uid, self.status.st_gid)
@@ -231,10 +231,10 @@ def _restart(units: Sequence[str]) -> Optional[str]:
     return None
 
 
-def _masked(words: str, contents: Sequence[bytes]) -> str:
+def _masked(message: str, contents: Sequence[bytes]) -> str:
     """Return a message in one line, with values that may be secret masked. `contents` are the files with such values."""
     hidden = [value for content in contents for value in _values(content.decode("utf-8", "replace"))]
-    return " ".join(secret.replace_logins(secret.remove_values(words, hidden, []), "***@").split())[:1000]
+    return " ".join(secret.replace_logins(secret.remove_values(message, hidden, []), "***@").split())[:1000]
 
 
 def _values(content: str) -> Iterator[str]:
@@ -254,25 +254,29 @@ def _texts(value: Any, name: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for entry in value:
             yield from _texts(entry, name)
-    elif isinstance(value, str) and name not in DRIVERS and not (secret.PATH_NAME.search(name) and secret.PATHS.fullmatch(value)):
+    elif (
+        isinstance(value, str)
+        and name not in CLEAR_OPTIONS
+        and not (secret.PATH_NAME.search(name) and secret.PATHS.fullmatch(value))
+    ):
         yield value
 
 
-def apply(desired: Desired, found: Sequence[Difference]) -> None:
+def apply(desired: Desired, changes: Sequence[Difference]) -> None:
     """Write the paths that differ, each file completely or not at all. Raises OSError."""
-    differ = {difference.path for difference in found}
+    differ = {difference.path for difference in changes}
     # New parent directories must be readable for everybody.
     os.umask(0o022)
     for directory in desired.directories:
         if directory.path in differ:
             if directory.empty:
-                _remove(directory.path)
+                trees.remove(directory.path)
             _make(directory)
     for file in desired.files:
         if file.path in differ:
             _write(file)
     for path in desired.absent:
-        _remove(path)
+        trees.remove(path)
 
 
 def _difference_of_empty(directory: Directory) -> List[Difference]:
@@ -282,13 +286,8 @@ def _difference_of_empty(directory: Directory) -> List[Difference]:
         count = len(os.listdir(directory.path))
         if not count and (directory.mode is None or _has(status, directory.mode)):
             return []
-        return [Difference(directory.path, f"{_words(status).rstrip()}, {count} entries\n", _directory_words(directory))]
-    return [Difference(directory.path, _words(status), _directory_words(directory))]
-
-
-def _remove(path: str) -> None:
-    """Remove a path, but not the target of a link."""
-    trees.remove(path)
+        return [Difference(directory.path, f"{_describe(status).rstrip()}, {count} entries\n", _describe_directory(directory))]
+    return [Difference(directory.path, _describe(status), _describe_directory(directory))]
 
 
 def _make(directory: Directory) -> None:
@@ -310,7 +309,7 @@ def _write(file: File) -> None:
     handle, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=DRAFT, dir=directory)
     try:
         with os.fdopen(handle, "wb") as sink:
-            # The lock prevents other runs from removing the temporary file.
+            # The lock keeps other runs from removing the temporary file.
             fcntl.flock(sink, fcntl.LOCK_EX)
             sink.write(file.content)
             if file.group is not None:
@@ -333,7 +332,7 @@ def _remove_drafts(directory: str, name: str) -> None:
 
 
 def _is_written(draft: str) -> bool:
-    """Return True if a process is writing a temporary file. The age of the file is no proof, because the time of day can step."""
+    """Return True if a process is writing a temporary file. Its age alone is no proof, because the time of day can be set back."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
     handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -366,7 +365,7 @@ def _text(content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        return f"{len(content)} bytes that are no text\n"
+        return f"{len(content)} bytes that are not text\n"
 
 
 def _kind(status: os.stat_result) -> str:
@@ -377,13 +376,13 @@ def _kind(status: os.stat_result) -> str:
     return "a file" if stat.S_ISREG(status.st_mode) else "neither a file nor a directory"
 
 
-def _words(status: Optional[os.stat_result]) -> str:
+def _describe(status: Optional[os.stat_result]) -> str:
     if status is None:
         return ""
     return f"{_kind(status)} of {status.st_uid}:{status.st_gid} with mode {stat.S_IMODE(status.st_mode):04o}\n"
 
 
-def _directory_words(directory: Directory) -> str:
+def _describe_directory(directory: Directory) -> str:
     mode = 0o755 if directory.mode is None else directory.mode
     return f"a directory of {_owner()} with mode {mode:04o}\n"
 

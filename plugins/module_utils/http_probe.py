@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import re
 import urllib.parse
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
@@ -42,43 +42,46 @@ def parsed(address: str) -> urllib.parse.SplitResult:
     except ValueError:
         usual = False
     if not usual or not re.fullmatch(r"[\x21-\x7e]+", address):
-        raise AddressError("it is no address of the web, expected https://host:port/path with special characters as %20")
+        raise AddressError("it is not a web address, expected https://host:port/path with special characters as %20")
     if "@" in parts.netloc:
         raise AddressError("the address has a login, expected it in the variables for logins")
     return parts
 
 
-def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
+class Access(NamedTuple):
+    """The login (user, password), proxies and PEM certificate authorities for requests to a server."""
+
+    login: Tuple[str, str]
+    proxies: Mapping[str, str]
+    ca: Optional[str]
+
+
+def access(settings: Mapping[str, Any], password: Optional[str]) -> Access:
+    """Return the access of {"user", "proxies", "ca"}, each of which may be missing."""
+    return Access((str(settings.get("user") or ""), password or ""), settings.get("proxies") or {}, settings.get("ca"))
+
+
+def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
     """Return an error message if the supplier cannot be used, None if it can.
 
     `entry` is {"kind": "web" or "image", "name", "address", "user", "proxies", "ca", "todo": the next step for the
     message, and for images "mirror"}. `passwords` is {name of a supplier: password}, so that `entry` has no secret.
     """
-    login = (str(entry.get("user") or ""), passwords.get(entry["name"], ""))
-    if entry["kind"] == "web":
-        why = web(entry["address"], login, entry.get("proxies") or {}, entry.get("ca"))
-    else:
-        why = image(entry["address"], login, entry.get("proxies") or {}, entry.get("ca"), entry.get("mirror"))
-    return f"{entry['name']} {bare(entry['address'])}: {why}: {entry['todo']}" if why else None
+    own = access(entry, passwords.get(entry["name"]))
+    why = measure(entry["address"], own)[1] if entry["kind"] == "web" else image(entry["address"], own, entry.get("mirror"))
+    return f"{entry['name']} {public_address(entry['address'])}: {why}: {entry['todo']}" if why else None
 
 
-def bare(address: str) -> str:
+def public_address(address: str) -> str:
     """Return an address without its login and without its query, which may contain a signature."""
     shown = replace_logins(address).partition("?")[0]
     return shown if not has_login(shown) else "an address with a login"
 
 
-def web(address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]) -> Optional[str]:
-    """Return the reason why a page or file cannot be downloaded from a web server, None if it can."""
-    return measure(address, login, proxies, ca)[1]
-
-
-def measure(
-    address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
-) -> Tuple[Optional[int], Optional[str]]:
-    """Return (size of a file on a web server, reason why it cannot be downloaded), each None if there is none."""
-    status, words, headers = _exchange(address, login, proxies, ca, {})
-    why = judge(status, words, login)
+def measure(address: str, own: Access) -> Tuple[Optional[int], Optional[str]]:
+    """Return (size of a page or file on a web server, reason why it cannot be downloaded), each None if there is none."""
+    status, text, headers = _exchange(address, own)
+    why = status_error(status, text, own.login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
 
 
@@ -87,52 +90,48 @@ def whole_number(text: str) -> Optional[int]:
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
-def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
-    """Return the error message for an HTTP status, None for success. Status 0 is no answer; then `words` has the reason."""
+def status_error(status: int, text: str, login: Tuple[str, str]) -> Optional[str]:
+    """Return the error message for an HTTP status, None for success. Without a response, status is 0 and `text` the reason."""
     if status in (401, 403):
         return _refused(status, login)
     if status == 404:
         return "status 404, expected a file or page"
-    return None if 200 <= status < 300 else _unreachable(status, words)
+    return None if 200 <= status < 300 else _unreachable(status, text)
 
 
-def image(
-    reference: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str], mirror: Optional[str] = None
-) -> Optional[str]:
+def image(reference: str, own: Access, mirror: Optional[str] = None) -> Optional[str]:
     """Return the reason why an image is neither in the mirror nor in its registry, None if it is in one of them."""
     registry, name, tag = split(reference)
-    elsewhere = _manifest(mirror.rstrip("/"), name, tag, ("", ""), proxies, ca) if mirror else None
-    if mirror and not elsewhere:
+    mirror_error = _manifest(mirror.rstrip("/"), name, tag, own._replace(login=("", ""))) if mirror else None
+    if mirror and not mirror_error:
         return None
-    why = _manifest(f"https://{registry}", name, tag, login, proxies, ca)
-    return f"{why}; at its mirror {bare(str(mirror))}: {elsewhere}" if why and elsewhere else why
+    why = _manifest(f"https://{registry}", name, tag, own)
+    return f"{why}; at its mirror {public_address(str(mirror))}: {mirror_error}" if why and mirror_error else why
 
 
-def _manifest(
-    base: str, name: str, tag: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
-) -> Optional[str]:
+def _manifest(base: str, name: str, tag: str, own: Access) -> Optional[str]:
     """Return the reason why a registry does not return an image's manifest, None if it does. Gets a token first if required."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
-    status, words, headers = _exchange(address, login, proxies, ca, accept)
-    tried = login
+    status, text, headers = _exchange(address, own, accept)
+    tried = own
     if status == 401 and headers.get("www-authenticate", "").lower().startswith("bearer"):
-        asked = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', headers["www-authenticate"]))
-        realm = asked.get("realm", "")
+        challenge = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', headers["www-authenticate"]))
+        realm = challenge.get("realm", "")
         if not realm.startswith("https://"):
-            return "the registry names no https address for its tokens, expected one: nothing was sent there"
-        query = urllib.parse.urlencode({key: asked[key] for key in ("service", "scope") if key in asked})
-        tried = login if takes_login(base, realm) else ("", "")
-        status, words, _headers = _exchange(f"{realm}?{query}", tried, proxies, ca, {}, "GET")
+            return "the registry's token server has no https address, expected one: no login was sent to it"
+        query = urllib.parse.urlencode({key: challenge[key] for key in ("service", "scope") if key in challenge})
+        anonymous = own._replace(login=("", ""))
+        tried = own if takes_login(base, realm) else anonymous
+        status, text, _headers = _exchange(f"{realm}?{query}", tried, method="GET")
         if status == 200:
-            token = _token(words)
-            status, words, _headers = _exchange(address, ("", ""), proxies, ca, {**accept, "Authorization": f"Bearer {token}"})
+            status, text, _headers = _exchange(address, anonymous, {**accept, "Authorization": f"Bearer {_token(text)}"})
     if status in (401, 403):
         # The login was not sent to a foreign token server, so it may still be right. The engine's own pull will show that.
-        return None if tried != login else _refused(status, login)
+        return None if tried != own else _refused(status, own.login)
     if status == 404:
         return f"the registry has no {name}:{tag}, expected this image"
-    return None if status == 200 else _unreachable(status, words)
+    return None if status == 200 else _unreachable(status, text)
 
 
 def takes_login(registry: str, realm: str) -> bool:
@@ -174,25 +173,20 @@ def _refused(status: int, login: Tuple[str, str]) -> str:
     return f"status {status}: it refuses the login of {login[0]}"
 
 
-def _unreachable(status: int, words: str) -> str:
-    found = f"status {status}" if status else words
-    return f"no answer ({found}), expected one, directly or through npufleet_https_proxy"
+def _unreachable(status: int, text: str) -> str:
+    reason = f"status {status}" if status else text
+    return f"no answer ({reason}), expected one, directly or through npufleet_https_proxy"
 
 
 def _exchange(
-    address: str,
-    login: Tuple[str, str],
-    proxies: Mapping[str, str],
-    ca: Optional[str],
-    headers: Mapping[str, str],
-    method: str = "HEAD",
+    address: str, own: Access, headers: Optional[Mapping[str, str]] = None, method: str = "HEAD"
 ) -> Tuple[int, str, Mapping[str, str]]:
     """Return (status, body or reason of the failure, {header name in lower case: value}). Status 0 means no response."""
     import urllib.error
     from http.client import HTTPException
 
     try:
-        with ask(address, login, proxies, ca, headers, method, Budget(SECONDS, SIZE)) as answer:
+        with send(address, own, headers or {}, method, Budget(SECONDS, SIZE)) as answer:
             return answer.status, answer.read(PAGE).decode("utf-8", "replace"), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
@@ -203,15 +197,7 @@ def _exchange(
         return 0, mask_logins(str(error) or type(error).__name__), {}
 
 
-def ask(
-    address: str,
-    login: Tuple[str, str],
-    proxies: Mapping[str, str],
-    ca: Optional[str],
-    headers: Mapping[str, str],
-    method: str,
-    budget: Budget,
-) -> Any:
+def send(address: str, own: Access, headers: Mapping[str, str], method: str, budget: Budget) -> Any:
     """Send a request, and return urllib's response, which the caller closes. Raises the errors of urllib, and AddressError."""
     # These imports are slow, and most importers of this file send no request.
     import urllib.request
@@ -224,14 +210,14 @@ def ask(
     for name, value in headers.items():
         # The target of a redirect must not receive the credentials.
         (request.add_unredirected_header if name == "Authorization" else request.add_header)(name, value)
-    if login[0]:
-        given = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
-        request.add_unredirected_header("Authorization", "Basic " + given)
+    if own.login[0]:
+        credentials = base64.b64encode(":".join(own.login).encode()).decode()
+        request.add_unredirected_header("Authorization", "Basic " + credentials)
     try:
-        return open_request(request, _proxies(address, proxies), ca, budget)
+        return open_request(request, _proxies(address, own.proxies), own.ca, budget)
     except (InvalidURL, UnicodeError):
-        # The address itself was checked above, so the invalid one is that of a proxy or redirect.
-        raise AddressError("a proxy or a redirection is no address, expected http://host:port") from None
+        # The address itself is valid, so the invalid one is that of a proxy or redirect.
+        raise AddressError("the address of a proxy or redirect is invalid, expected http://host:port") from None
 
 
 def _lower(headers: Any) -> Dict[str, str]:

@@ -13,7 +13,7 @@ import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name, flag_reasons
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, cdi_refusals, flag_reasons
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import system_refusals
@@ -56,7 +56,7 @@ NEXT_STEPS = {
     "card type": "Choose a release that supports the card, or correct npufleet_card",
     cdi.SPEC: f"See `{cdi.TOOLKIT} cdi list` and /etc/rbln/container-toolkit.yaml, or set npufleet_device_access: devices",
 }
-# The UEFI variable that shows if Secure Boot is on, and the keys with which DKMS signs modules on Ubuntu and Debian
+# The UEFI variable of Secure Boot, and the keys with which DKMS signs modules on Ubuntu and Debian
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MOK_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # Packages that conflict with the engine, each with the reason
@@ -67,45 +67,45 @@ CONFLICTS = {
 
 
 def refusals(
-    wanted: Mapping[str, Any],
+    desired: Mapping[str, Any],
     actual: Mapping[str, Any],
     plan: List[Item],
     suppliers: List[Mapping[str, Any]],
     passwords: Mapping[str, Any],
 ) -> List[str]:
-    """Return every reason why the plan of this host cannot be applied. Reads more facts of the host if the plan needs them."""
+    """Return every reason why the plan of this host cannot be applied. Reads the facts of the host that this needs."""
     reasons: List[str] = []
     doing = {(item["concern"], item["action"]) for item in plan}
     changing = any(concern == ENGINE for concern, _action in doing)
     if plan and "driver" in actual:
-        reasons += system_refusals(wanted, read_text("/etc/os-release") or "", os.uname().release)
-        reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
-        reasons += list(memory(wanted, actual["driver"]))
+        reasons += system_refusals(desired, read_text("/etc/os-release") or "", os.uname().release)
+        reasons += list(cards(desired, actual["driver"], plan, _bus_types()))
+        reasons += list(memory(desired, actual["driver"]))
         if ("driver", "install") in doing:
             kernel = os.uname().release
-            reasons += [*(headers(kernel, wanted["installs_headers"]) if wanted["headers"] else []), *secure_boot()]
-        if ("driver", cdi.INSTALL) in doing and not wanted["installs_toolkit"]:
+            reasons += [*(headers(kernel, desired["installs_headers"]) if desired["headers"] else []), *secure_boot()]
+        if ("driver", cdi.INSTALL) in doing and not desired["installs_toolkit"]:
             reasons += list(cdi.refusals(actual["driver"]["toolkit"]["version"]))
     if changing:
         reasons += list(engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINES]), _engine_name()))
         reasons += list(flag_reasons(plan))
-        reasons += list(finds_by_name(actual["engine"], plan)) if wanted["uses_cdi"] else []
+        reasons += list(cdi_refusals(actual["engine"], plan)) if desired["uses_cdi"] else []
     if ("server", "create") in doing or ("server", "replace") in doing:
-        reasons += absent(wanted["listen"])
-        reasons += list(ports(wanted, listeners(wanted["listen"]), _publishers(wanted["listen"])))
+        reasons += address_refusals(desired["listen"])
+        reasons += list(ports(desired, listeners(desired["listen"]), _publishers(desired["listen"])))
     if "server" in actual:
-        # If the plan installs a driver, its files do not exist yet. If the plan loads one, its nodes do not.
+        # The driver files exist only after the driver is installed, and the device nodes only after it is loaded.
         reasons += list(mounts(actual["server"], ("driver", "install") not in doing))
         access = actual["server"]["access"]
         loads = any(("driver", action) in doing for action in ("install", "load", "reload"))
-        makes = any(("driver", action) in doing for action in (cdi.INSTALL, cdi.GENERATE))
-        missing = [reason for reason in access["missing"] if not (makes and reason == device_access.NO_SPEC)]
+        generates = any(("driver", action) in doing for action in (cdi.INSTALL, cdi.GENERATE))
+        missing = [reason for reason in access["missing"] if not (generates and reason == device_access.NO_SPEC)]
         reasons += [f"npufleet_device_access: {reason}" for reason in [*([] if loads else missing), *access["closed"]]]
-    reasons += list(disk(_needs(wanted, doing), free_space))
+    reasons += list(disk(_disk_needs(desired, doing), free_space))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
-    if "models" in actual and wanted["downloads"]:
-        reasons += pulled(wanted["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
-    # If the plan changes the engine, the engine may reach or trust suppliers afterwards that it cannot use now.
+    if "models" in actual and desired["downloads"]:
+        reasons += pulled(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
+    # A plan that changes the engine may let it reach or trust suppliers that it cannot use now.
     needed = [entry for entry in suppliers if tuple(entry["needed"]) in doing and not (changing and entry.get("kind") == ENGINE)]
     return reasons + (unreached(needed, passwords) if needed else [])
 
@@ -116,8 +116,8 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
     from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
     from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 
-    ask = {ENGINE: registry.check_supplier}
-    return [why for why in (ask.get(entry.get("kind", ""), http_probe.supplier)(entry, passwords) for entry in suppliers) if why]
+    checks = [(registry if entry.get("kind") == ENGINE else http_probe, entry) for entry in suppliers]
+    return list(filter(None, (check.supplier_error(entry, passwords) for check, entry in checks)))
 
 
 def pulled(downloads: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
@@ -157,31 +157,31 @@ def _bus_types() -> List[str]:
     return found
 
 
-def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
+def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
     """Yield the differences of the cards that no run can repair. If the plan changes the driver, only the bus is checked."""
     mine = [item for item in plan if item["concern"] == "driver"]
     changing = any(model["action"] in ("install", "load", "reload") for model in mine)
-    foreign = sorted(set(types) - set(wanted["cards"]))
+    foreign = sorted(set(types) - set(desired["cards"]))
     if foreign:
-        fitting = [name for name, row in wanted["rows"].items() if set(foreign) <= set(row["cards"])]
+        fitting = [name for name, row in desired["rows"].items() if set(foreign) <= set(row["cards"])]
         other = f"Choose release {' or '.join(fitting)}" if fitting else "No release of this version supports them"
         yield "the bus has {}, expected {} for release {}. {}".format(
-            ", ".join(foreign), " or ".join(wanted["cards"]), wanted["release"], other
+            ", ".join(foreign), " or ".join(desired["cards"]), desired["release"], other
         )
     for part in mine:
-        settled = changing and part["name"] not in ("bus", REBOOT)
-        if part["action"] != INSPECT or settled or (foreign and part["name"] == "card type"):
+        repaired = changing and part["name"] not in ("bus", REBOOT)
+        if part["action"] != INSPECT or repaired or (foreign and part["name"] == "card type"):
             continue
         found = "no card" if part["name"] == "bus" and not driver["bus"] else short(part["current"] or "missing")
         step = NEXT_STEPS.get(part["name"], "See docs/troubleshooting/driver.md")
         yield f"{part['name']}: {found}, expected {short(part['desired'])}. {step}"
 
 
-def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
+def memory(desired: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
     """Yield the NPUs whose device memory is too small for the models that are placed on them."""
     short_of: Dict[str, List[str]] = {}
     for number, device in enumerate(vendor_tool.in_process_order(driver["tool"].get("devices") or [])):
-        shares = {name: on_npus[number] for name, on_npus in wanted["models"].items() if number < len(on_npus) and on_npus[number]}
+        shares = {name: on_npus[number] for name, on_npus in desired["models"].items() if number < len(on_npus) and on_npus[number]}
         needed, total = sum(shares.values()), device["memory_total"]
         if needed > total:
             most = ", ".join(f"{name} {shares[name] / GIB:.1f}" for name in sorted(shares, key=lambda name: -shares[name]))
@@ -276,8 +276,8 @@ def _bound(digits: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(mapped) == 4 else socket.AF_INET6, mapped)
 
 
-def absent(listen: str) -> List[str]:
-    """Return the reason if the host does not have this address, so that no port can be published at it."""
+def address_refusals(listen: str) -> List[str]:
+    """Return the reason if the host does not have this address, so that no port can be published there."""
     import socket
 
     try:
@@ -325,11 +325,11 @@ def _publishers(listen: str) -> Dict[str, str]:
     }
 
 
-def ports(wanted: Mapping[str, Any], taken: Mapping[str, str], published: Mapping[str, str]) -> Iterator[str]:
+def ports(desired: Mapping[str, Any], taken: Mapping[str, str], published: Mapping[str, str]) -> Iterator[str]:
     """Yield a message for each port of the server that another container or process uses."""
-    for port, variable in wanted["ports"].items():
+    for port, variable in desired["ports"].items():
         by = published.get(port)
-        if by in (wanted["container"], wanted["container"] + "-previous"):
+        if by in (desired["container"], desired["container"] + "-previous"):
             continue
         if by:
             yield (
@@ -340,10 +340,10 @@ def ports(wanted: Mapping[str, Any], taken: Mapping[str, str], published: Mappin
             yield f"port {port} is taken by {taken[port]}, expected it free. Stop it, or set another {variable}"
 
 
-def _needs(wanted: Mapping[str, Any], doing: Set[Tuple[str, str]]) -> Dict[str, int]:
+def _disk_needs(desired: Mapping[str, Any], doing: Set[Tuple[str, str]]) -> Dict[str, int]:
     """Return {directory: bytes that the plan writes to it}."""
     concerns = {concern for concern, action in doing if action in ("build", "deliver", "release")}
-    needs = {path: sum(size for concern, size in parts.items() if concern in concerns) for path, parts in wanted["disk"].items()}
+    needs = {path: sum(size for concern, size in parts.items() if concern in concerns) for path, parts in desired["disk"].items()}
     return {path: size for path, size in needs.items() if size}
 
 

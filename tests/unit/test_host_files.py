@@ -162,7 +162,7 @@ def test_what_is_to_be_absent_goes_and_a_link_goes_alone(tmp_path: Path) -> None
 
 def test_what_is_no_text_is_told_by_its_size(tmp_path: Path) -> None:
     result = asked(files=[file(tmp_path / "raw", b"\xff\x00"), file(tmp_path / "long", b"x" * 70000)])
-    assert [difference["after"] for difference in result["diff"]] == ["2 bytes that are no text\n", "70000 bytes\n"]
+    assert [difference["after"] for difference in result["diff"]] == ["2 bytes that are not text\n", "70000 bytes\n"]
 
 
 def test_it_is_for_the_controller_to_call() -> None:
@@ -305,7 +305,7 @@ def test_previous_files_are_restored_when_a_unit_does_not_start(unit: Path) -> N
     # The first unit fails, the second one is not touched before the files are back
     (unit.parent.parent / "below.service.fails").touch()
     result = asked(files=[file(unit, b"{}")], restart=["below.service", "engine.service"])
-    assert "with the previous files, too, below.service does not start" in result["msg"]
+    assert "after the previous files were restored, below.service does not start" in result["msg"]
     assert calls(unit).count("restart engine.service") == 0
     assert unit.read_bytes() == b'{"a": "good"}'
 

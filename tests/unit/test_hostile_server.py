@@ -77,23 +77,23 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def probe(server: Hostile) -> Any:
-    return http_probe.web(server.url, ("", ""), {}, None)
+    return http_probe.measure(server.url, http_probe.Access(("", ""), {}, None))[1]
 
 
 def registry(server: Hostile) -> Any:
-    return http_probe._manifest(server.url, "a", "b", ("", ""), {}, None)
+    return http_probe._manifest(server.url, "a", "b", http_probe.Access(("", ""), {}, None))
 
 
 def by_proxy(server: Hostile) -> Any:
-    return http_probe.web("https://elsewhere.invalid/", ("", ""), {"https": server.url}, None)
+    return http_probe.measure("https://elsewhere.invalid/", http_probe.Access(("", ""), {"https": server.url}, None))[1]
 
 
 def behind_tls(server: Hostile) -> Any:
-    return http_probe.web(server.url.replace("http:", "https:"), ("", ""), {}, None)
+    return http_probe.measure(server.url.replace("http:", "https:"), http_probe.Access(("", ""), {}, None))[1]
 
 
 def page(server: Hostile) -> Any:
-    return http_probe._exchange(server.url, ("", ""), {}, None, {}, "GET")
+    return http_probe._exchange(server.url, http_probe.Access(("", ""), {}, None), method="GET")
 
 
 def triton(server: Hostile) -> Any:
@@ -214,7 +214,7 @@ def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_exchange_behind_tls_ends(mode: str, tls: dict[str, str]) -> None:
     with hostile(mode, tls=tls) as server:
-        ended(lambda: http_probe._exchange(server.url, ("", ""), {}, Path(tls["ca"]).read_text(), {}, "GET"))
+        ended(lambda: http_probe._exchange(server.url, http_probe.Access(("", ""), {}, Path(tls["ca"]).read_text()), method="GET"))
     assert server.sent < ON_THE_WAY and server.requests <= 12
 
 

@@ -75,7 +75,7 @@ def nobody() -> str:
 
 def ask(address: str, user: str = "", password: str = "", **more: Any) -> str | None:
     entry = {"kind": "web", "name": "package index", "address": address, "user": user, "todo": "correct it", **more}
-    return http_probe.supplier(entry, {"package index": password})
+    return http_probe.supplier_error(entry, {"package index": password})
 
 
 def test_right_login_is_accepted() -> None:
@@ -112,7 +112,7 @@ def test_server_that_fails() -> None:
 
 
 def test_login_in_an_address_is_not_shown() -> None:
-    assert http_probe.bare("https://fleet:hunter2@index.example.com/simple/") == "https://index.example.com/simple/"
+    assert http_probe.public_address("https://fleet:hunter2@index.example.com/simple/") == "https://index.example.com/simple/"
 
 
 def test_login_does_not_follow_a_redirection() -> None:
@@ -188,7 +188,7 @@ def pull(
 ) -> str | None:
     """What is wrong with an image of the registry at this address."""
     authority = Path(tls["ca"]).read_text()
-    return http_probe.image(address.split("//")[1] + "/" + image, login, {}, authority)
+    return http_probe.image(address.split("//")[1] + "/" + image, http_probe.Access(login, {}, authority))
 
 
 def logins(seen: list[tuple[str, str]]) -> list[str]:
@@ -242,14 +242,14 @@ def test_realm_without_tls_is_not_asked(tls: dict[str, str]) -> None:
         server(lambda *_request: (200, {}, b'{"token": "t0ken"}')) as (plain, asked),
         server(named(plain + "/token"), tls) as (address, _seen),
     ):
-        assert "names no https address for its tokens" in str(pull(address, tls))
+        assert "token server has no https address" in str(pull(address, tls))
     assert asked == []
 
 
 def test_realm_is_no_file_of_the_host(tls: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text('{"token": "of-the-host"}')
     with server(named(f"file://{tmp_path}/secret.json"), tls) as (address, seen):
-        assert "names no https address for its tokens" in str(pull(address, tls))
+        assert "token server has no https address" in str(pull(address, tls))
     assert not [given for _path, given in seen if "of-the-host" in given]
 
 
@@ -278,7 +278,7 @@ def test_token_does_not_follow_a_redirection(tls: dict[str, str]) -> None:
 def through(monkeypatch: pytest.MonkeyPatch, tls: dict[str, str], hub: str, mirror: str) -> str | None:
     """An image of Docker Hub, which stands at `hub`, asked for at its mirror first."""
     monkeypatch.setattr(http_probe, "DOCKER_HUB", hub.split("//")[1])
-    return http_probe.image("shut/triton:24.01", ("fleet", "right"), {}, Path(tls["ca"]).read_text(), mirror)
+    return http_probe.image("shut/triton:24.01", http_probe.Access(("fleet", "right"), {}, Path(tls["ca"]).read_text()), mirror)
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -339,7 +339,7 @@ def test_tls_goes_through_a_proxy(tls: dict[str, str]) -> None:
     authority = Path(tls["ca"]).read_text()
     with server(behind_login, tls) as (address, seen), tunnel() as (proxy, heads):
         place = address + "/simple/rebel-compiler/"
-        assert http_probe.web(place, ("fleet", "right"), {"https": proxy}, authority) is None
+        assert http_probe.measure(place, http_probe.Access(("fleet", "right"), {"https": proxy}, authority))[1] is None
     (head,) = heads
     assert head.startswith(f"CONNECT {address.split('//')[1]} HTTP/1.1\r\n".encode())
     # Each login goes to the one whose it is
@@ -349,7 +349,7 @@ def test_tls_goes_through_a_proxy(tls: dict[str, str]) -> None:
 
 def test_a_proxy_that_refuses_is_told(tls: dict[str, str]) -> None:
     with tunnel(b"407 No") as (proxy, _heads):
-        reason = str(http_probe.web("https://elsewhere.invalid/", ("", ""), {"https": proxy}, None))
+        reason = str(http_probe.measure("https://elsewhere.invalid/", http_probe.Access(("", ""), {"https": proxy}, None))[1])
     assert "no answer (the proxy answers 407 to CONNECT elsewhere.invalid:443)" in reason and "pr0xy" not in reason
 
 
@@ -389,7 +389,7 @@ def test_an_address_that_is_none_is_not_repeated(address: str, tmp_path: Path) -
     with pytest.raises(http_probe.AddressError) as error:
         http_probe.parsed(address)
     assert "S3cret" not in str(error.value)
-    size, why = http_probe.measure(address, ("", ""), {}, None)
+    size, why = http_probe.measure(address, http_probe.Access(("", ""), {}, None))
     assert size is None and why and "S3cret" not in why
     for call in (
         lambda: download.size({"url": address or "x"}, "a" * 64, {}, {}),
@@ -403,13 +403,13 @@ def test_an_address_that_is_none_is_not_repeated(address: str, tmp_path: Path) -
 @pytest.mark.parametrize("proxy", ["http://u:pa/S3cret-Word@proxy:3128", "http://proxy:S3cret-Word", "http://[S3cret-Word"])
 def test_a_proxy_that_is_no_address_is_not_repeated(proxy: str) -> None:
     for scheme in ("http", "https"):
-        _size, why = http_probe.measure(f"{scheme}://127.0.0.1:1/x", ("", ""), {scheme: proxy}, None)
+        _size, why = http_probe.measure(f"{scheme}://127.0.0.1:1/x", http_probe.Access(("", ""), {scheme: proxy}, None))
         assert why and "S3cret" not in why
 
 
 def test_an_address_that_still_has_a_login_is_not_shown() -> None:
     for address in ('https://u:S3"cret@h/x', "https%3A%2F%2Fu%3AS3cret%40h", "https://u:S3 cret@h/x"):
-        assert "cret" not in http_probe.bare(address)
+        assert "cret" not in http_probe.public_address(address)
 
 
 def test_a_realm_that_is_no_address_gets_no_login() -> None:

@@ -309,9 +309,9 @@ def test_listeners_name_the_process() -> None:
 
 
 def test_the_host_has_the_address_that_ports_are_published_on() -> None:
-    assert [subject.absent(entry) for entry in ("", "0.0.0.0", "127.0.0.1", "::", "::1")] == [[]] * 5
+    assert [subject.address_refusals(entry) for entry in ("", "0.0.0.0", "127.0.0.1", "::", "::1")] == [[]] * 5
     for listen in ("192.0.2.1", "2001:db8::1"):
-        (reason,) = subject.absent(listen)
+        (reason,) = subject.address_refusals(listen)
         assert reason.startswith(f"triton_server_listen_address is {listen}, expected an address of this host (")
         assert reason.endswith("). Correct it")
 
@@ -334,9 +334,9 @@ def test_containers_that_publish_on_another_address_are_not_in_the_way(monkeypat
 
 def test_disk_is_asked_for_what_the_plan_writes() -> None:
     build = {("image", "build"), ("models", "release")}
-    assert subject._needs(WANTED, build) == {"/var/lib/docker": 60 * GIB, "/var/lib/npufleet": 35 * GIB}
-    assert subject._needs(WANTED, {("models", "release")}) == {"/var/lib/npufleet": 5 * GIB}
-    assert subject._needs(WANTED, {("models", "withdraw"), ("server", "load")}) == {}
+    assert subject._disk_needs(WANTED, build) == {"/var/lib/docker": 60 * GIB, "/var/lib/npufleet": 35 * GIB}
+    assert subject._disk_needs(WANTED, {("models", "release")}) == {"/var/lib/npufleet": 5 * GIB}
+    assert subject._disk_needs(WANTED, {("models", "withdraw"), ("server", "load")}) == {}
 
 
 def test_directories_of_one_file_system_need_their_sum() -> None:
@@ -352,7 +352,7 @@ def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:
 
 def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(http_probe, "supplier", lambda supplier, _passwords: asked.append(supplier["name"]) or "no answer")
+    monkeypatch.setattr(http_probe, "supplier_error", lambda supplier, _passwords: asked.append(supplier["name"]) or "no answer")
     suppliers = [{"name": "index", "needed": ["image", "build"]}, {"name": "driver", "needed": ["driver", "install"]}]
     plan = [item("image", "npufleet/triton", "build")]
     wanted = {**WANTED, "disk": {}}
@@ -364,7 +364,7 @@ def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.Monkey
 def test_an_engine_that_changes_is_not_asked_for_its_registry(
     monkeypatch: pytest.MonkeyPatch, changes: list[str], asked: list[str]
 ) -> None:
-    for module, name in ((registry, "check_supplier"), (http_probe, "supplier")):
+    for module, name in ((registry, "supplier_error"), (http_probe, "supplier_error")):
         monkeypatch.setattr(module, name, lambda supplier, _passwords, module=module: f"{supplier['name']} {module is registry}")
     monkeypatch.setattr(subject, "engine", lambda *_: [])
     needed = {"needed": ["image", "deliver"]}

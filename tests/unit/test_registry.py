@@ -48,7 +48,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, engine: Played, user: str = LOGIN[0], p
     monkeypatch.setattr(subject, "Engine", engine)
     address = LOCKED.partition("@")[0] if pushes else LOCKED
     entry = {"name": "image", "address": address, "registry": "registry.example.com:5000", "user": user, "pushes": pushes}
-    return subject.check_supplier({**entry, "todo": "correct it"}, {"image": LOGIN[1] if user else ""})
+    return subject.supplier_error({**entry, "todo": "correct it"}, {"image": LOGIN[1] if user else ""})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ REFUSED = re.compile(r"\b40[13]\b|unauthorized|denied|no basic auth|incorrect us
 DOCKER_HUB = "https://index.docker.io/v1/"
 
 
-def check_supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
+def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
     """Return the reason why the engine cannot use a supplier, None if it can or if no engine is running yet.
 
     `entry` is {"name", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest. If
@@ -35,7 +35,7 @@ def check_supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Op
     except OSError as error:
         if not Engine().is_running():
             return None
-        reason = _unreachable(str(error) or "none in time")
+        reason = _unreachable(str(error) or "no response in time")
     # The engine may repeat the password in its message.
     reason = reason.replace(login[1], "***") if reason and login[1] else reason
     return f"{entry['name']} {entry['address']}: {reason}: {entry['todo']}" if reason else None

@@ -39,7 +39,9 @@ RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/(?:([0-9]{1,15})|\*)")
 
 def shown(origin: Mapping[str, Any]) -> str:
     """Return the name of a source for messages, without a login or a signature."""
-    return str(origin.get("bundle") or origin.get("file") or (http_probe.bare(origin["url"]) if origin.get("url") else "nowhere"))
+    return str(
+        origin.get("bundle") or origin.get("file") or (http_probe.public_address(origin["url"]) if origin.get("url") else "nowhere")
+    )
 
 
 # Bundles
@@ -130,14 +132,10 @@ def size(origin: Mapping[str, Any], digest: str, way: Mapping[str, Any], secrets
         raise SourceError("it has no `url`, no `file`, and is in no bundle. Name one")
     if store_of(origin["url"]):
         return object_stores.size(origin["url"], way, secrets)
-    found, why = http_probe.measure(origin["url"], _login(way, secrets), way.get("proxies") or {}, way.get("ca"))
+    found, why = http_probe.measure(origin["url"], http_probe.access(way, secrets.get("password")))
     if why:
         raise SourceError(why)
     return found
-
-
-def _login(way: Mapping[str, Any], secrets: Mapping[str, str]) -> Tuple[str, str]:
-    return str(way.get("user") or ""), secrets.get("password") or ""
 
 
 # Fetching
@@ -222,12 +220,12 @@ def _from_web(
     import urllib.error
     from http.client import HTTPException
 
-    login = _login(way, secrets)
+    access = http_probe.access(way, secrets.get("password"))
     have = sink.tell()
     headers = {"Range": f"bytes={have}-"} if have else {}
     budget = FileBudget(source)
     try:
-        with http_probe.ask(url, login, way.get("proxies") or {}, way.get("ca"), headers, "GET", budget) as answer:
+        with http_probe.send(url, access, headers, "GET", budget) as answer:
             start, end, whole = _announced(answer, have)
             source.announced(whole)
             tag, before = str(answer.headers.get("ETag", "")), source.tag
@@ -250,7 +248,7 @@ def _from_web(
                 raise BrokeOff("what was here is more than there is") from None
             if error.code >= 500:
                 raise BrokeOff(f"status {error.code}") from None
-            raise SourceError(str(http_probe.judge(error.code, str(error.reason), login))) from None
+            raise SourceError(str(http_probe.status_error(error.code, str(error.reason), access.login))) from None
     except urllib.error.URLError as error:
         raise BrokeOff(str(error.reason)) from None
     except http_probe.AddressError as error:

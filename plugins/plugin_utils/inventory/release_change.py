@@ -11,7 +11,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import BY_OTHERS, CONCERN, PRESENT
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import CONCERN, INSTALLED_MODULE, PRESENT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
@@ -179,12 +179,12 @@ def _driver(variables: Mapping[str, Any], plan: List[Mapping[str, Any]], new: Re
     for item in (entry for entry in plan if entry["concern"] == CONCERN):
         actual = short(item["current"]) if item["current"] else "none"
         if item["action"] == "install":
-            source = variables["rbln_driver_package_file"] or http_probe.bare(variables["rbln_driver_package_url"])
+            source = variables["rbln_driver_package_file"] or http_probe.public_address(variables["rbln_driver_package_url"])
             yield (
                 f"driver {actual} to {desired} (.{form}) from {source or 'a file that is not named yet'}: the server "
                 f"stops meanwhile, the host is {reboot}"
             )
-        elif item["name"] == BY_OTHERS:
+        elif item["name"] == INSTALLED_MODULE:
             yield f"driver {actual} to {desired}: install it manually first (rbln_driver_form: {PRESENT})"
 
 
