@@ -124,7 +124,7 @@ class ActionModule(FleetAction):
             "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
             "backends": {path: base64.b64encode(content).decode() for path, content in backends.items()},
             "supervisor": {
-                "archive": base64.b64encode(archive.of(SUPERVISOR)).decode(),
+                "archive": base64.b64encode(archive.program(SUPERVISOR)).decode(),
                 "digest": archive.digest(SUPERVISOR),
             },
         }

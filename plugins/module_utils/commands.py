@@ -42,13 +42,13 @@ WantedBy=multi-user.target
 
 def main() -> int:
     """Run the command of the command line and return its exit code."""
-    words = sys.argv[1:]
+    arguments = sys.argv[1:]
     commands = {"change": change, "resume": resume, "watchdog": watchdog, "probe": probe}
-    if len(words) != 2 or words[0] not in commands:
+    if len(arguments) != 2 or arguments[0] not in commands:
         print(__doc__, file=sys.stderr)
         return 2
-    library.hold(sys.path[0])
-    return commands[words[0]](words[1])
+    library.lock_version(sys.path[0])
+    return commands[arguments[0]](arguments[1])
 
 
 def change(root: str) -> int:

@@ -195,7 +195,7 @@ class Supervised(Scene):
 
     def start(self) -> None:
         config = supervised.configuration(self.command, self.environment, 5, archive.digest("process.supervisor"), LIMIT)
-        program = base64.b64encode(archive.of("process.supervisor")).decode()
+        program = base64.b64encode(archive.program("process.supervisor")).decode()
         supervised.start(str(self.root), config, program, sys.executable)
 
     @property

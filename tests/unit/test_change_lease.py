@@ -189,7 +189,7 @@ def test_whoever_looks_at_the_same_time_is_no_call(tmp_path: Path) -> None:
         pass
     with open(tmp_path / lease.CALLS, "rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_EX)
-        moment = threading.Timer(locks.LOOK / 4, fcntl.flock, (looking, fcntl.LOCK_UN))
+        moment = threading.Timer(locks.POLL_SECONDS / 4, fcntl.flock, (looking, fcntl.LOCK_UN))
         moment.start()
         assert not lease.at_work(str(tmp_path))
         moment.join()

@@ -371,17 +371,17 @@ def test_an_engine_that_cannot_is_told(version: str, old: bool) -> None:
     asked = {**WANTED, "oldest": 25}
     plan = engine.diff(asked, host(running={"version": version, "log-driver": "json-file"}))
     assert plan == ([found("version", version, "25 or newer", "inspect")] if old else [])
-    reasons = list(engine.finds_by_name({"running": {"version": version}}, plan))
+    reasons = list(engine.cdi_refusals({"running": {"version": version}}, plan))
     assert [reason.partition(",")[0] for reason in reasons] == ([f"Docker is {version}"] if old else [])
 
 
 def test_an_engine_that_would_be_installed_is_judged_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(engine, "candidate_version", lambda name: asked.append(name) or "20.10.24+dfsg1-1")
-    (reason,) = engine.finds_by_name({"running": None}, [found("packages", None, ["docker.io", "rsync"], "install")])
+    (reason,) = engine.cdi_refusals({"running": None}, [found("packages", None, ["docker.io", "rsync"], "install")])
     assert reason.startswith(
         "Docker is 20.10.24+dfsg1-1, expected 25 or newer, which finds devices by name. Install a newer one first"
     )
     assert asked == ["docker.io"]
     # What nobody can tell is proven once it runs
-    assert list(engine.finds_by_name({"running": None}, [found("service", None, "an engine that answers", "start")])) == []
+    assert list(engine.cdi_refusals({"running": None}, [found("service", None, "an engine that answers", "start")])) == []

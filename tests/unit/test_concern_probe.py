@@ -34,7 +34,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 from helpers import ROOT, fleet, run_module
 from small_triton import certificates
 
-PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
+PROGRAM = base64.b64encode(archive.program(check_client.ENTRY)).decode()
 
 
 def wanted(**inventory: Any) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def test_place_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_differences(changes: dict[str, Any], words: str | None) -> None:
     plan = subject.diff(wanted(), actual(wanted(), **changes))
-    text = "enabled and active, as the inventory has it"
+    text = "enabled and active, as in the inventory"
     item = {"concern": "probe", "name": "npufleet-probe.timer", "current": words, "desired": text, "action": "probe"}
     assert plan == ([item] if words else [])
 
@@ -249,7 +249,7 @@ def test_probe_that_is_not_wanted(no: Any) -> None:
     there = actual(wanted())
     (item,) = subject.diff(off, there)
     assert (item["current"], item["desired"], item["action"]) == (
-        "there: unit file, timer file, configuration, checks",
+        "installed: unit file, timer file, configuration, checks",
         None,
         "unprobe",
     )
@@ -296,7 +296,7 @@ def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ({"failed": ["a: x\n" * 99]}, "1 of 9 checks of the probe failed, W: " + ("a: x " * 24)[:117] + "..."),
         # It speaks of checks that are no longer those of the host.
         ({"failed": ["a: x"], "document": "d0"}, None),
-        ({"unavailable": {"reason": "image", "why": "no such image"}}, "the probe cannot ask, W: no such image"),
+        ({"unavailable": {"reason": "image", "why": "no such image"}}, "the probe cannot run its checks, W: no such image"),
         ({"age": 301, "failed": ["a: x"]}, "the probe has not run since W: see journalctl --unit npufleet-probe"),
         ({"failed": ["a: x"], "paused": "maintenance"}, None),
     ],

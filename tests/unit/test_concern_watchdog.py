@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import pro
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
 from helpers import ROOT, fleet
 
-WANTED_TEXT = "enabled and active, as the inventory has it"
+WANTED_TEXT = "enabled and active, as in the inventory"
 
 
 def wanted(**inventory: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_watchdog_that_is_not_wanted_is_taken_away() -> None:
     off = wanted(triton_server_watchdog=False)
     there = actual(wanted())
     assert [(item["current"], item["desired"], item["action"]) for item in subject.diff(off, there)] == [
-        ("there: unit, config", None, "unwatch")
+        ("installed: unit, config", None, "unwatch")
     ]
     bare = {**there, "unit": None, "config": None, "program": None, "enabled": False, "active": "inactive", "state": {}}
     assert subject.diff(off, bare) == []

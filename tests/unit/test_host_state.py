@@ -38,7 +38,7 @@ class Concern:
 
 def registered(**parts: Any) -> dict[str, registry.Concern]:
     """Return the registry with other files for some of its concerns."""
-    return {name: registry.CONCERNS[name]._replace(part=part) for name, part in parts.items()}
+    return {name: registry.CONCERNS[name]._replace(host_side=part) for name, part in parts.items()}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bo
 def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
     assert list(registry.CONCERNS) == ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
     for name, concern in registry.CONCERNS.items():
-        assert (concern.part.CONCERN, callable(concern.part.read), callable(concern.part.diff)) == (name, True, True)
+        assert (concern.host_side.CONCERN, callable(concern.host_side.read), callable(concern.host_side.diff)) == (name, True, True)
         assert callable(of_concern(name).desired) and hasattr(of_concern(name), "sealed") is concern.sealed
 
 

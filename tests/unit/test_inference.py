@@ -1048,7 +1048,7 @@ def standard_output() -> Iterator[None]:
 
 
 def test_what_travels_is_this_room_alone() -> None:
-    with zipfile.ZipFile(io.BytesIO(archive.of(check_client.ENTRY))) as program:
+    with zipfile.ZipFile(io.BytesIO(archive.program(check_client.ENTRY))) as program:
         names = program.namelist()
     packages = archive.PREFIX.replace(".", "/")
     assert f"{packages}inference/judge.py" in names

@@ -515,7 +515,7 @@ def test_the_files_of_the_collection_are_good(host_index: int) -> None:
 
 # The module and its container
 
-PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
+PROGRAM = base64.b64encode(archive.program(check_client.ENTRY)).decode()
 DOCUMENT = {"host": "npu1", "host_index": 0, "checks": [{"model": "m", "checks": []}], "no_check_file": []}
 
 

@@ -194,7 +194,7 @@ def test_a_tree_that_grows_all_the_time_does_not_keep_it_at_work(tmp_path: Path,
     monkeypatch.setattr(trees, "ENTRIES", 20)
     for number in range(100):
         (tmp_path / "tree" / str(number)).mkdir()
-    with pytest.raises(OSError, match="run again"):
+    with pytest.raises(OSError, match="Run again"):
         trees.remove(str(tmp_path / "tree"))
     monkeypatch.setattr(trees, "ENTRIES", 1000)
     trees.remove(str(tmp_path / "tree"))

@@ -156,7 +156,7 @@ def test_a_lease_reports_a_version_that_is_gone(home: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(host_lease.lease, "WATCHDOG", str(home.parent / "watchdog"))
         result = run_module(host_lease, taken)
-    assert result["failed"] and "one is missing, expected the library that this call came from" in result["msg"]
+    assert result["failed"] and "one is missing, expected the library of this call" in result["msg"]
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -179,7 +179,7 @@ import sys
 sys.path.append({collections!r})
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 def main():
-    library.hold(sys.path[0])
+    library.lock_version(sys.path[0])
     print("runs", flush=True)
     sys.stdin.read()
     import npufleet_later

@@ -28,7 +28,7 @@ from ansible_collections.npufleet.triton.plugins.modules import triton_process
 from played_engine import Killed
 from test_stuck_load import STUB, needs_numbers
 
-SUPERVISOR = base64.b64encode(archive.of("process.supervisor")).decode()
+SUPERVISOR = base64.b64encode(archive.program("process.supervisor")).decode()
 DIGEST = archive.digest("process.supervisor")
 # Serves what is linked when it starts, as Triton does in mode none; `dies` and `refuses` are what goes wrong in it
 SERVER = """#!{python}

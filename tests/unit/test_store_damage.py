@@ -232,7 +232,7 @@ def test_a_transaction_that_is_lost_is_put_back_to_what_the_history_proves(root:
     tear(root / "transaction.json")
     plan = difference(root, models["three"])
     assert [(item["name"], item["action"]) for item in plan] == [("transaction.json", "mend"), ("transaction", "prove")]
-    assert plan[1]["current"] == "open, and not to be read: digits"
+    assert plan[1]["current"] == "open, but unreadable: digits"
     assert call(root, "restored", why="three answers wrong")["failed"] is False
     assert content(root) == b"two"
 

@@ -256,7 +256,7 @@ def test_item_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_begins_after_the_end() -> None:
-    assert collected(Item("a", lambda: "a"), total=0) == ({}, ["a: not tried, the time for the whole bundle was over"])
+    assert collected(Item("a", lambda: "a"), total=0) == ({}, ["a: not read, because the time for the whole bundle was over"])
 
 
 # What answers

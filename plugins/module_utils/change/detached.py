@@ -68,7 +68,7 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
     """Start the change with the library on the host. Raises NoResult if another change is running."""
     with locks.opened(os.path.join(root, LOCK)) as lock:
         # A call that only tests the lock holds it for less time than this
-        if not locks.take(lock, time.monotonic() + locks.LOOK):
+        if not locks.take(lock, time.monotonic() + locks.POLL_SECONDS):
             raise NoResult("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):
             with suppress(FileNotFoundError):
@@ -114,7 +114,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
             if found or time.monotonic() >= deadline:
                 return found
             time.sleep(pause)
-            pause = min(pause * LONGER, locks.LOOK)
+            pause = min(pause * LONGER, locks.POLL_SECONDS)
         result = last(root)
     if result is None or result["id"] != ident or "seconds_to_accept" in result:
         words = " ".join((read_text(os.path.join(root, STEPS)) or "").split())[-SHOWN:]
@@ -209,7 +209,7 @@ def _decision(root: str, order: Mapping[str, Any]) -> Optional[str]:
             return f"{DECISION} cannot be used: {found.flaw}"
         if found.exists:
             return None if found.content["accepted"] else str(found.content["why"])
-        time.sleep(locks.LOOK)
+        time.sleep(locks.POLL_SECONDS)
     return None if order["keep_unanswered"] else f"nobody accepted it within {order['acceptance_timeout']:.0f} s"
 
 

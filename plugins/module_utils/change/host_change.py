@@ -362,7 +362,7 @@ class HostChange:
         if previous.get("served") is None:
             return self.models
         own = {name: model for name, model in self.models.items() if model["release"] is not None}
-        return {**own, **{name: dict(server.CLOUD) for name in served_without_release(previous["served"])}}
+        return {**own, **{name: dict(server.OBJECT_STORE_MODEL) for name in served_without_release(previous["served"])}}
 
     def _serve_linked(self) -> None:
         """Make the running server serve the releases that the served/ links point to. Restart it if it does not load them."""

@@ -132,7 +132,7 @@ def at_work(root: str) -> bool:
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
             # A process that only tests the lock holds it for a moment, a call for longer
-            return not locks.take(calls, time.monotonic() + locks.LOOK)
+            return not locks.take(calls, time.monotonic() + locks.POLL_SECONDS)
     except FileNotFoundError:
         return False
 
@@ -211,7 +211,7 @@ def acquire(
                 return not mine, None if mine else before
         if time.monotonic() >= deadline:
             raise Held(_busy(before), before["run"])
-        time.sleep(min(1.0, max(deadline - time.monotonic(), locks.LOOK)))
+        time.sleep(min(1.0, max(deadline - time.monotonic(), locks.POLL_SECONDS)))
 
 
 def _busy(lease: Mapping[str, Any]) -> str:

@@ -22,13 +22,14 @@ BOOT_FILE = "/etc/modules-load.d/npufleet.conf"
 UNIT = "npufleet-cards.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
-# The item about a required reboot, and the file with which the role marks it. The reboot removes the file.
+# The plan item about a required reboot, and the marker file that the role writes. The reboot removes the file.
 REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
-# Forms of a driver besides `deb`: PRESENT, installed by somebody else, checked and held here; RUN, from the vendor's installer
+# Forms of a driver besides `deb`. A PRESENT driver was installed by somebody else: it is checked and held, but not installed.
+# A RUN driver comes from the vendor's installer.
 PRESENT, RUN = "present", "run"
-# The item about a wrong version of a PRESENT driver
-BY_OTHERS = "installed module"
+# The plan item about a wrong version of a PRESENT driver
+INSTALLED_MODULE = "installed module"
 # Packages of a driver: `rebellions` below 3.0, and the packages that the vendor's installer installs from 3.0 on
 PACKAGES = ("rebellions*", "librbln-*")
 PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
@@ -54,9 +55,9 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
         "installed": _installed() if built else None,
         "dkms": _dkms() if built else None,
-        # Directories that an engine has created as missing sources of mounts. No package can install a file at such a path.
+        # Directories that an engine created for missing sources of mounts. A package cannot install a file at such a path.
         "in_the_way": [path for path in TOOLS if os.path.isdir(path) and not os.listdir(path)],
-        "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(place, unit)) for place in UNITS)],
+        "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(directory, unit)) for directory in UNITS)],
         "kernel_packages": {
             name: facts["held"] for name, facts in sorted(installed.items()) if name in kernel or KERNELS.fullmatch(name)
         },
@@ -119,10 +120,10 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     elif not actual["unit_enabled"]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
-    # A module of the desired version can only be loaded if it is on the disk, or if this plan installs it.
-    there = not present or same_version(actual["installed"], desired["version"])
+    # Only a module that is on the disk, or that this plan installs, can be loaded.
+    loadable = not present or same_version(actual["installed"], desired["version"])
     lost = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
-    if there and not same_version(loaded, desired["version"]):
+    if loadable and not same_version(loaded, desired["version"]):
         plan.append(item(CONCERN, "module", loaded, desired["version"], "load" if loaded is None else "reload"))
     elif lost:
         plan.append(item(CONCERN, "module", f"stale: {lost}", "reloaded", "reload"))
@@ -139,7 +140,7 @@ def _diff_present(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List
     """Return the differences of a driver that somebody else installs."""
     plan = []
     if not same_version(actual["installed"], desired["version"]):
-        plan.append(item(CONCERN, BY_OTHERS, actual["installed"], desired["version"], INSPECT))
+        plan.append(item(CONCERN, INSTALLED_MODULE, actual["installed"], desired["version"], INSPECT))
     if actual["dkms"] is False:
         plan.append(item(CONCERN, "dkms", "not installed", "installed for kernel {}".format(actual["kernel"]), INSPECT))
     return plan + _diff_firmware(desired, actual)
@@ -170,7 +171,7 @@ def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Lis
 
 
 def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: bool) -> List[Item]:
-    """Return the differences of the cards if the module is loaded. The cards that the tool lists are compared only if `judged`."""
+    """Return the differences of the cards of a loaded module. The cards that the tool lists are compared only if `judged`."""
     plan = []
     if not actual["rsd0"]:
         plan.append(item(CONCERN, "/dev/rsd0", None, "a character device", INSPECT))
@@ -185,7 +186,7 @@ def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: b
     if not judged:
         return plan
     if "groups_error" in tool:
-        # This needs an operator: a reload might help, but would end the servers of every group.
+        # A reload might help, but would end the servers of all groups. So this needs an operator.
         plan.append(item(CONCERN, "groups", tool["groups_error"], "the group of every NPU", INSPECT))
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]

@@ -23,14 +23,16 @@ CLEAR = (
     "log-driver", "storage-driver", "storage-opts", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent",
     "registry-mirrors", "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
 )  # fmt: skip
-# Packages of an engine
+# Packages that contain an engine
 ENGINES = ("docker.io", "docker-ce", "moby-engine")
 # The client program, and its package on Debian 13, where it is not part of the engine's package
 CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
-# The oldest version of an engine that finds devices by name, and the plan item about the version of the engine
-OLDEST_BY_NAME, VERSION = 25, "version"
-# Directories in which programs are searched in addition to PATH
-ALSO = "/usr/bin:/usr/local/bin:/usr/sbin"
+# The oldest engine whose containers can request devices by their CDI names
+OLDEST_CDI = 25
+# The plan item about the version of the engine
+VERSION = "version"
+# Directories that are searched for programs in addition to PATH
+EXTRA_PATH = "/usr/bin:/usr/local/bin:/usr/sbin"
 # The plan item about flags with which dockerd does not start
 FLAGS = "flags"
 # The drop-in that makes the engine start after the unit of the cards
@@ -57,7 +59,7 @@ def secret_file(content: str, mode: int, user: int, key: str) -> str:
     return f"{secret.seal(content, key)}, mode {mode:04o} of user {user}"
 
 
-def lacking(desired: List[str], installed: List[str]) -> List[str]:
+def missing_packages(desired: List[str], installed: List[str]) -> List[str]:
     """Return the packages to install. An entry such as `docker.io|docker-ce` needs one of its packages, by default the first."""
     return [entry.split("|")[0] for entry in desired if not set(entry.split("|")) & set(installed)]
 
@@ -68,8 +70,8 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     actual: Dict[str, Any] = {
         "packages": sorted(installed_packages([name for package in desired["packages"] for name in package.split("|")])),
         "drop_ins": {path: read_text(path) for path in desired["drop_ins"]},
-        "client": which(CLIENT, ALSO) is not None,
-        "program": which(daemon_config.PROGRAM, ALSO),
+        "client": which(CLIENT, EXTRA_PATH) is not None,
+        "program": which(daemon_config.PROGRAM, EXTRA_PATH),
         "flags": daemon_config.read_flags(),
         "running": None,
         "ca": read_text(CA_FILE),
@@ -102,8 +104,8 @@ def _proxies(path: str, key: str) -> Optional[str]:
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences of packages, files and the running engine."""
     plan = []
-    missing = lacking(desired["packages"], actual["packages"])
-    # If an engine will be installed, its package may include the client. So a missing client counts only without missing packages.
+    missing = missing_packages(desired["packages"], actual["packages"])
+    # The package of an engine may include the client. So a missing client counts only if no package is missing.
     if not missing and not actual["client"]:
         missing = [CLIENT_PACKAGE]
     if missing:
@@ -113,7 +115,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "daemon.json", broken, desired["daemon"], "repair by hand"))
     elif merge(actual["daemon"], desired["daemon"]) != actual["daemon"]:
         merged = merge(actual["daemon"], desired["daemon"])
-        # `ours` also has the options that the merge removes, such as those of another log driver.
+        # `ours` also has the options that the merge removes, such as options of another log driver.
         ours = {key: actual["daemon"].get(key) for key in (*desired["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
         plan.append(item(CONCERN, "daemon.json", ours, desired["daemon"], "configure"))
     clashes = daemon_config.clashes(merge(actual["daemon"], desired["daemon"]), actual["flags"])
@@ -149,22 +151,22 @@ def flag_reasons(plan: List[Item]) -> Iterator[str]:
             )
 
 
-def older(found: Optional[str], oldest: Optional[int]) -> bool:
-    """Return True if a version of an engine or package, such as `5:27.3.1-1`, is older. A version without a number is not older."""
-    major = re.match(r"(?:\d+:)?(\d+)\.", found or "")
+def older(actual: Optional[str], oldest: Optional[int]) -> bool:
+    """Return True if a version, such as `5:27.3.1-1`, is older. A version without a number is not older."""
+    major = re.match(r"(?:\d+:)?(\d+)\.", actual or "")
     return bool(oldest and major and int(major[1]) < oldest)
 
 
-def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
-    """Yield the reason if the engine that runs, or that the plan installs, cannot find devices by name."""
+def cdi_refusals(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
+    """Yield the reason if the engine that runs, or that the plan installs, does not support CDI names of devices."""
     if actual["running"]:
         found, todo = actual["running"]["version"], "Upgrade it"
     else:
         desired = [name for entry in plan if entry["name"] == "packages" for name in entry["desired"]]
         candidates = [candidate_version(name) for name in desired if name in ENGINES]
         found, todo = next(iter(candidates), None), "Install a newer one first, such as docker-ce of Docker's own repository"
-    if older(found, OLDEST_BY_NAME):
+    if older(found, OLDEST_CDI):
         yield (
-            f"Docker is {found}, expected {OLDEST_BY_NAME} or newer, which finds devices by name. {todo}, or set "
+            f"Docker is {found}, expected {OLDEST_CDI} or newer, which finds devices by name. {todo}, or set "
             "npufleet_device_access: devices"
         )

@@ -106,7 +106,7 @@ def drift(
     """
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)
-    differs = _hidden(root, base, files)
+    differs = _unreadable(root, base, files)
     for path in sorted(files):
         full = os.path.join(base, path)
         digest = files[path]["sha256"]
@@ -132,11 +132,11 @@ def drift(
     return differs
 
 
-def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Return a message for each path of a release, or parent of such a path, that a server without root cannot read."""
-    places = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
-    places += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
-    desired = [*((place, 0o005) for place in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
+def _unreadable(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
+    """Return a message for each path of a release, or parent of such a path, that a server without root rights cannot read."""
+    directories = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
+    directories += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
+    desired = [*((directory, 0o005) for directory in directories), *((os.path.join(base, path), 0o004) for path in sorted(files))]
     found = []
     for path, mode in desired:
         try:
@@ -188,6 +188,6 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
             **{**opened, "models": ", ".join(sorted(opened["models"])) or "no model"}
         )
         if "flaw" in opened:
-            found = "open, and not to be read: {}".format(", ".join(sorted(opened["models"])) or "no model")
+            found = "open, but unreadable: {}".format(", ".join(sorted(opened["models"])) or "no model")
         plan.append(item(CONCERN, "transaction", found, "proven and closed", PROVE))
     return plan

@@ -25,8 +25,8 @@ CONFIG = "/etc/npufleet/probe.json"
 DOCUMENT = "/etc/npufleet/probe_checks.json"
 # Number of intervals without a run after which the probe is late
 LATE = 5
-# Limits of a warning: failed checks (SHOWN), and characters of each check (WORDS). The journal has all checks.
-SHOWN, WORDS = 3, 120
+# Limits of a warning: failed checks (SHOWN), and characters of each check (CHARACTERS). The journal has all checks.
+SHOWN, CHARACTERS = 3, 120
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
@@ -46,8 +46,8 @@ def _checks(path: str) -> Optional[str]:
     try:
         with open(path, "rb") as source:
             head = shapes.parse(source.readline())
-            whole = head["document"] == hashlib.sha256(source.read()).hexdigest()
-            return head["checks"] if whole and os.fstat(source.fileno()).st_mode & 0o077 == 0 else ""
+            unchanged = head["document"] == hashlib.sha256(source.read()).hexdigest()
+            return head["checks"] if unchanged and os.fstat(source.fileno()).st_mode & 0o077 == 0 else ""
     except OSError:
         return None
     except (ValueError, KeyError, TypeError):
@@ -79,14 +79,14 @@ def renew(since: Mapping[str, Any]) -> Optional[str]:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
         return None
-    said = _state(path)
-    if not said or not (said["failed"] or said.get("unavailable")):
+    last = _state(path)
+    if not last or not (last["failed"] or last.get("unavailable")):
         return None
-    # If a probe is already running, the first start only waits for its end, and the second start runs the probe again.
+    # If the probe is running, the first start only waits for its end, and the second start runs the probe again.
     for _attempt in range(2):
         code, words = run("systemctl", "start", SERVICE)
         if code:
-            return f"the probe cannot be repeated: {short(words, WORDS)}"
+            return f"the probe cannot be repeated: {short(words, CHARACTERS)}"
         if _is_after(_state(path), since):
             return None
     return "the repeated probe has no result. See journalctl --unit npufleet-probe"
@@ -104,8 +104,8 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program", "checks": "checks"}
     files = desired["files"]
     if files is None:
-        there = [words for name, words in names.items() if name != "program" and actual[name] is not None]
-        return [item(CONCERN, TIMER, "there: " + ", ".join(there), None, "unprobe")] if there else []
+        installed = [words for name, words in names.items() if name != "program" and actual[name] is not None]
+        return [item(CONCERN, TIMER, "installed: " + ", ".join(installed), None, "unprobe")] if installed else []
     expected = {**files, "checks": desired["checks"]}
     found = [
         f"{'no' if actual[name] is None else 'other' if name == 'checks' else 'another'} {words}"
@@ -115,7 +115,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if not found:
         found = [] if actual["enabled"] else ["disabled"]
         found += [] if actual["active"] == "active" else [actual["active"]]
-    return [item(CONCERN, TIMER, ", ".join(found), "enabled and active, as the inventory has it", "probe")] if found else []
+    return [item(CONCERN, TIMER, ", ".join(found), "enabled and active, as in the inventory", "probe")] if found else []
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
@@ -127,10 +127,10 @@ def warning(actual: Mapping[str, Any]) -> Optional[str]:
     if state.get("age", float("inf")) > LATE * state.get("interval", 0):
         return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
     if state.get("unavailable"):
-        return "the probe cannot ask, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * WORDS))
+        return "the probe cannot run its checks, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * CHARACTERS))
     # A result counts only if it comes from the checks that are installed now.
     if state["failed"] and state.get("document") == actual.get("checks"):
-        shown = "; ".join(short(check, WORDS) for check in state["failed"][:SHOWN])
+        shown = "; ".join(short(check, CHARACTERS) for check in state["failed"][:SHOWN])
         more = len(state["failed"]) - SHOWN
         rest = f"; and {more} more, see journalctl --unit npufleet-probe" if more > 0 else ""
         return "{} of {} checks of the probe failed, {}: {}{}".format(len(state["failed"]), state["count"], when, shown, rest)

@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 NPU_HOSTS, MONITORING_HOSTS = "npu_hosts", "monitoring_hosts"
 
 
-class Part(Protocol):
+class HostSide(Protocol):
     """The module of a concern on the host. Its module on the controller has the same name (plugin_utils/desired)."""
 
     CONCERN: str
@@ -40,7 +40,7 @@ def _no_warning(_actual: Mapping[str, Any]) -> Optional[str]:
 class Concern(NamedTuple):
     """A part of a host that is planned, applied and proven on its own."""
 
-    part: Part
+    host_side: HostSide
     # The role that applies the concern, and the tags with which site.yml runs the role
     role: str
     tags: Tuple[str, ...]
@@ -61,7 +61,7 @@ class Concern(NamedTuple):
 SERVER_TAGS = ("server", "models")
 LOADS = ("load", "unload", "restart", "wait", "prove")
 CONCERNS: Dict[str, Concern] = {
-    concern.part.CONCERN: concern
+    concern.host_side.CONCERN: concern
     for concern in (
         Concern(driver, "rbln_driver", ("driver",), playbooks=("models", "recover")),
         Concern(engine, "docker_engine", ("engine",), playbooks=("recover",), sealed=True),

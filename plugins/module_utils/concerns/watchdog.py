@@ -35,8 +35,8 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return at most one difference, because the role installs all parts of the watchdog together."""
     files = desired["files"]
     if files is None:
-        there = [name for name in ("unit", "config") if actual[name] is not None]
-        return [item(CONCERN, UNIT, "there: " + ", ".join(there), None, "unwatch")] if there else []
+        installed = [name for name in ("unit", "config") if actual[name] is not None]
+        return [item(CONCERN, UNIT, "installed: " + ", ".join(installed), None, "unwatch")] if installed else []
     found = [
         f"{'no' if actual[name] is None else 'another'} {words}"
         for name, words in (("unit", "unit file"), ("config", "configuration"), ("program", "program"))
@@ -51,10 +51,10 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         config = hashlib.sha256(files["config"].encode()).hexdigest()
         if (running.get("program"), running.get("config")) != (files["program"], config):
             found.append("running with older files")
-    return [item(CONCERN, UNIT, ", ".join(found), "enabled and active, as the inventory has it", "watch")] if found else []
+    return [item(CONCERN, UNIT, ", ".join(found), "enabled and active, as in the inventory", "watch")] if found else []
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
     """Return a warning if the watchdog gave up, so that the server needs an operator, else None."""
-    words = (actual.get("state") or {}).get("gave_up")
-    return f"the watchdog gave up: {short(words)}" if words and actual.get("active") == "active" else None
+    reason = (actual.get("state") or {}).get("gave_up")
+    return f"the watchdog gave up: {short(reason)}" if reason and actual.get("active") == "active" else None

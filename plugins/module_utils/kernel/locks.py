@@ -10,8 +10,8 @@ import stat
 import time
 from typing import IO, Any
 
-# Seconds between two attempts to lock
-LOOK = 0.2
+# Seconds between two attempts to lock a file
+POLL_SECONDS = 0.2
 # Only the owner may open a lock file, because every process that opens it can lock it.
 MODE = 0o600
 
@@ -39,13 +39,14 @@ def take(lock: IO[Any], deadline: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def held(lock: IO[Any]) -> bool:
     """Return True if another process has locked an open file.
 
-    If not, the caller gets a shared lock until it closes the file. Another `held` still succeeds; another `take` waits until then.
+    If not, the caller has a shared lock until it closes the file. This lock does not affect other calls of `held`, but a `take`
+    waits for it.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from typing import Iterator, List, Optional, Tuple
 
 # Limit of the levels below the top that a walk visits. A model has two.
 DEPTH = 100
-# Limit of the entries that one call removes, because the owner could add new entries for ever
+# Limit of the entries that one call removes, because the owner may keep adding entries
 ENTRIES = 1_000_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -86,7 +86,7 @@ def _empty(top: int) -> int:
                 freed += size
             count += 1
             if count > ENTRIES:
-                raise OSError(f"there are more than {ENTRIES} entries, of which some are left: run again")
+                raise OSError(f"there are more than {ENTRIES} entries. Run again to remove the rest")
         names = os.listdir(top)
     return freed
 

@@ -17,22 +17,22 @@ from typing import Dict, Mapping, Set
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 TIME = (1980, 1, 1, 0, 0, 0)
-# Import statements: `from MODULE import NAMES`, or `import MODULES`. A pattern is enough, because a text that only looks like an
-# import just adds a needless file. A parser would take most of the time of a plan.
+# Import statements: `from MODULE import NAMES`, or `import MODULES`. A text that only looks like an import adds a needless file. A
+# parser would take most of the time of a plan.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
 # The __main__.py of an archive. realpath is needed because a link to a version may move while the program still imports files.
 MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"
 
 
 @functools.cache
-def of(entry: str) -> bytes:
-    """Return a module of module_utils, such as `engine.check_client`, and all modules that it needs there, as a program."""
+def program(entry: str) -> bytes:
+    """Return a module of module_utils, such as `engine.check_client`, with all modules that it imports from there, as a program."""
     return packed(_files(entry), PREFIX + entry)
 
 
 @functools.cache
 def digest(entry: str) -> str:
-    """Return the SHA-256 of the sources of a module of module_utils and of all modules that it needs there."""
+    """Return the SHA-256 of the sources of a program."""
     content = hashlib.sha256()
     for name, source in sorted(_files(entry).items()):
         content.update(f"{name}\0{source}\0".encode())
@@ -58,7 +58,7 @@ def packed(files: Mapping[str, str], main: str) -> bytes:
 
 
 def _files(entry: str) -> Dict[str, str]:
-    """Return {path in the archive: source} of a module and of all modules that it needs in module_utils."""
+    """Return {path in the archive: source} of a program."""
     files: Dict[str, str] = {}
     _collect(entry, files)
     return files

@@ -17,8 +17,8 @@ HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
 # The programs that systemd units run, each with its module in module_utils
 ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe"}
-# The file in a version that has the digest of each program. The digest covers only the sources that the program needs, so that not
-# every new version of the library restarts the program.
+# The file in a version with the digest of each program. The digest covers only the sources that the program imports. So a new
+# version of the library restarts the program only if these sources differ.
 PROGRAMS = "programs.json"
 # Exit code of the command `resume` if the run of the change may still be at work
 BUSY = 75
@@ -34,11 +34,11 @@ def path(version: str = CURRENT) -> str:
 
 
 def programs(directory: str = "") -> str:
-    """Return the path of the file with the programs' digests in a version's directory, by default that of the current version."""
+    """Return the path of the file PROGRAMS in the directory of a version, by default the current version."""
     return os.path.join(directory or path(), PROGRAMS)
 
 
-def hold(directory: str) -> int:
+def lock_version(directory: str) -> int:
     """Lock a version until this process ends, so that it is not removed. Return the descriptor of the lock. Raises OSError."""
     import fcntl
 
@@ -48,7 +48,7 @@ def hold(directory: str) -> int:
 
 
 def install(version: str, packed: bytes) -> bool:
-    """Unpack the archive of a version, unless the host already has the version. Return True if it was unpacked. Raises OSError."""
+    """Unpack the archive of a version. Return False if the host already has the version. Raises OSError."""
     if os.path.isdir(path(version)):
         return False
     import fcntl
@@ -84,7 +84,7 @@ def activate(version: str) -> bool:
     if os.path.realpath(path()) == path(version) and os.path.isdir(path(version)):
         return False
     if not os.path.isdir(path(version)):
-        raise OSError(f"{path(version)} is missing, expected the library that this call came from. Run the playbook again.")
+        raise OSError(f"{path(version)} is missing, expected the library of this call. Run the playbook again.")
     # This import is slow, and most calls change no version.
     import shutil
 
@@ -109,14 +109,14 @@ def _superseded(*kept: str) -> List[str]:
     for name in os.listdir(HOME):
         if name in kept or os.path.islink(path(name)) or not os.path.isdir(path(name)):
             continue
-        # The age of a directory is no proof, because the time of day can step. So the lock is tested as well.
+        # The age of a directory is no proof, because the time of day can be set. So the lock is tested as well.
         recent = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT
-        if not recent and not _is_held(path(name)):
+        if not recent and not _is_locked(path(name)):
             found.append(name)
     return found
 
 
-def _is_held(directory: str) -> bool:
+def _is_locked(directory: str) -> bool:
     """Return True if a run is unpacking a directory, or a process runs from it."""
     import fcntl
 

@@ -52,14 +52,14 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
-# Default paths of Prometheus' files, by their names in the desired state
+# Default paths of Prometheus' files, by their names in the desired state. Its other files may contain keys, so they are left out.
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
     "targets_file": "/etc/prometheus/npufleet/triton.json",
     "rules_file": "/etc/prometheus/npufleet/alerts.yml",
 }
 
-# Seconds after the time limit of an item in which its thread may still report the timeout itself
+# Seconds after the time limit of an item in which its thread may report the timeout
 GRACE = 3
 
 
@@ -74,13 +74,13 @@ class Item(NamedTuple):
 def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
     """Read the items one after the other, and return ({name: content}, errors). `deadline` is a time of `time.monotonic`.
 
-    A thread reads each item. It is abandoned if the kernel or a file server does not return.
+    Each item is read in a thread, which is abandoned if the kernel or a file server does not respond.
     """
     found: Dict[str, Any] = {}
     errors: List[str] = []
     for item in bundle:
         if time.monotonic() >= deadline:
-            errors.append(f"{item.name}: not tried, the time for the whole bundle was over")
+            errors.append(f"{item.name}: not read, because the time for the whole bundle was over")
             continue
         result: Dict[str, Any] = {}
         thread = threading.Thread(target=_get, args=(item, result), daemon=True)
@@ -119,7 +119,8 @@ def _cards() -> Dict[str, Any]:
     for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
         if (read_text(path + "/vendor") or "").strip() == PCI_VENDOR:
             facts = {name: (read_text(f"{path}/{name}") or "").strip() for name in SYSFS}
-            found[path] = {**facts, "driver": _target(path + "/driver")}
+            driver = path + "/driver"
+            found[path] = {**facts, "driver": os.path.basename(os.readlink(driver)) if os.path.islink(driver) else ""}
     for path in sorted(glob.glob(f"/sys/class/{MODULE}/*/*") + glob.glob(f"/sys/module/{MODULE}/*")):
         if os.path.isfile(path) and os.access(path, os.R_OK) and os.stat(path).st_mode & 0o444:
             found[path] = (read_text(path) or "").strip()
@@ -157,7 +158,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield run("host/listening.txt", "ss", "-lnt")
     yield run("host/addresses.txt", "ip", "-brief", "address")
     yield run("kernel/journal.txt", "journalctl", "--dmesg", "--no-pager", "--output=short-iso", f"--lines={limits.lines}")
-    yield Item("kernel/ring.txt", lambda: _last(command(limits, "dmesg", "--ctime"), limits.lines))
+    yield Item("kernel/ring.txt", lambda: "".join(command(limits, "dmesg", "--ctime").splitlines(keepends=True)[-limits.lines :]))
     if "driver" in options["concerns"]:
         tool = vendor_tool.find_tool() or vendor_tool.TOOLS[0]
         yield run("driver/tool.json", tool, "-j")
@@ -169,7 +170,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _nodes)
         yield Item("driver/cdi.yaml", _optional(lambda: read_file(cdi.SPEC, limits)))
-        yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.spec(limits)))
+        yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.cdi_spec(limits)))
         yield Item("driver/holders.json", lambda: contexts.read_use(options["container"]))
         yield Item("driver/cards.json", _cards)
         yield run("driver/pci.txt", "lspci", "-nnk")
@@ -184,7 +185,8 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield Item("models/configs.json", lambda: read_files(limits, options["root"] + "/served/*/config.pbtxt"))
     if "monitoring" in options["concerns"]:
         port = options["prometheus_port"]
-        files = _prometheus_files((options["desired"] or {}).get("monitoring") or {})
+        desired = options["desired"].get("monitoring") or {}
+        files = [str(desired.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
         yield Item("monitoring/files.json", lambda: read_files(limits, *map(glob.escape, files)))
         yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
@@ -198,26 +200,13 @@ def _system() -> str:
     return found
 
 
-def _prometheus_files(options: Mapping[str, Any]) -> List[str]:
-    """Return the paths of Prometheus' files that this project reads or writes. Other files may contain keys."""
-    return [str(options.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
-
-
-def _target(link: str) -> str:
-    return os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
-
-
-def _last(lines: str, number: int) -> str:
-    return "".join(lines.splitlines(keepends=True)[-number:])
-
-
 def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a function that reads the plan and the actual state of one concern."""
+    concern = CONCERNS[name].host_side
 
     def get() -> Dict[str, Any]:
-        actual = CONCERNS[name].part.read(desired)
-        plan = CONCERNS[name].part.diff(desired, actual)
-        return {"plan": plan, "actual": actual}
+        actual = concern.read(desired)
+        return {"plan": concern.diff(desired, actual), "actual": actual}
 
     return get
 
@@ -243,27 +232,27 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         except OSError as error:
             raise Unavailable(f"the engine does not answer: {error}") from error
 
-    def ask(resource: str) -> Callable[[], Any]:
+    def request(resource: str) -> Callable[[], Any]:
         return lambda: shapes.parse(raw(resource))
 
     def log(name: str) -> Callable[[], Any]:
         resource = f"/containers/{name}/logs?stdout=1&stderr=1&timestamps=1&tail={limits.lines}"
         return lambda: tail(decode_stream(raw(resource)), limits.size)
 
-    yield Item("engine/version.json", ask("/version"))
-    yield Item("engine/info.json", ask("/info"))
-    yield Item("engine/containers.json", ask("/containers/json?all=1"))
-    yield Item("engine/images.json", ask("/images/json"))
+    yield Item("engine/version.json", request("/version"))
+    yield Item("engine/info.json", request("/info"))
+    yield Item("engine/containers.json", request("/containers/json?all=1"))
+    yield Item("engine/images.json", request("/images/json"))
     yield Item("engine/daemon.json", lambda: read_file(DAEMON_JSON, limits))
     yield Item("engine/login.json", _optional(lambda: read_file("/root/.docker/config.json", limits)))
     units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf", ".timer")]
     yield Item("engine/units.json", lambda: read_files(limits, *units))
     name = options["container"]
-    yield Item(f"container/{name}.json", ask(f"/containers/{name}/json"))
+    yield Item(f"container/{name}.json", request(f"/containers/{name}/json"))
     yield Item(f"container/{name}-log.txt", log(name))
-    yield Item(f"container/{name}-processes.json", ask(f"/containers/{name}/top"))
+    yield Item(f"container/{name}-processes.json", request(f"/containers/{name}/top"))
     # The previous container exists during a change, and after an interrupted one.
-    yield Item(f"container/{name}-previous.json", _optional(ask(f"/containers/{name}-previous/json")))
+    yield Item(f"container/{name}-previous.json", _optional(request(f"/containers/{name}-previous/json")))
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
     # The slowest item is the last one.
     yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, options["root"], limits), vendor.SDK_SECONDS)
@@ -295,7 +284,7 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     address, port = options["address"], options["http_port"]
     key = keys.headers(((options.get("desired") or {}).get("server") or {}).get("key"))
 
-    def ask(resource: str, method: str = "GET") -> Callable[[], Any]:
+    def request(resource: str, method: str = "GET") -> Callable[[], Any]:
         return lambda: _answer(address, port, limits, resource, method, key)
 
     def configs() -> Dict[str, Any]:
@@ -312,9 +301,9 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
                 found[path] = {"error": str(error)}
         return found
 
-    yield Item("server/ready.json", ask("/v2/health/ready"))
-    yield Item("server/server.json", ask("/v2"))
-    yield Item("server/index.json", ask("/v2/repository/index", "POST"))
+    yield Item("server/ready.json", request("/v2/health/ready"))
+    yield Item("server/server.json", request("/v2"))
+    yield Item("server/index.json", request("/v2/repository/index", "POST"))
     yield Item("server/configs.json", configs)
-    yield Item("server/statistics.json", ask("/v2/models/stats"))
+    yield Item("server/statistics.json", request("/v2/models/stats"))
     yield Item("server/metrics.txt", lambda: _answer(address, options["metrics_port"], limits, "/metrics"))

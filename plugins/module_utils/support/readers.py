@@ -50,7 +50,7 @@ class Limits(NamedTuple):
 
 
 def tail(raw: bytes, size: int) -> str:
-    """Return at most the last `size` bytes as text, from the beginning of a line, because redaction would miss a cut secret."""
+    """Return the last lines of at most `size` bytes. A cut line could contain a part of a secret, which redaction would miss."""
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
     lines = raw[-size:].split(b"\n", 1)
@@ -59,7 +59,7 @@ def tail(raw: bytes, size: int) -> str:
 
 
 def complete_or_length(text: str) -> str:
-    """Return a text, or its length if the text is too long. It is not cut, because redaction would miss a cut secret."""
+    """Return a text, or its length if the text is too long. Redaction would miss a secret in a cut text."""
     return text if len(text) <= 300 else f"({len(text)} characters)"
 
 

@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 
 # Limit of the bytes of the script at the beginning of an installer. A binary archive follows the script.
 SCRIPT_BYTES = 1 << 16
-# An installer that does not know --help would begin to install. So it runs with the right to read files only.
+# An installer without the option --help might begin to install. So it runs with the right to read files only.
 READ_ONLY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"),
@@ -38,7 +38,7 @@ NAME = "npufleet-support"
 # A program that prints as JSON the API of the SDK, and the result of the SDK's `inspect` for a compiled file
 PROGRAM = """
 import inspect, json, sys
-def calls(owner, accept):
+def callables(owner, accept):
     found = {}
     for name in sorted(filter(accept, dir(owner))):
         value = getattr(owner, name)
@@ -66,9 +66,9 @@ try:
     report["version"] = str(getattr(rebel, "__version__", None))
     report["names"] = sorted(name for name in dir(rebel) if not name.startswith("_"))
     owners = ("Runtime", "AsyncRuntime", "RBLNCompiledModel")
-    report["rebel"] = calls(rebel, lambda name: name in owners or name.startswith("compile_"))
+    report["rebel"] = callables(rebel, lambda name: name in owners or name.startswith("compile_"))
     for owner in owners:
-        report[owner] = calls(getattr(rebel, owner, None), lambda name: not name.startswith("_"))
+        report[owner] = callables(getattr(rebel, owner, None), lambda name: not name.startswith("_"))
     # inspect() exists from SDK 0.9 on.
     if len(sys.argv) > 1 and hasattr(rebel.RBLNCompiledModel, "inspect"):
         report["inspect"] = {"file": sys.argv[1]}
@@ -109,14 +109,11 @@ def installer_script(root: str) -> str:
 
 def installer_help(root: str, limits: Limits) -> str:
     """Return the output of an installer with --help."""
-    path = installer(root)
-    with open(path, "rb") as source:
-        if source.read(2) != b"#!":
-            raise Unavailable(f"{path} is not a script, and was not run with --help")
-    return command(limits, *READ_ONLY, "/bin/sh", path, "--help")
+    installer_script(root)  # raises Unavailable for an installer that is not a script
+    return command(limits, *READ_ONLY, "/bin/sh", installer(root), "--help")
 
 
-def spec(limits: Limits) -> str:
+def cdi_spec(limits: Limits) -> str:
     """Return the CDI spec that the vendor's toolkit would write now. Raises Missing if the toolkit is not installed."""
     if not os.path.exists(cdi.TOOLKIT):
         raise Missing("the host has no container toolkit")

@@ -33,12 +33,8 @@ def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca
     except http.client.InvalidURL:
         raise
     except http.client.HTTPException as error:
-        raise OSError(unreadable(error)) from None
-
-
-def unreadable(error: http.client.HTTPException) -> str:
-    """Return the error message for a response that is not HTTP."""
-    return f"the answer is not HTTP ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        reason = " ".join(str(error).split())[:200]
+        raise OSError(f"the answer is not HTTP ({type(error).__name__}: {reason})") from None
 
 
 def _trust(ca: Optional[str]) -> ssl.SSLContext:
@@ -50,7 +46,7 @@ def _trust(ca: Optional[str]) -> ssl.SSLContext:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """A handler that sends no login to the target of a redirect. A login for the proxy is added again by urllib."""
+    """A handler that sends no login to the target of a redirect. urllib itself adds the login for a proxy again."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> Optional[urllib.request.Request]:
         redirected = super().redirect_request(req, *answer)
@@ -91,8 +87,8 @@ class _Connection(http.client.HTTPConnection):
 
     def set_tunnel(self, host: str, port: Optional[int] = None, headers: Optional[Mapping[str, str]] = None) -> None:
         try:
-            named = urllib.parse.urlsplit("//" + host)
-            self._target = (named.hostname or "", port or named.port or self.default_port, dict(headers or {}))
+            parts = urllib.parse.urlsplit("//" + host)
+            self._target = (parts.hostname or "", port or parts.port or self.default_port, dict(headers or {}))
         except ValueError:
             raise http.client.InvalidURL("the address behind a proxy is invalid") from None
 
@@ -104,7 +100,7 @@ class _Connection(http.client.HTTPConnection):
                 name = self._target[0]
                 _open_tunnel(connected, *self._target, self._budget)
             if self._context is not None:
-                # Here the timeout of the socket limits the whole handshake and not each byte.
+                # The timeout of the socket limits the handshake as a whole.
                 connected.settimeout(self._budget.remaining())
                 connected = self._context.wrap_socket(connected, server_hostname=name)
             connected.settimeout(self._budget.remaining())

@@ -69,7 +69,7 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
     except KeyError as error:
         raise Refusal([f"{error.args[0]} is not set, expected the models to check. Set triton_models, or name models"]) from None
     unchecked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("no_check_file")]
-    program = base64.b64encode(archive.of(check_client.ENTRY)).decode()
+    program = base64.b64encode(archive.program(check_client.ENTRY)).decode()
     return Checks({"host": host, **document, "unchecked": unchecked}, program, key, server, unchecked)
 
 

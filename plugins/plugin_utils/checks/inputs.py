@@ -117,7 +117,7 @@ def digest(variables: Mapping[str, Any], files: str) -> str:
 def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
     """Return the SHA-256 of the client, the names of these models, their check files and the golden data."""
     checks_dirs, golden_dirs = directories(variables)
-    sha256 = hashlib.sha256(archive.of(check_client.ENTRY))
+    sha256 = hashlib.sha256(archive.program(check_client.ENTRY))
     for name in CODE:
         sha256.update(_file_digest(os.path.join(os.path.dirname(__file__), name)))
     for model in models:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import Any, Dict, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CLOUD, CREDENTIALS_HOME
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CREDENTIALS_HOME, OBJECT_STORE_MODEL
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.container import sealed_container
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, device_access, server_key
@@ -82,7 +82,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "mode": variables["triton_server_model_control_mode"],
         "root": variables["npufleet_root"],
         "cache": container.cache(variables),
-        "models": {**models, **{name: dict(CLOUD) for name in context.cloud_models}},
+        "models": {**models, **{name: dict(OBJECT_STORE_MODEL) for name in context.cloud_models}},
     }
 
 

@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.lo
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.reader import read
 
 # The desired state of a model that Triton itself reads from an object store
-CLOUD: Mapping[str, Any] = {
+OBJECT_STORE_MODEL: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "release", "source")),
     "steps": [],
     "memory": [],

@@ -14,7 +14,7 @@ CREDENTIALS_HOME = "/etc/npufleet/credentials"
 
 
 def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[str]:
-    """Return the flaw of the file, None if it has none. If `needed`, the server is not root, so its group must have read access."""
+    """Return the flaw of the file or None. If `needed`, the server does not run as root, so its group must have read access."""
     try:
         with open(desired["path"], "rb") as source:
             status = os.fstat(source.fileno())
@@ -24,6 +24,6 @@ def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[st
     if digest != desired["sha256"]:
         return f"SHA-256 {digest[:12]}"
     mode = stat.S_IMODE(status.st_mode)
-    alone, shared = (mode, status.st_uid) == (0o600, 0), (mode, status.st_uid, status.st_gid) == (0o640, 0, group)
-    fits = shared or (alone and not needed)
+    private, shared = (mode, status.st_uid) == (0o600, 0), (mode, status.st_uid, status.st_gid) == (0o640, 0, group)
+    fits = shared or (private and not needed)
     return None if fits else f"mode {mode:04o} of user {status.st_uid} and group {status.st_gid}"

@@ -66,7 +66,7 @@ def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
 
 
 def _opener(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
-    """Return (ID of the group that may open a node, reason why the server cannot open it). Both are None if every user may."""
+    """Return (ID of the group that may open a node, reason why the server cannot open it); None for both if every user may."""
     try:
         found = os.stat(node)
     except OSError:
@@ -86,9 +86,9 @@ def _opener(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
 
 def _account(uid: int) -> Iterator[str]:
     """Yield a reason for each account of the host that has the server's user ID, because it could read the server's keys."""
-    for kind, ask in (("user", lambda: pwd.getpwuid(uid).pw_name), ("group", lambda: grp.getgrgid(uid).gr_name)):
+    for kind, find_name in (("user", lambda: pwd.getpwuid(uid).pw_name), ("group", lambda: grp.getgrgid(uid).gr_name)):
         try:
-            name = ask()
+            name = find_name()
         except KeyError:
             continue
         yield (
@@ -100,7 +100,7 @@ def _account(uid: int) -> Iterator[str]:
 def _closed(query: Mapping[str, Any]) -> Iterator[str]:
     """Yield a reason for each mount that the user of the server cannot read or write."""
     for bind in query["binds"]:
-        path, _inside, mode = bind.split(":")
+        path, _target, mode = bind.split(":")
         rights = "ro" if "ro" in mode.split(",") else "rw"
         try:
             found = os.stat(path)

@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 
 
 def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"log": reason why the server does not answer, "cut_off": models that it was still loading when it last ended}."""
+    """Return {"log": reason why the server does not answer, "cut_off": models that were loading when it last ended}."""
     name, state = desired["name"], inspect["State"]
     restarted = bool(inspect.get("RestartCount"))
     if state["Status"] != "running":
@@ -36,7 +36,7 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
 def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
     """Return the time from which on the log is read, in seconds since 1970.
 
-    It is the start of the server or, if the server has restarted during an open transaction, the time of the transaction.
+    It is the start of the server. If the server has restarted during an open transaction, it is the time of the transaction.
     """
     started = epoch(inspect["State"].get("StartedAt") or "")
     transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
@@ -44,7 +44,7 @@ def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
 
 
 def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
-    """Return the models that the server was still loading when it last ended, so that the log has no reason for them."""
+    """Return the models that were loading when the server last ended. The log has no reason for them."""
     until = epoch(state.get("StartedAt") or "") if state["Status"] == "running" else 0.0
     return sorted(loading(log_lines(engine, desired["name"], until=until)) & set(desired["models"]))
 
@@ -52,7 +52,7 @@ def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping
 def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
     """Return the models whose load hangs in the running server, as a run has recorded. A server that started later is not affected.
 
-    If possible, the start of the process is compared by uptime, because the time of day may have stepped since then.
+    If possible, the start of the process is compared by uptime, because the time of day may have been set meanwhile.
     """
     mark = store.read(root, store.HUNG).content
     process = clock.process_started(pid) if mark and "uptime" in mark and pid else None
