@@ -43,7 +43,7 @@ options:
     type: list
     elements: str
     default: []
-  place:
+  directory:
     description: Directory that contains C(wheels) and C(vendor); empty for the root directory, as in a container.
     type: str
     default: ""

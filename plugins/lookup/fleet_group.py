@@ -11,7 +11,7 @@ description:
   - Returns the group for C(hosts) of a play. It is C(npufleet_group) of the command line, by default C(npu_hosts), because C(hosts)
     cannot use variables of the inventory.
   - Fails if the inventory does not have the group. A play without hosts would succeed without doing anything.
-  - Ends the run in the cases that P(npufleet.triton.guarded#lookup) describes.
+  - Ends the run in the cases that P(npufleet.triton.play_hosts#lookup) describes.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -45,7 +45,7 @@ from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.npufleet.triton.plugins.lookup.guarded import pattern
+from ansible_collections.npufleet.triton.plugins.lookup.play_hosts import pattern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 

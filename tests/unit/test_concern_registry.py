@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.action import adoption
-from ansible_collections.npufleet.triton.plugins.filter import plan_counts
+from ansible_collections.npufleet.triton.plugins.filter import plan_is_valid
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS, needs_site
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import host_state
@@ -71,7 +71,7 @@ def test_roles_read_their_own_concerns() -> None:
         expected = with_tag("server") if concern.role == "triton_server" else [name]
         assert queried(tasks_of(load(ROOT / f"roles/{concern.role}/tasks/{main}.yml")))[0] == expected, name
     assert with_tag("server") in queried(tasks_of(load(ROOT / "roles/triton_server/tasks/hold.yml")))
-    assert sorted(with_tag("server")) == sorted(plan_counts.ABOVE)
+    assert sorted(with_tag("server")) == sorted(plan_is_valid.SERVER_CONCERNS)
 
 
 def test_every_query_names_concerns_in_their_order() -> None:

@@ -165,8 +165,8 @@ def test_a_lock_of_another_shape_is_refused_by_name(supply: Any) -> None:
 
 
 def test_without_a_container_the_places_lie_where_they_are_made() -> None:
-    call = subject.wheel_call(REQUIREMENTS, VENDOR, "https://vendor.example/simple/", place="/srv/build")
+    call = subject.wheel_call(REQUIREMENTS, VENDOR, "https://vendor.example/simple/", directory="/srv/build")
     assert "--dest=/srv/build/wheels" in call
     assert "--constraint=/srv/build/vendor/constraints.txt" in call
-    second = subject.wheel_call(REQUIREMENTS, VENDOR, "https://v/", ["https://o/"], wheels=["/a.whl"], place="/srv/build")
+    second = subject.wheel_call(REQUIREMENTS, VENDOR, "https://v/", ["https://o/"], wheels=["/a.whl"], directory="/srv/build")
     assert "--constraint=/srv/build/vendor/constraints.txt" in second

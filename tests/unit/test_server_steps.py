@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.filter import plan_counts as counting
+from ansible_collections.npufleet.triton.plugins.filter import plan_is_valid as counting
 from ansible_collections.npufleet.triton.plugins.filter import server_steps as stepping
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from helpers import ROOT
 
 server_steps = stepping.FilterModule().filters()["server_steps"]
-plan_counts = counting.FilterModule().filters()["plan_counts"]
+plan_is_valid = counting.FilterModule().filters()["plan_is_valid"]
 TASKS = ROOT / "roles/triton_server/tasks"
 HELD = {"taken": True, "fresh": True}
 
@@ -119,13 +119,13 @@ def test_the_change_releases_the_host_if_nothing_follows(plan: list[Any], known:
     ],
 )
 def test_a_plan_counts_while_nobody_has_held_the_host(concern: str, lease: Any, linked: bool, counts: bool) -> None:
-    assert plan_counts({"plan": [differs(concern, "x")], "seen": {"linked": False}}, lease, linked) is counts
+    assert plan_is_valid({"plan": [differs(concern, "x")], "seen": {"linked": False}}, lease, linked) is counts
 
 
 def test_a_host_that_was_not_planned_has_no_plan_that_counts() -> None:
-    assert plan_counts({}, {}) is False
+    assert plan_is_valid({}, {}) is False
     # Another run was at work when the plan was made.
-    assert plan_counts({"plan": [], "seen": {}}, HELD) is False
+    assert plan_is_valid({"plan": [], "seen": {}}, HELD) is False
 
 
 def test_every_step_is_a_condition_of_the_role() -> None:

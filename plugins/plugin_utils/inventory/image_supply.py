@@ -81,9 +81,9 @@ def wheel_call(
     others: Sequence[str] = (),
     options: Sequence[str] = (),
     wheels: Sequence[str] = (),
-    place: str = "",
+    directory: str = "",
 ) -> List[str]:
-    """Return the arguments of one call of pip, which writes to `place`/wheels and reads `place`/vendor. Raises ValueError.
+    """Return the arguments of one call of pip, which writes to `directory`/wheels and reads `directory`/vendor. Raises ValueError.
 
     Without `others`, all packages come from the vendor's `index`. With other indexes, a first call downloads only the `vendor`'s
     packages, and only from the vendor's index. A second call gets these files as `wheels`, so that no other index can replace them.
@@ -94,9 +94,16 @@ def wheel_call(
             f"triton_image_pip_options contains {', '.join(sources)}, expected no option that names another source of packages. "
             "Use triton_image_extra_index_urls."
         )
-    call = ["download", "--quiet", "--no-cache-dir", "--disable-pip-version-check", "--only-binary=:all:", f"--dest={place}/wheels"]
+    call = [
+        "download",
+        "--quiet",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        "--only-binary=:all:",
+        f"--dest={directory}/wheels",
+    ]
     if not others:
-        return [*call, f"--index-url={index}", f"--constraint={place}/vendor/constraints.txt", *options, *requirements]
+        return [*call, f"--index-url={index}", f"--constraint={directory}/vendor/constraints.txt", *options, *requirements]
     names = {package(name) for name in vendor}
     theirs = [requirement for requirement in requirements if package(requirement) in names]
     if not theirs:
@@ -110,7 +117,7 @@ def wheel_call(
         *call,
         f"--index-url={others[0]}",
         *(f"--extra-index-url={other}" for other in others[1:]),
-        f"--constraint={place}/vendor/constraints.txt",
+        f"--constraint={directory}/vendor/constraints.txt",
         *options,
         *wheels,
         *(requirement for requirement in requirements if requirement not in theirs),

@@ -4,8 +4,8 @@
 
 If ansible-core cannot start the process of a task for a host, it silently drops the host. Therefore the callback
 playbooks/callback_plugins/npufleet_steps.py records in STEPS when each step begins and ends. The main process reads STEPS before
-every play, through the lookups `fleet_group` and `guarded` in `hosts`. The actions that begin and end the change of a host read the
-copy of STEPS that their process has inherited.
+every play, through the lookups `fleet_group` and `play_hosts` in `hosts`. The actions that begin and end the change of a host read
+the copy of STEPS that their process has inherited.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def test_the_first_and_the_last_play_of_a_playbook_are_guarded(path: Path) -> No
     imported = plays[-1].get("ansible.builtin.import_playbook")
     plays += yaml.safe_load((path.parent / imported).read_text()) if imported else []
     for play in (plays[0], plays[-1]):
-        assert "npufleet.triton.fleet_group" in play["hosts"] or "npufleet.triton.guarded" in play["hosts"]
+        assert "npufleet.triton.fleet_group" in play["hosts"] or "npufleet.triton.play_hosts" in play["hosts"]
     assert all(set(task) & {"ansible.builtin.debug"} for task in plays[-1].get("tasks", []))
     assert plays[-1]["tags"] == ["always"]
 

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Lookup guarded: see DOCUMENTATION."""
+"""Lookup play_hosts: see DOCUMENTATION."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-name: guarded
+name: play_hosts
 short_description: Pattern of the hosts of a play, unless the run must end
 description:
   - Returns a pattern for C(hosts) of a play. A group that the inventory does not have matches no host, without a warning.
@@ -27,7 +27,7 @@ options:
 
 EXAMPLES = r"""
 - name: Configure monitoring
-  hosts: "{{ lookup('npufleet.triton.guarded', 'monitoring_hosts', within='npufleet_change_yes') }}"
+  hosts: "{{ lookup('npufleet.triton.play_hosts', 'monitoring_hosts', within='npufleet_change_yes') }}"
 """
 
 RETURN = r"""

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter plan_counts: see DOCUMENTATION."""
+"""Filter plan_is_valid: see DOCUMENTATION."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-name: plan_counts
+name: plan_is_valid
 short_description: Decide whether the plan of this run still describes the server of a host
 description:
   - Returns true if no other run has held the host since the plan, and if only the server and concerns applied with it differ.
@@ -27,9 +27,9 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Read the plan, unless the plan of this run still counts
+- name: Read the plan, unless the plan of this run is still valid
   npufleet.triton.host_state:
-    known: "{{ 'planned' if planned | npufleet.triton.plan_counts(lease) else omit }}"
+    known: "{{ 'planned' if planned | npufleet.triton.plan_is_valid(lease) else omit }}"
 """
 
 RETURN = r"""
@@ -43,19 +43,19 @@ from typing import Any, Callable, Dict, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SERVER_TAGS
 
 # The concerns that are applied with the server's tags. A change of one of them does not affect the facts that another one reads.
-ABOVE = {name for name, concern in CONCERNS.items() if set(SERVER_TAGS) <= set(concern.tags)}
+SERVER_CONCERNS = {name for name, concern in CONCERNS.items() if set(SERVER_TAGS) <= set(concern.tags)}
 
 
-def plan_counts(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] = None, linked: bool = False) -> bool:
+def plan_is_valid(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] = None, linked: bool = False) -> bool:
     """Return True if the plan of this run is still valid."""
     if not (lease or {}).get("fresh"):
         return False
     concerns = {item["concern"] for item in planned["plan"]}
-    return (planned.get("seen") or {}).get("linked") == linked and concerns <= ABOVE
+    return (planned.get("seen") or {}).get("linked") == linked and concerns <= SERVER_CONCERNS
 
 
 class FilterModule:
     """Filters of the collection."""
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
-        return {"plan_counts": plan_counts}
+        return {"plan_is_valid": plan_is_valid}
