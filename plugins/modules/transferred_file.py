@@ -18,7 +18,8 @@ author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(imported) moves O(name) from O(incoming) to O(path), changes its owner to root, and keeps it only if its digest is O(sha256).
+      - V(imported) moves O(name) from O(incoming) to O(path), changes its owner to root, and keeps it only if its digest is
+        O(sha256).
       - V(exported) moves O(path) to O(name) in O(incoming), where only O(user) can read it. An existing file is replaced.
       - V(secured) replaces every file below the directory O(path) by a copy that only root can write. Use it for files of
         M(ansible.builtin.copy), which the connecting user may still have open for writing.

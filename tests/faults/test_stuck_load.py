@@ -172,7 +172,7 @@ class Watched(Bare):
         scene = self
         lease.WATCHDOG = str(self.place / "lock")
         limits = dict.fromkeys(
-            ("fault_limit", "stall_limit", "stub_limit", "silence_limit", "start_limit", "load_timeout"), PATIENCE
+            ("fault_timeout", "stall_timeout", "process_timeout", "silence_timeout", "start_timeout", "load_timeout"), PATIENCE
         )
         where = {"address": "127.0.0.1", "http_port": self.port, "root": str(self.root)}
         more = {"mode": "explicit", "container": "triton", "max_actions": 4, "backoff": 30, "stuck_load_limit": LIMIT}

@@ -20,7 +20,7 @@ STATE = "/var/lib/npufleet/watchdog.json"
 STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
 PROBE = "npufleet-probe.timer"
 # Seconds instead of those that a site wants
-QUICK = {"interval": 1, "stub_limit": 2, "backoff": 1}
+QUICK = {"interval": 1, "process_timeout": 2, "backoff": 1}
 ASK = """
 import json, sys, urllib.request as u
 url = "http://127.0.0.1:8000/v2/models/" + sys.argv[1]
@@ -135,7 +135,7 @@ def test_nothing_is_done_while_a_run_changes_the_host(first):
         signal(first, "KILL", "digits_guide_0_0")
         # Where the cores are busy, it ends when its turn comes
         wait_for(lambda: stubs(first, "digits_guide_0_0") == [])
-        deadline = time.monotonic() + 4 * (QUICK["interval"] + QUICK["stub_limit"])
+        deadline = time.monotonic() + 4 * (QUICK["interval"] + QUICK["process_timeout"])
         while time.monotonic() < deadline:
             assert actions(first) == []
             assert stubs(first, "digits_guide_0_0") == []

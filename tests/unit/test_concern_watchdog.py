@@ -52,12 +52,13 @@ def test_configuration_is_what_the_program_takes_with_the_servers_own_variables(
 
 def test_every_variable_of_the_role_reaches_the_program() -> None:
     before = json.loads(wanted()["files"]["config"])
-    for name in desired_watchdog.COPIED_SETTINGS:
+    for ending in desired_watchdog.COPIED_SETTINGS:
+        name = settings.FILE_NAMES.get(ending, ending)
         value = before[name] + 7
-        assert json.loads(wanted(**{"triton_server_watchdog_" + name: value})["files"]["config"])[name] == value
+        assert json.loads(wanted(**{"triton_server_watchdog_" + ending: value})["files"]["config"])[name] == value
     text = (ROOT / "roles/triton_server/defaults/main.yml").read_text()
     named = {line.split(":")[0] for line in text.splitlines() if line.startswith("triton_server_watchdog_")}
-    assert named == {"triton_server_watchdog_" + name for name in desired_watchdog.COPIED_SETTINGS}
+    assert named == {"triton_server_watchdog_" + ending for ending in desired_watchdog.COPIED_SETTINGS}
 
 
 def test_server_without_metrics() -> None:

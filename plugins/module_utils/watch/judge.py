@@ -96,8 +96,8 @@ class Judge:
         self._checked.clear()
         silent = self._lasting(("silent",), evidence.metrics is None, evidence.at)
         if evidence.metrics is None:
-            starting = evidence.age <= self._settings.start_limit and not self._answered
-            if silent <= self._settings.silence_limit or starting:
+            starting = evidence.age <= self._settings.start_timeout and not self._answered
+            if silent <= self._settings.silence_timeout or starting:
                 return []
             actual = f"a container that runs, and a server that has not answered for {silent:.0f} s"
             return [Finding("silent", None, actual, "answers")]
@@ -122,7 +122,7 @@ class Judge:
         for labels, value in (evidence.metrics or {}).get("rbln_device_fault", []):
             key = ("fault", *(labels.get(name, "") for name in ("model", "version", "instance", "npu")))
             seconds = self._lasting(key, value > 0, evidence.at)
-            if seconds > self._settings.fault_limit:
+            if seconds > self._settings.fault_timeout:
                 longest = max(longest, seconds)
                 silent.setdefault(labels.get("model", ""), []).append("NPU {} of {}".format(labels.get("npu", "?"), key[3]))
         return [
@@ -137,7 +137,7 @@ class Judge:
         findings = []
         for model, instances in sorted(evidence.dead.items()):
             seconds = self._lasting(("stub", model), True, evidence.at)
-            if seconds > self._settings.stub_limit:
+            if seconds > self._settings.process_timeout:
                 actual = "no process of {} for {:.0f} s".format(", ".join(instances), seconds)
                 findings.append(Finding("stub", model, actual, "a process of every instance"))
         return findings
@@ -157,7 +157,7 @@ class Judge:
             # The condition needs two observations with the same counters.
             seconds = self._lasting(("stall", model, version), stalled, evidence.at)
             self._work[key] = work
-            if seconds > self._settings.stall_limit:
+            if seconds > self._settings.stall_timeout:
                 actual = f"{pending - self._lost_requests[key]:.0f} requests waiting and none answered for {seconds:.0f} s"
                 findings.append(Finding("stall", model, actual, "answers"))
         self._reloaded = None

@@ -20,11 +20,11 @@ class Watchdog(NamedTuple):
     mode: str  # The model control mode of the server: explicit, poll or none
     root: str  # The directory of the store on the host
     interval: float  # Seconds between two rounds
-    fault_limit: float  # Seconds that an NPU may report a fault
-    stall_limit: float  # Seconds that requests may wait while the model answers none
-    stub_limit: float  # Seconds that an instance of a READY model may have no process
-    silence_limit: float  # Seconds that the server may give no answer
-    start_limit: float  # Seconds after the start of the container in which the server may be silent before its first answer
+    fault_timeout: float  # Seconds that an NPU may report a fault
+    stall_timeout: float  # Seconds that requests may wait while the model answers none
+    process_timeout: float  # Seconds that an instance of a READY model may have no process
+    silence_timeout: float  # Seconds that the server may give no answer
+    start_timeout: float  # Seconds after the start of the container in which the server may be silent before its first answer
     max_actions: int  # Most reloads and restarts within an hour
     backoff: float  # Seconds of pause after an action. Each further action doubles the pause.
     load_timeout: float  # Seconds that one load of a model may take
@@ -55,6 +55,11 @@ class Probe(NamedTuple):
 
 # Fields whose name in the file differs. A file may come from an earlier release, so these names must not change.
 FILE_NAMES = {
+    "fault_timeout": "fault_limit",
+    "stall_timeout": "stall_limit",
+    "process_timeout": "stub_limit",
+    "silence_timeout": "silence_limit",
+    "start_timeout": "start_limit",
     "max_actions": "actions",
     "load_timeout": "load_limit",
     "cards_timeout": "free_limit",

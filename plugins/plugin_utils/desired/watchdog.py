@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.watchdog import CONFIG
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import FILE_NAMES
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import accepts_grpc, address
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
@@ -34,15 +35,15 @@ SyslogIdentifier=npufleet-watchdog
 [Install]
 WantedBy=multi-user.target
 """
-# Variables triton_server_watchdog_* that the program uses unchanged: seconds, except for `actions`
+# Endings of the variables triton_server_watchdog_* that are copied: seconds, except for `max_actions`
 COPIED_SETTINGS = (
     "interval",
-    "fault_limit",
-    "stall_limit",
-    "stub_limit",
-    "silence_limit",
-    "start_limit",
-    "actions",
+    "fault_timeout",
+    "stall_timeout",
+    "process_timeout",
+    "silence_timeout",
+    "start_timeout",
+    "max_actions",
     "backoff",
 )
 
@@ -65,7 +66,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "key": server_key.desired(variables),
         "grpc": accepts_grpc(variables),
         "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
-        **{name: int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
+        **{FILE_NAMES.get(name, name): int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
     }
     # Longer than a restore, and longer than a failing reload followed by a restart. Each request of a reload starts a client.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240

@@ -32,6 +32,12 @@ REMOVED: Dict[str, str] = {
         f"inference_check_probe{name}": f"monitoring_probe{name}"
         for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
     },
+    **{
+        f"triton_server_watchdog_{name}_limit": f"triton_server_watchdog_{name}_timeout"
+        for name in ("fault", "stall", "silence", "start")
+    },
+    "triton_server_watchdog_stub_limit": "triton_server_watchdog_process_timeout",
+    "triton_server_watchdog_actions": "triton_server_watchdog_max_actions",
     "triton_server_linked": "triton_server_current_releases",
     "triton_server_started_inside": "triton_server_manual_process",
 }
