@@ -224,7 +224,6 @@ def change_order(params: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-
 def would_change(params: Mapping[str, Any]) -> bool:
     """Return True if the server differs, or a transaction of its models is open."""
     # Imported here, because calls that begin a change or wait for one do not need these modules
