@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 
 ERROR = "error"
 WARNING = "warning"
-# Effects on Triton. Each completes a sentence that begins with "Triton".
+# Effects on Triton. Each completes a sentence with the subject "Triton".
 REFUSES = "refuses the model"
 REFUSES_TEXT = "refuses the whole file"
 IGNORES = "ignores it"
@@ -23,7 +23,7 @@ HANGS = "hangs and never opens its ports"
 HANGS_BEFORE_25_08 = f"refuses the model, and before 25.08 {HANGS}"
 CRASHES = "ends, with every model that it serves"
 LOADS_NOTHING = "loads no model at all when it starts, except in explicit mode"
-# Effects on the fleet's store, which copies models to the hosts. Each completes a sentence that begins with "the fleet's store".
+# Effects on the fleet's store, which copies models to the hosts. Each completes a sentence with the subject "the fleet's store".
 STORE_REFUSES = "refuses the model"
 STORE_OMITS = "does not copy it"
 
@@ -52,11 +52,11 @@ class Finding(NamedTuple):
         return self._about(f"{place}: {self.field}" if self.field else place)
 
     def message(self) -> str:
-        """Return the finding as one printable line without file and line number, for formats that show both themselves."""
+        """Return the finding as one printable line without file and line number, for formats that have fields for these."""
         return self._about(self.field or os.path.basename(self.file))
 
     def _about(self, subject: str) -> str:
-        # The `actual` of a syntax error is a message of the parser, which is a sentence of its own.
+        # The `actual` of a syntax error is a sentence of the parser.
         verb = ":" if self.rule == "syntax" else " is"
         todo = self.todo if self.todo.endswith("?") else f"{self.todo}."
         line = f"{subject}{verb} {self.actual}, expected {self.expected}. {todo}"
@@ -66,11 +66,11 @@ class Finding(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The release row that the models are linted for. Without a row, all fields of the newest schema are accepted."""
+    """The release row that the models are linted for. Without a row, the linter accepts all fields of the newest schema."""
 
     name: str
     triton: str
-    # The reason why the row's combination of versions is untested, or "" if its vendor names this combination
+    # The reason why the combination of versions is untested, or ""
     untested: str = ""
     # The Python version of the image, such as 3.10, or "" if it is unknown
     python: str = ""
@@ -98,12 +98,16 @@ def reasons(findings: Sequence[Finding]) -> List[str]:
     return [f"model {finding.model}: {finding.sentence()}" for finding in findings if finding.severity == ERROR]
 
 
+def file_error(
+    model: str, path: str, actual: str, expected: str, todo: str, rule: str, triton: str = REFUSES, store: str = ""
+) -> Finding:
+    """Return an error about a whole file or directory."""
+    return Finding(model, path, None, "", actual, expected, todo, ERROR, rule, triton, store)
+
+
 def store_errors(model: str, problems: Sequence[PathProblem]) -> List[Finding]:
     """Return an error for each path of a model that the store does not copy. Triton itself may accept such a path."""
-    return [
-        Finding(model, problem.path, None, "", problem.actual, problem.expected, problem.todo, ERROR, "files", "", STORE_REFUSES)
-        for problem in problems
-    ]
+    return [file_error(model, *problem, rule="files", triton="", store=STORE_REFUSES) for problem in problems]
 
 
 def listed(values: Any) -> str:

@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
     WARNING,
     Finding,
     Row,
+    file_error,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Listing, is_within
 
@@ -28,9 +29,9 @@ MIN_VERSION, MAX_VERSION = -(2**63), 2**63 - 1
 class Model:
     """A config and the files of its model.
 
-    `files` and `directories` are paths below `directory`. `directories` also has empty directories. `listing` is the content of
-    the disk, and is set if the model is linted without an inventory. `complete` is False if the inventory may add files, such as
-    compiled files. `file` is the path of the config: config.pbtxt, or a variant below configs/.
+    `files` and `directories`, which include empty directories, are paths below `directory`. `listing` is set if the model is linted
+    without an inventory. `complete` is False if the inventory may add files, such as compiled files. `file` is the path of the
+    config: config.pbtxt, or a variant below configs/.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Model:
         return Finding(self.name, path, self._line(field), field, actual, expected, todo, ERROR, rule, triton)
 
     def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = LOADS) -> Finding:
-        """Return a warning about the config. Triton serves the model, but its author hardly intends the setting."""
+        """Return a warning about the config. Triton serves the model, but the setting is hardly intended."""
         return self.error(rule, field, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def missing(self, rule: str, field: str, expected: str, todo: str = "Add it") -> Finding:
@@ -82,18 +83,18 @@ class Model:
 
     def file_error(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = REFUSES) -> Finding:
         """Return an error of a file or a directory of the model."""
-        return Finding(self.name, os.path.join(self.directory, path), None, "", actual, expected, todo, ERROR, rule, triton)
+        return file_error(self.name, os.path.join(self.directory, path), actual, expected, todo, rule, triton)
 
     def file_warning(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = LOADS) -> Finding:
         """Return a warning about a file or a directory of the model."""
         return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def _line(self, field: str) -> Optional[int]:
-        """Return the line of a field. If the file does not have the field, return the line of the message around it, or None."""
+        """Return the line of a field, or else of the message around the field, or None."""
         if self._lines is None:
             self._lines = {}
-            for place in schema.source_fields(self.text):
-                self._lines.setdefault(place.path, place.line)
+            for source_field in schema.source_fields(self.text):
+                self._lines.setdefault(source_field.path, source_field.line)
         while field and field not in self._lines:
             field = field.rpartition(".")[0]
         return self._lines.get(field)
@@ -133,11 +134,11 @@ class Model:
 
     @property
     def has_all_files(self) -> bool:
-        """True if no compiled file can be added later, so that all files and versions are known."""
+        """True if the inventory adds no compiled file, so that all files and versions are known."""
         return self.complete or self.backend != "rbln"
 
     def versions(self) -> Dict[int, str]:
-        """Return {version: directory that Triton reads}. `9.bak` makes Triton read the directory 9, even if there is none."""
+        """Return {version: directory that Triton reads}. For `9.bak`, Triton reads the directory 9, even if it does not exist."""
         numbers = (directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS)
         return {number: str(number) for number in numbers if number is not None and MIN_VERSION <= number <= MAX_VERSION}
 
@@ -153,7 +154,7 @@ class Model:
         return numbers[len(numbers) - min(count, len(numbers)) :]
 
     def readable(self, path: str) -> bool:
-        """Return True if a path may be read, because it is in the repository after all links were followed."""
+        """Return True if the target of a path is in the repository, so that the linter may read it."""
         return is_within(os.path.join(self.directory, path), os.path.dirname(self.directory))
 
     def below(self, directory: str) -> List[str]:
@@ -162,7 +163,7 @@ class Model:
 
 
 def directory_version(directory: str) -> Optional[int]:
-    """Return the version of a directory name, or None if Triton ignores it. Like std::stoll in Triton, read `9.bak` as 9."""
+    """Return the version of a directory name, or None if Triton ignores the directory. As in Triton, `9.bak` is version 9."""
     if len(directory) > 1 and directory.startswith("0"):
         return None
     match = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", directory)

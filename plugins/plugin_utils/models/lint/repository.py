@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The linter for whole repositories on the controller's disk: their models, and other content."""
+"""The linter for whole repositories on the controller: their models, and other files and directories."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
     CRASHES,
     ERROR,
     LOADS_NOTHING,
-    REFUSES,
     STORE_REFUSES,
     WARNING,
     Finding,
     Row,
+    file_error,
     listed,
     store_errors,
 )
@@ -39,9 +39,9 @@ class Linted(NamedTuple):
 
 
 def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Row] = None) -> Linted:
-    """Return the models and findings. If `only` is not empty, limit the findings to these models. Raises Refusal.
+    """Return the models and findings. Raises Refusal for a wrong argument.
 
-    Broken links beside the models are reported only if all models are linted. A wrong argument raises Refusal.
+    If `only` is not empty, the findings are limited to these models. Broken links beside the models are then not reported.
     """
     missing = [path for path in repositories if not os.path.isdir(path)]
     if missing:
@@ -84,24 +84,16 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
     return Linted(models, findings)
 
 
-def _finding(
-    name: str, path: str, actual: str, expected: str, todo: str, rule: str, triton: str = REFUSES, store: str = ""
-) -> Finding:
-    """Return an error about a file or a directory."""
-    return Finding(name, path, None, "", actual, expected, todo, ERROR, rule, triton, store)
-
-
 def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model], List[Finding]]:
     """Return (a model or None, the findings about the model and about the variants of its config)."""
     main: Optional[Model] = None
-    # `content` is what Triton sees. The problems of `walk` are paths that the store refuses.
     content = listing(directory, os.path.dirname(directory))
-    # Triton also refuses broken links directly in the model's directory. layout.py reports them.
+    # layout.py reports broken links directly in the model's directory, which Triton refuses as well as the store.
     reported = {os.path.join(directory, path) for path, kind in content.others.items() if kind == BROKEN_LINK and "/" not in path}
     problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in reported]
     findings = store_errors(name, problems)
     if CONFIG in content.outside or "" in content.outside:
-        # A file outside the repository is never read.
+        # Files outside the repository are never read.
         return None, findings
     record, record_findings = _record(name, directory, content.files)
     findings += record_findings
@@ -120,29 +112,30 @@ def _is_variant(path: str) -> bool:
 
 
 def _of_variant(findings: Sequence[Finding], file: str) -> List[Finding]:
-    """Return the findings about the variant's own file. Findings about the model's other files come from the main config."""
+    """Return the findings about the file of a variant. The main config has the same findings about other files."""
     condition = f", if it starts with --model-config-name={os.path.basename(file)[: -len('.pbtxt')]}"
     return [finding._replace(triton=finding.triton + condition) for finding in findings if finding.file.endswith(file)]
 
 
 def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[Mapping[str, Any]], List[Finding]]:
-    """Return (the record of the first compiled file in the repository that has one, or None; findings about the record)."""
+    """Return (the record of the first compiled file with a record, or None; the findings about the record)."""
     for path in files:
         if path.endswith(".rbln") and path + compiled.SUFFIX in files:
             record, flaw = compiled.record_beside(os.path.join(directory, path))
             if flaw:
-                place = os.path.join(directory, path + compiled.SUFFIX)
-                expected, todo = "a record in the form of playbooks/compile.yml", "Compile the model again"
-                return None, [_finding(name, place, flaw, expected, todo, "compiled file", "does not read it")]
+                file, expected = os.path.join(directory, path + compiled.SUFFIX), "a record in the form of playbooks/compile.yml"
+                return None, [
+                    file_error(name, file, flaw, expected, "Compile the model again", "compiled file", "does not read it")
+                ]
             if record:
                 return record, []
     return None, []
 
 
 def _broken_link(name: str, path: str) -> Finding:
-    """Return the error of a broken link in the root of a repository. With such a link, Triton loads no model when it starts."""
+    """Return the error of a broken link directly in a repository, with which Triton loads no model when it starts."""
     todo = "Remove it, or correct its target"
-    return _finding(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", LOADS_NOTHING)
+    return file_error(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", LOADS_NOTHING)
 
 
 def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
@@ -162,11 +155,11 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
     errors = [finding for finding in check(model, row) if finding.severity == ERROR]
     if model.backend and python_model.writes_config(model) and not errors:
         actual += f", which Triton serves with backend {model.backend}"
-        return [_finding(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", STORE_REFUSES)]
+        return [file_error(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", STORE_REFUSES)]
     triton = "reads it as a model and does not start, except in explicit mode"
-    # Errors that end Triton are also reported, as their effect is worse.
+    # Errors that end Triton have a worse effect.
     return [
-        _finding(name, directory, actual, "a model", todo, "stray", triton),
+        file_error(name, directory, actual, "a model", todo, "stray", triton),
         *(error for error in errors if error.triton == CRASHES),
     ]
 
@@ -175,7 +168,7 @@ def _duplicates(name: str, directory: str, directories: Sequence[str]) -> Iterat
     """Yield the error of a model in several repositories."""
     if len(directories) > 1:
         actual, expected = f"one of {listed(directories)}", "a model in one repository only"
-        yield _finding(name, directory, actual, expected, "Keep one of them", "duplicate", "serves none of them")
+        yield file_error(name, directory, actual, expected, "Keep one of them", "duplicate", "serves none of them")
 
 
 def _is_model(directory: str) -> bool:
@@ -201,5 +194,5 @@ def _caches(name: str, directory: str) -> Iterator[Finding]:
         if "__pycache__" in names:
             path, actual, expected = os.path.join(base, "__pycache__"), "a directory of Python's bytecode", "no such directory"
             todo = "Delete it, and let servers read the repository read-only"
-            triton = "loads the model again for it if it reads the repository itself"
-            yield _finding(name, path, actual, expected, todo, "bytecode", triton)._replace(severity=WARNING)
+            triton = "loads the model again because of it, if Triton reads this repository itself"
+            yield file_error(name, path, actual, expected, todo, "bytecode", triton)._replace(severity=WARNING)

@@ -22,23 +22,19 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
     HANGS,
     REFUSES_TEXT,
     Finding,
+    file_error,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import decoded, printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-FILE = os.path.join(
-    COLLECTION,
-    "files",
-    "schemas",
-    "model_config.json",
-)
+FILE = os.path.join(COLLECTION, "files/schemas/model_config.json")
 ROOT = "inference.ModelConfig"
 
 
 @cache
 def load() -> Tuple[Any, Mapping[str, str]]:
-    """Return (the class ModelConfig, {message.field: first Triton that knows the field}) without fields of the oldest Triton."""
+    """Return (the class ModelConfig, {message.field: first Triton that knows the field} of fields that the oldest one lacks)."""
     try:
         from google.protobuf import descriptor_pool, message_factory
     except ImportError:
@@ -52,7 +48,7 @@ def load() -> Tuple[Any, Mapping[str, str]]:
 
 
 def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
-    """Return (a config.pbtxt as ModelConfig or None, findings). It is None if the text could not be parsed to its end.
+    """Return (a config.pbtxt as ModelConfig, or None if its end could not be parsed; findings).
 
     `path` is the path of the file, and `name` the model's name. The first finding has the message of Triton's parser.
     """
@@ -72,40 +68,39 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
 
 
 def unknown(text: str, triton: str) -> List[Tuple[texts.SourceField, str, str]]:
-    """Return (place, name, the first Triton that knows the name) for the fields and values that this Triton does not know."""
+    """Return (field, name, first Triton that knows the name) for each field or value that this Triton does not know."""
     newer = {name: since for name, since in load()[1].items() if triton_version(since) > triton_version(triton)}
     # The text is parsed only if one of the names is in it.
     if not any(name.rpartition(".")[2] in text for name in newer):
         return []
     results: List[Tuple[texts.SourceField, str, str]] = []
-    for place in source_fields(text):
-        name = place.name if place.name in newer else place.value
+    for field in source_fields(text):
+        name = field.name if field.name in newer else field.value
         # Fields inside an unknown field need no finding of their own.
         inner = tuple(f"{other.path}{mark}" for other, _name, _since in results for mark in ".[")
-        if name in newer and not place.path.startswith(inner):
-            results.append((place, name, ".".join(newer[name].split(".")[:2])))
+        if name in newer and not field.path.startswith(inner):
+            results.append((field, name, ".".join(newer[name].split(".")[:2])))
     return results
 
 
 def source_fields(text: str) -> List[texts.SourceField]:
-    """Return the fields of a text in their order, up to the first place that cannot be parsed."""
+    """Return the fields of a text in their order, up to the first text that cannot be parsed."""
     kind, _since = load()
     return texts.parse(text, kind()).fields
 
 
 def enum_name(message: Any, field: str) -> str:
-    """Return the name of an enum's value in a message, or its number if it has no name."""
+    """Return the name of the value of an enum field, or the number of a value without a name."""
     number = getattr(message, field)
     entry = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
     return str(entry.name if entry else number)
 
 
 def read(path: str, name: str, raw: Optional[bytes] = None) -> Tuple[Any, str, List[Finding]]:
-    """Return (config or None, text, findings) of a file. `name` is the model's name, `raw` the content if it was read already."""
+    """Return (config or None, text, findings) of a file. `name` is the model's name. `raw` is the content, if already read."""
 
     def failure(actual: str, todo: str, triton: str) -> Tuple[Any, str, List[Finding]]:
-        finding = Finding(name, path, None, "", actual, "a file with text", todo, ERROR, "syntax", triton)
-        return None, "", [finding]
+        return None, "", [file_error(name, path, actual, "a file with text", todo, "syntax", triton)]
 
     if raw is None:
         if os.path.isdir(path):
