@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a compilation, from the specs of models and the records of existing compiled files. Controller only.
+"""The plan of a compilation, computed from the specs of models and the records of existing compiled files. Controller only.
 
 A spec is {"name", "source", "inputs"}. `source` is {"onnx": file} or {"torch": "module:function", "path": directory}, `inputs` is
 [{"name", "shape" without the batch, "dtype"}]. Optional are "outputs", "batches", "devices", "npu" and "output", a directory.
@@ -28,8 +28,8 @@ def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: st
     """Return an entry for each spec. `card` is the default card, `sdk` that of the release row. Raises Refusal with all errors.
 
     An entry has "name", "key" such as "CA22/0.9", "why" (the reason to compile the model, or ""), "push" (the file or directory
-    that the compile program reads), "file" (path of the compiled file on the controller), "artefacts" (the value for
-    `triton_models`, {} if the model has to be compiled) and "spec" (the input of the compile program).
+    that the compile program reads), "file" (the path of the compiled file on the controller), "artefacts" (the value for
+    `triton_models`, or {} if the model has to be compiled) and "spec" (the input of the compile program).
     """
     reasons: List[str] = []
     for number, model in enumerate(models):
@@ -93,7 +93,7 @@ def _reason_to_compile(path: str, spec: Mapping[str, Any]) -> Tuple[str, Optiona
 
 
 def full_path(path: str) -> str:
-    """Return the absolute form of a path. Tasks would resolve a relative path in another directory than the user's shell."""
+    """Return the absolute form of a path. A task would resolve a relative path in another directory than the user's shell."""
     return os.path.abspath(os.path.expanduser(path))
 
 
@@ -102,12 +102,14 @@ def tree_digest(path: str) -> str:
     if os.path.isfile(path):
         return file_digest(path)
     digest = hashlib.sha256()
-    # The files of a directory come before those of its subdirectories.
-    for file in sorted(
-        walk(path, path).files, key=lambda entry: [(at < entry.count("/"), part) for at, part in enumerate(entry.split("/"))]
-    ):
+    for file in sorted(walk(path, path).files, key=_files_first):
         digest.update(f"{file_digest(os.path.join(path, file))} {file}\n".encode())
     return digest.hexdigest()
+
+
+def _files_first(path: str) -> List[Tuple[bool, str]]:
+    """Return a sort key by which the files of a directory come before those of its subdirectories."""
+    return [(level < path.count("/"), part) for level, part in enumerate(path.split("/"))]
 
 
 def _errors(model: Any, where: str) -> Iterator[str]:

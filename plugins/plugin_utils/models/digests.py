@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache of the digests of large files on the controller, which the manifests of all hosts need in every run.
 
-Like git's index, it identifies the content of a file by device, inode, size, mtime and ctime in nanoseconds. The digest of a file
-that has just changed is not cached, because the file could change again within the same tick of the clock.
+Like git's index, the cache identifies the content of a file by device, inode, size, mtime and ctime in nanoseconds. The digest of
+a file that has just changed is not cached, because the file could change again within the same tick of the clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRESH = 2.0
 
 
 def digest(path: str, cache: str) -> str:
-    """Return the SHA-256 of a file. `cache` is the directory of the cache, which is created, or "" for no cache.
+    """Return the SHA-256 of a file. `cache` is the directory of the cache, which this function creates, or "" for no cache.
 
     If several processes need the digest of a file, one reads the file and the others wait.
     """

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a model for a host: the model's files, rendered for that host, and two digests. Controller only.
+"""The manifest of a model for a host: the model's files, rendered for this host, and two digests. Controller only.
 
-The digest `source` covers the files on the controller and is equal for all hosts. The digest `release` covers the rendered files.
-Both are parameters in the served config.pbtxt, so that the server itself can report which release it has loaded.
+`source` is the digest of the files on the controller, and is equal for all hosts. `release` is the digest of the rendered files. Both
+are parameters of the served config.pbtxt, so that the server itself can report the loaded release.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
-# Files of at least this size, and compiled files of any size, are blobs: a host stores them once, and releases link to them.
+# Files of this size or more, and all compiled files, are blobs: a host stores them once, and releases link to them.
 BLOB_BYTES = 1 << 20
-SOURCE = "npufleet_source"  # The parameter of config.pbtxt with the digest `source`
-RELEASE = "npufleet_release"  # The parameter of config.pbtxt with the digest `release`
+# The parameters of config.pbtxt with the two digests
+SOURCE, RELEASE = "npufleet_source", "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"  # The default path of a compiled file in a model
-# The most requests that wait in a batcher that a profile sets up. Triton refuses more, because they would fill the memory.
+# Requests that may wait in the batcher of a profile. Triton refuses more, because they would fill the memory.
 MAX_QUEUE = 256
-# {profile: instances of a rbln model on each NPU, microseconds that its batcher waits for a full batch}. While one instance
-# computes on the NPU, the other one joins the next batch.
+# {profile: instances of a rbln model on each NPU, and microseconds that its batcher waits for a full batch}. While one instance
+# computes on the NPU, the other instance joins the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 STEP_LOCATION = StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
 # Prefixes of the object stores from which Triton itself reads models
@@ -66,7 +66,7 @@ class Manifest(TypedDict):
     contents: Dict[str, bytes]
     # {sha256 of a blob: {"file": path on the controller} or {"url": address}}
     origins: Dict[str, Dict[str, str]]
-    # Bytes of device memory on each NPU of the host
+    # Bytes of device memory, on each NPU of the host
     memory: List[int]
     # Names of the models in the steps of an ensemble
     steps: List[str]
@@ -74,7 +74,7 @@ class Manifest(TypedDict):
     cached: bool
     # Digest of the config without the two digests
     shape: str
-    # The order of a reload: `beside` loads the new release beside the old one, `unload_first` does not
+    # `beside` loads a new release before the old one is unloaded, `unload_first` afterwards
     switch: str
 
 
@@ -127,7 +127,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
 
 
 def repository_facts(model: Model) -> Dict[str, Any]:
-    """Return the facts of a model that is linted without a host, in the form of a manifest."""
+    """Return the facts of a model that is linted without a host: a part of a manifest."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
@@ -147,7 +147,7 @@ def _files(
     origins: Dict[str, Dict[str, str]] = {}
     for path in paths:
         full = os.path.join(directory, path)
-        # The config is rendered for each host. Therefore it is never a blob.
+        # The config is never a blob, because it is rendered for each host.
         if path != CONFIG and os.path.getsize(full) >= BLOB_BYTES:
             digest = digests.digest(full, cache)
             files[path] = {"sha256": digest, "blob": True}
@@ -160,7 +160,7 @@ def _files(
 
 
 def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Manifest, List[str]]:
-    """Return (the manifest of a model, its errors without the linter's findings). `model_source` is not changed."""
+    """Return (the manifest of a model, errors other than the linter's findings). `model_source` is not changed."""
     name = model_source.model.name
     config = type(model_source.model.config)()
     config.CopyFrom(model_source.model.config)
@@ -218,7 +218,7 @@ def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
 def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
     """Return the artefact for this host's card and SDK, or None if the model has no artefacts. Raises Refusal.
 
-    If `bundled` is true, a bundle can deliver the file, so that the artefact needs neither `url` nor `file`.
+    If `bundled` is true, the artefact needs neither `url` nor `file`, as a bundle can deliver the file.
     """
     if not artefacts:
         return None
@@ -231,8 +231,8 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
             ]
         )
     errors = [
-        f"model {name}: artefact {place} is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"
-        for place, element in sorted(artefacts.items())
+        f"model {name}: artefact {other} is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"
+        for other, element in sorted(artefacts.items())
         if not re.fullmatch("[0-9a-f]{64}", str(element.get("sha256"))) or not ("url" in element or "file" in element or bundled)
     ]
     if errors:
@@ -263,7 +263,7 @@ def _place(
 ) -> Tuple[List[int], List[str]]:
     """Set the NPUs and instances in a model's config. Return (bytes of device memory on each NPU of the host, errors).
 
-    The instance count is set in every KIND_MODEL group. A rbln model without an instance group gets one.
+    A rbln model without an instance group gets one. Each group of KIND_MODEL gets the same number of instances.
     """
     total = int(variables["npufleet_npus"])
     npus = [int(npu) for npu in entry.get("npus") or range(total)]
@@ -278,25 +278,25 @@ def _place(
     del config.instance_group[-1]
     if config.backend == "rbln" and not config.instance_group:
         config.instance_group.add().kind = kind_model
-    places = len(npus) // span
+    groups_of_npus = len(npus) // span
     for group in config.instance_group:
         if group.kind == kind_model:
-            group.count = places * instances
+            group.count = groups_of_npus * instances
     if entry.get("npus"):
         config.parameters["npus"].string_value = ",".join(map(str, npus))
     if span > 1:
         config.parameters["npus_per_instance"].string_value = str(span)
     memory = [0] * total
     # Only models of the rbln backend have a record.
-    taken = record["device_memory"] if record else []
-    for place in range(places * span):
-        known = taken[place % span] if taken else 0
-        memory[npus[place]] += (size(entry["device_memory"]) if entry.get("device_memory") else known) * instances
+    recorded = record["device_memory"] if record else []
+    for index in range(groups_of_npus * span):
+        known = recorded[index % span] if recorded else 0
+        memory[npus[index]] += (size(entry["device_memory"]) if entry.get("device_memory") else known) * instances
     return memory, []
 
 
 def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> int:
-    """Return the instances on each NPU. A profile also sets up the dynamic batcher, if the config of a rbln model does not."""
+    """Return the instances on each NPU. A profile also sets the dynamic batcher of a rbln model whose config does not set it."""
     profile = PROFILES.get(entry.get("profile") or "")
     if profile is None or config.backend != "rbln":
         return int(entry.get("instances") or 1)
@@ -324,15 +324,13 @@ def linted(
 ) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
     """Return (manifests by model, the linter's findings, other errors). `placed` is as in `manifests`.
 
-    If `only` is not empty, the result is limited to these models. The others are still read, as an ensemble may need them.
+    If `only` is not empty, the result is limited to these models. All are read, as an ensemble may need them.
     """
     placed = placed_here(variables) if placed is None else placed
     by_name: Dict[str, Manifest] = {}
     findings: List[Finding] = []
-    more: List[str] = []
+    more: List[str] = [reason for entry in placed if cloud(entry) for reason in _cloud_errors(entry, variables)]
     read: Dict[str, Model] = {}
-    for entry in (element for element in placed if cloud(element)):
-        more += _cloud_errors(entry, variables)
     for entry in (element for element in placed if not cloud(element)):
         name = entry["name"]
         selected = not only or name in only
@@ -355,12 +353,10 @@ def linted(
     return by_name, findings + [finding for finding in shared if not only or finding.model in only], more
 
 
-def to_release(of_host: Manifest) -> Dict[str, Any]:
-    """Return the description of a release for a host. It contains small files in Base64."""
-    files: Dict[str, Any] = {}
-    for path, facts in of_host["files"].items():
-        files[path] = dict(facts)
-        if not facts["blob"]:
-            files[path]["content"] = base64.b64encode(of_host["contents"][path]).decode()
+def to_release(manifest: Manifest) -> Dict[str, Any]:
+    """Return the release in a manifest as data for a host, with small files in Base64."""
+    files = {path: dict(facts) for path, facts in manifest["files"].items()}
+    for path, content in manifest["contents"].items():
+        files[path]["content"] = base64.b64encode(content).decode()
     keys = ("source", "release", "versions", "steps", "cached", "shape")
-    return {**{key: value for key, value in of_host.items() if key in keys}, "files": files}
+    return {**{key: value for key, value in manifest.items() if key in keys}, "files": files}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of the files of a model on the controller, which are read and sent to hosts.
 
-`walk` follows links that stay in the repository. It reports, but never opens, links that leave it, broken links and special files.
+`walk` follows links that stay in the repository. It reports other links, broken links and special files, and never opens them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Dict, List, NamedTuple, Set, Tuple
 
 # Directories that are never sent, because they do not belong to the model
 EXCLUDED = ("__pycache__", ".git")
-# The most levels of directories, and the most bytes of a path, so that the paths of a release below the store are not too long
+# Levels of directories, and bytes of a path. The paths of a release in the store are longer.
 MAX_DEPTH, MAX_PATH_BYTES = 32, 1024
-# The most files of a directory. The most bytes of a config, as it is read into memory
+# Files of a directory. Bytes of a config, which is read into memory.
 MAX_FILES, MAX_CONFIG_BYTES = 100000, 1 << 24
-# The most names in a listing, including those behind links
+# Names in a listing, including those behind links
 MAX_NAMES = 100_000
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -47,7 +47,7 @@ class Walked(NamedTuple):
 
 
 def walk(directory: str, boundary: str) -> Walked:
-    """Return the files and problems below a directory. `boundary` is the directory that links may not leave."""
+    """Return the files and problems below a directory. Links may not leave the directory `boundary`."""
     result = Walked([], [])
     _walk(directory, "", os.path.realpath(boundary), (), result)
     if len(result.files) > MAX_FILES:
@@ -60,7 +60,7 @@ def walk(directory: str, boundary: str) -> Walked:
 
 
 def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], result: Walked) -> None:
-    """Add to `result` what is at and below the path `inner` of the directory. `above` are the real paths of its parents."""
+    """Add the files and problems at and below the path `inner` to `result`. `above` are the real paths of its parents."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
 
@@ -94,7 +94,7 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
         for name in names:
             if name in EXCLUDED or name.endswith(".pyc"):
                 continue
-            # The lists of digests have one name on each line, so that no name may contain a line break.
+            # A list of digests has one name on each line. Therefore no name may contain a line break.
             if name.isprintable():
                 _walk(directory, os.path.join(inner, name), boundary, (*above, real), result)
             else:
@@ -109,10 +109,10 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
 
 
 class Listing(NamedTuple):
-    """The content of a directory as a program sees it that follows every link, such as Triton.
+    """The content of a directory for a program that follows every link, such as Triton.
 
-    `files` and `directories` are paths. `others` is {path: kind} of special files and broken links. `outside` are the paths that
-    links lead out of `boundary`. Their content must not be read.
+    `files` and `directories` are paths. `others` is {path: kind} of special files and broken links. `outside` are paths with
+    targets outside `boundary`, so that their content must not be read.
     """
 
     files: List[str]
@@ -122,20 +122,20 @@ class Listing(NamedTuple):
 
 
 def listing(directory: str, boundary: str) -> Listing:
-    """Return the content of a directory, up to about MAX_NAMES names. `boundary` is the directory around it, as in `walk`."""
+    """Return the content of a directory, up to about MAX_NAMES names. `boundary` is as in `walk`."""
     result = Listing([], [], {}, set())
     _list(directory, "", os.path.realpath(boundary), (), result)
     return Listing(sorted(result.files), sorted(result.directories), result.others, result.outside)
 
 
 def is_within(path: str, boundary: str) -> bool:
-    """Return True if a path is `boundary` or below it after all links were followed."""
+    """Return True if the target of a path is `boundary` or is below it."""
     boundary = os.path.realpath(boundary)
     return os.path.commonpath([os.path.realpath(path), boundary]) == boundary
 
 
 def _list(directory: str, inner: str, boundary: str, above: Tuple[str, ...], result: Listing) -> None:
-    """Add to `result` the content of the directory at the path `inner`. `above` are the real paths of its parents."""
+    """Add the content of the directory at the path `inner` to `result`. `above` are the real paths of its parents."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
     if not is_within(path, boundary):
