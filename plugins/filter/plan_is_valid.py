@@ -21,7 +21,7 @@ options:
     type: dict
     default: {}
   linked:
-    description: Whether the server is to serve the releases that the links in C(served/) point to.
+    description: Whether the server shall serve the releases that the links in C(served/) point to.
     type: bool
     default: false
 """

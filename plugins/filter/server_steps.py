@@ -26,7 +26,7 @@ options:
     type: dict
     default: {}
   linked:
-    description: Whether the server is to serve the releases that the links in C(served/) point to, without a transfer.
+    description: Whether the server shall serve the releases that the links in C(served/) point to, without a transfer.
     type: bool
     default: false
   rollback:
@@ -43,16 +43,16 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    A boolean for each step C(transfer), C(hold), C(prepare), C(credentials), C(key), C(container), C(change), C(watch) and
-    C(unwatch). C(release) and C(withdraw) are names of models. C(releases_host) is true if the change is the last step on this
-    host and releases its lease. C(refusals) has the reasons why a new container could not start.
+    A boolean for each step C(transfer), C(hold), C(prepare), C(credentials), C(key), C(container), C(change), C(install_watchdog)
+    and C(remove_watchdog). C(release) and C(withdraw) are names of models. C(releases_host) is true if the change is the last step
+    on this host and releases its lease. C(refusals) has the reasons why a new container could not start.
   type: dict
 """
 
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 # Concerns that one change of the server brings into sync
-CHANGED = {"models", "server"}
+CHANGE_CONCERNS = {"models", "server"}
 
 
 def server_steps(
@@ -78,21 +78,23 @@ def server_steps(
         "key": "key" in server,
         "container": container,
         "change": change,
-        "watch": "watch" in watchdog,
-        "unwatch": "unwatch" in watchdog,
+        "install_watchdog": "watch" in watchdog,
+        "remove_watchdog": "unwatch" in watchdog,
         "release": _names(models, "release"),
         "withdraw": _names(models, "withdraw"),
         "refusals": _refusals(state["actual"]["server"]) if container else [],
-        # The change itself releases the lease of the host if this run applies nothing after it.
-        "releases_host": bool(state.get("known")) and held and not container and concerns <= CHANGED,
+        # The change releases the lease itself if this run applies nothing after it.
+        "releases_host": bool(state.get("known")) and held and not container and concerns <= CHANGE_CONCERNS,
     }
 
 
 def _refusals(server: Mapping[str, Any]) -> List[str]:
     """Return the reasons why a new container could not start."""
-    absent = server["absent"] + server["driver_files"]["missing"]
-    advice = "create them, install the driver that brings them, or correct triton_server_volumes or triton_server_driver_files"
-    missing = f"{', '.join(absent)} of the mounts of the container is missing, expected on the host: {advice}"
+    absent = ", ".join(server["absent"] + server["driver_files"]["missing"])
+    missing = (
+        f"{absent} of the mounts of the container is missing, expected on the host: create it, install the driver for it, or "
+        "correct triton_server_volumes or triton_server_driver_files"
+    )
     return [*([missing] if absent else []), *server["access"]["missing"], *server["access"]["closed"]]
 
 

@@ -49,9 +49,9 @@ def test_a_host_in_sync_has_no_step() -> None:
         ([differs("server", "write"), differs("server", "key")], ["prepare", "credentials", "key", "change"]),
         ([differs("server", "load")], ["change"]),
         ([differs("models", "release")], ["change"]),
-        ([differs("watchdog", "watch")], ["watch"]),
-        ([differs("watchdog", "unwatch")], ["unwatch"]),
-        ([differs("server", "replace"), differs("watchdog", "watch")], ["prepare", "container", "change", "watch"]),
+        ([differs("watchdog", "watch")], ["install_watchdog"]),
+        ([differs("watchdog", "unwatch")], ["remove_watchdog"]),
+        ([differs("server", "replace"), differs("watchdog", "watch")], ["prepare", "container", "change", "install_watchdog"]),
     ],
 )
 def test_each_action_has_its_steps(plan: list[Any], steps: list[str]) -> None:
@@ -85,7 +85,7 @@ def test_a_container_without_its_files_is_refused() -> None:
         access={"missing": ["no rbln0"], "closed": ["closed rbln1"]},
     )
     (files, *devices) = server_steps(found)["refusals"]
-    assert files.startswith("/srv/data, /usr/lib/x.so of the mounts of the container is missing, expected on the host: create them")
+    assert files.startswith("/srv/data, /usr/lib/x.so of the mounts of the container is missing, expected on the host: create it")
     assert devices == ["no rbln0", "closed rbln1"]
     # A change without a new container needs none of them.
     found["plan"] = [differs("server", "load")]
