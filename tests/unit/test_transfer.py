@@ -135,7 +135,7 @@ def test_a_cut_connection_frees_the_lock_and_the_next_run_goes_on(site: Path, mo
     monkeypatch.setenv("RELAY", RELAY)
     broken = transfer(site, origins)
     assert broken["failed"] is True
-    assert "npu1: the transfer broke off (" in broken["msg"] and "run again, it goes on where it stopped" in broken["msg"]
+    assert "npu1: the transfer broke off (" in broken["msg"] and "run again to continue it" in broken["msg"]
     lock = f"flock --timeout {sender.LOCK_WAIT} {site}/npu1/incoming rsync --server"
     assert [line.startswith(lock) for line in (site / "asked").read_text().splitlines() if "rsync" in line] == [True]
     with blobs.locked(str(site / "npu1/incoming"), wait=False):
@@ -202,15 +202,15 @@ def test_a_disk_that_fills_up_is_told_and_its_partial_files_go(tmp_path: Path, m
         return {"dropped": dict.fromkeys(routes, 1_000_000)}
 
     said = {"failed": True, "msg": "rsync: [receiver] write failed on x: No space left on device (28)\nrsync error: code 11"}
-    for name, stub in (("_step", step), ("_rsync", lambda _staging: said), ("_look", lambda _digests: lambda: None)):
+    for name, stub in (("_step", step), ("_rsync", lambda _staging: said), ("_progress_of", lambda _digests: lambda: None)):
         monkeypatch.setattr(mine, name, stub)
     (tmp_path / "model.rbln").write_bytes(CONTENT)
     mine.cache = str(tmp_path)
     with pytest.raises(store.StoreError) as error:
         mine._push({digest(CONTENT): {"file": str(tmp_path / "model.rbln"), "pull": False}})
     assert str(error.value) == (
-        "/var/lib/npufleet/incoming is full (No space left on device) in the middle of 3000000 bytes; 1000000 bytes of partial "
-        "files were removed again: make room there"
+        "/var/lib/npufleet/incoming is full (No space left on device) during a transfer of 3000000 bytes; 1000000 bytes of partial "
+        "files were removed: free space there"
     )
     assert steps == [("drop", [digest(CONTENT)])]
 
@@ -333,15 +333,15 @@ def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(sender, "Display", Screen)
     mine = sender.Sender.__new__(sender.Sender)
-    mine.host, mine.pulled = "npu1", None
+    mine.host, mine.pull_total = "npu1", None
     sizes = iter([None, *range(100 * blobs.MIB, 10**12, blobs.MIB)])
-    result = mine._watched(lambda: enough.wait(10), lambda: next(sizes), 2048 * blobs.MIB)
+    result = mine._watch(lambda: enough.wait(10), lambda: next(sizes), 2048 * blobs.MIB)
     assert result is True
     assert said[0].startswith("npu1: models: 100 of 2048 MiB, ")
     quick: list[str] = said[:]
     monkeypatch.setattr(sender, "PROGRESS", 10)
     with pytest.raises(ZeroDivisionError):
-        mine._watched(lambda: 1 // 0, lambda: 0, None)
+        mine._watch(lambda: 1 // 0, lambda: 0, None)
     assert said == quick
 
 

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's side of a transfer of blobs to a host: routes, rsync and progress.
 
-ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. Meanwhile rsync on the host locks that
-directory, until the connection ends. The module model_blobs verifies and keeps the files.
+ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. During the copy, rsync on the host holds
+a lock on that directory. The module model_blobs verifies the files and moves them into the store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copy
 import fcntl
@@ -20,7 +21,7 @@ import socket
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
@@ -30,7 +31,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import Store
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# Seconds between two lines of progress. A shorter transfer prints no line.
+# Seconds between two lines of progress
 PROGRESS = 10.0
 # Seconds between two attempts while another controller transfers to the host
 RETRY = 2.0
@@ -44,11 +45,11 @@ class Pace:
     """The progress of a transfer: transferred bytes, rate since the start, and time left."""
 
     def __init__(self, host: str, total: Optional[int], arrived: int, now: float) -> None:
-        self.host, self.total, self.begun_at, self.begun = host, total, arrived, now
+        self.host, self.total, self.start_bytes, self.start = host, total, arrived, now
 
     def line(self, done: int, now: float) -> str:
         """Return the line of progress."""
-        rate = (done - self.begun_at) / max(now - self.begun, 0.001)
+        rate = (done - self.start_bytes) / max(now - self.start, 0.001)
         of = f" of {self.total // blobs.MIB}" if self.total else ""
         left = f", {max(self.total - done, 0) / rate:.0f} s left" if self.total and rate >= 1 else ""
         mib = rate / blobs.MIB
@@ -63,13 +64,13 @@ class Sender:
         self.root = str(action._task.args.get("root") or variables["npufleet_root"])
         self.incoming = str(action._task.args.get("incoming") or variables["npufleet_incoming"])
         self.cache = os.path.join(variables["npufleet_cache"], "blobs")
-        self.here = variables["model_repository_fetch"] == "controller"
+        self.from_controller = variables["model_repository_fetch"] == "controller"
         # {digest: partial file} of the blobs that this process fetches
         self.fetching: Dict[str, str] = {}
-        # {digest: bytes} that had arrived on the host before this run
+        # {digest: bytes} that were on the host before this run
         self.arrived: Dict[str, int] = {}
-        # Total bytes that the host has to pull, as reported by the host
-        self.pulled: Optional[int] = None
+        # The bytes that the host itself fetches, as reported by the host
+        self.pull_total: Optional[int] = None
 
     def send(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
         """Copy the missing blobs to the host and return the result of the task. Raises StoreError."""
@@ -82,41 +83,37 @@ class Sender:
                 f"it requests {', '.join(unknown[:5])}, which no model of the inventory has: nothing was sent; "
                 "find out who changed that host"
             )
-        try:
+        with _store_errors():
             return self._send(self._routes(missing, origins))
-        except (download.SourceError, OSError) as error:
-            raise StoreError(str(error)) from None
 
     def local(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
         """Return {digest: file on the controller} if the host is the controller itself. Raises StoreError."""
-        self.here = True
-        try:
+        self.from_controller = True
+        with _store_errors():
             return self._local(self._routes(missing, origins)) if missing else {}
-        except (download.SourceError, OSError) as error:
-            raise StoreError(str(error)) from None
 
     # Routes
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-        """Return {digest: origin}: the size if it is known, the name for messages, and whether the host itself fetches the blob."""
-        way, secrets = preflight_inputs.fetch_options(self.variables, self.here)
+        """Return {digest: origin}, each with `pull` (True if the host fetches it), `source` for messages, and `size` if known."""
+        options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller)
         bundle = self.variables["model_repository_bundle"]
-        in_bundle = download.bundled(bundle) if self.here else {}
+        in_bundle = download.bundled(bundle) if self.from_controller else {}
         routes: Dict[str, Dict[str, Any]] = {}
         reasons = []
         for digest in missing:
             entry = dict(origins.get(digest) or {})
             if digest in in_bundle:
                 entry = {"bundle": bundle}
-            entry["pull"] = not self.here and not entry.get("file")
+            entry["pull"] = not self.from_controller and not entry.get("file")
             entry["source"] = download.shown(entry)
             routes[digest] = entry
             if entry["pull"]:
                 continue
             try:
                 cached = os.path.join(self.cache, digest)
-                whole = os.path.getsize(cached) if os.path.isfile(cached) and not entry.get("file") else None
-                entry["size"] = in_bundle.get(digest) or whole or download.size(entry, digest, way, secrets)
+                cached_size = os.path.getsize(cached) if os.path.isfile(cached) and not entry.get("file") else None
+                entry["size"] = in_bundle.get(digest) or cached_size or download.size(entry, digest, options, secrets)
             except download.SourceError as error:
                 reasons.append(f"blob {digest[:12]} from {entry['source']}: {error}")
         if reasons:
@@ -134,63 +131,62 @@ class Sender:
                 needed = {digest: routes[digest] for digest in answer["needed"]}
                 self.arrived = answer["arrived"]
                 if self._push(needed):
-                    taken = self._take(routes, needed)
-                    if taken is not None:
-                        moved = sum(taken[digest] for digest in needed) - self._before(needed)
-                        sizes = {digest: taken[digest] for digest in needed}
+                    stored = self._store(routes, needed)
+                    if stored is not None:
+                        sizes = {digest: stored[digest] for digest in needed}
+                        moved = sum(sizes.values()) - self._arrived(needed)
                         return {"changed": True, "transferred": sizes, "bytes_moved": max(moved, 0)}
                 continue
             if time.monotonic() > deadline:
                 raise StoreError(
                     f"{answer['busy']} is transferring to this host, expected the end within "
-                    f"{self.variables['model_repository_lock_timeout']} s: run again when it is, or raise "
+                    f"{self.variables['model_repository_lock_timeout']} s: run again after the end, or raise "
                     "model_repository_lock_timeout"
                 )
             if time.monotonic() - reported >= PROGRESS:
                 reported = time.monotonic()
-                Display().display(f"{self.host}: models: waits for {answer['busy']}, who transfers to this host")
+                Display().display(f"{self.host}: models: waits for the transfer of {answer['busy']} to this host")
             time.sleep(RETRY)
 
     def _step(self, name: str, routes: Mapping[str, Any], pull: bool = False) -> Dict[str, Any]:
         """Call a step of the module on the host. Secrets are sent only if the host itself fetches the blobs. Raises StoreError."""
-        way, secrets = preflight_inputs.fetch_options(self.variables, self.here) if pull else ({}, {})
-        order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
-        order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
-        order["way"] = way
-        hidden_too = {**secrets, "addresses": secret.address_secrets(order)}
+        options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller) if pull else ({}, {})
+        step = {
+            "do": name,
+            # The connecting user owns `incoming/`.
+            "user": str(self.variables.get("ansible_user") or self.action.play_context.remote_user or getpass.getuser()),
+            "by": f"{getpass.getuser()}@{socket.gethostname()}",
+            "blobs": routes,
+            "bundle": "" if self.from_controller else self.variables["model_repository_bundle"],
+            "way": options,
+        }
+        request = {"step": step, "secrets": {**secrets, "addresses": secret.address_secrets(step)}}
         arguments = {"root": self.root, "incoming": self.incoming, "sha256": sorted(routes)}
-        answer: Dict[str, Any] = self.action.call_module(
-            "model_blobs", arguments, self.task_vars, {"step": order, "secrets": hidden_too}
-        )
+        answer: Dict[str, Any] = self.action.call_module("model_blobs", arguments, self.task_vars, request)
         if answer.get("failed"):
             raise StoreError(str(answer.get("msg") or answer))
         return answer
 
-    def _user(self) -> str:
-        """Return the connecting user, who owns `incoming/`."""
-        return str(self.variables.get("ansible_user") or self.action.play_context.remote_user or getpass.getuser())
-
-    def _take(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
-        """Let the host fetch its blobs and store all of them. Returns None if another controller came first."""
+    def _store(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
+        """Let the host fetch its blobs and store all of them. Return None if another controller came first."""
         pulls = {digest: entry for digest, entry in needed.items() if entry["pull"]}
         try:
             if pulls:
                 sizes = [pull.get("size") for pull in pulls.values()]
                 total = sum(filter(None, sizes)) if all(sizes) else None
-                answer = self._watched(lambda: self._step("take", routes, True), self._look(pulls), total, self._before(pulls))
+                answer = self._watch(
+                    lambda: self._step("take", routes, True), self._progress_of(pulls), total, self._arrived(pulls)
+                )
             else:
                 answer = self._step("take", routes)
         except StoreError:
-            self._clean_cache(needed)
+            # Every run would send a damaged file of the cache again.
+            for digest in needed:
+                path = os.path.join(self.cache, digest)
+                if os.path.isfile(path) and blobs.file_digest(path) != digest:
+                    os.unlink(path)
             raise
         return answer.get("taken")
-
-    def _clean_cache(self, needed: Mapping[str, Any]) -> None:
-        """Remove files from the cache whose content does not match their digest. Every run would send them again."""
-        for digest in needed:
-            path = os.path.join(self.cache, digest)
-            if os.path.isfile(path) and blobs.file_digest(path) != digest:
-                os.unlink(path)
 
     # Pushing
 
@@ -204,22 +200,22 @@ class Sender:
             for digest, path in files.items():
                 os.symlink(os.path.abspath(path), os.path.join(staging, digest))
             total = sum(map(os.path.getsize, files.values()))
-            result = self._watched(lambda: self._rsync(staging), self._look(pushes), total, self._before(pushes))
+            result = self._watch(lambda: self._rsync(staging), self._progress_of(pushes), total, self._arrived(pushes))
         if not result.get("failed"):
             return True
         message = " ".join(str(result.get("msg") or result).split())
         if "No space left on device" in message or "Disk quota exceeded" in message:
             dropped = self._step("drop", pushes).get("dropped", {})
             raise StoreError(
-                f"{self.incoming} is full (No space left on device) in the middle of {total} bytes; {sum(dropped.values())} bytes "
-                "of partial files were removed again: make room there"
+                f"{self.incoming} is full (No space left on device) during a transfer of {total} bytes; {sum(dropped.values())} "
+                "bytes of partial files were removed: free space there"
             )
         if "busy" in self._step("prepare", pushes):
             return False
-        raise StoreError(f"the transfer broke off ({message[-400:]}): run again, it goes on where it stopped")
+        raise StoreError(f"the transfer broke off ({message[-400:]}): run again to continue it")
 
     def _rsync(self, staging: str) -> Dict[str, Any]:
-        """Call synchronize without become, because rsync cannot answer the password prompt of sudo."""
+        """Call ansible.posix.synchronize without become, because rsync cannot answer the password prompt of sudo."""
         task = self.action._task.copy()
         task.args = {
             "src": staging + "/",
@@ -269,15 +265,16 @@ class Sender:
             os.makedirs(self.cache, mode=0o700, exist_ok=True)
             partial = {digest: _size_of(os.path.join(self.cache, digest + ".partial")) for digest in absent}
             sizes = {digest: entry.get("size") for digest, entry in absent.items()}
-            why = blobs.shortage(f"{self.cache} on the controller", shutil.disk_usage(self.cache).free, partial, sizes)
-            if why:
-                raise StoreError(why)
+            reason = blobs.shortage(f"{self.cache} on the controller", shutil.disk_usage(self.cache).free, partial, sizes)
+            if reason:
+                raise StoreError(reason)
             total = sum(filter(None, sizes.values())) if all(sizes.values()) else None
-            files.update(self._watched(lambda: self._fetch(absent), self._fetched, total, sum(partial.values())))
+            files.update(self._watch(lambda: self._fetch(absent), self._fetched, total, sum(partial.values())))
         return files
 
     def _fetch(self, absent: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        way, secrets = preflight_inputs.fetch_options(self.variables, self.here)
+        """Fetch blobs into the cache, and return {digest: file}. Raises StoreError."""
+        options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller)
         files = {}
         for digest, entry in sorted(absent.items()):
             files[digest] = path = os.path.join(self.cache, digest)
@@ -290,14 +287,14 @@ class Sender:
                     continue
                 self.fetching[digest] = partial
                 try:
-                    download.fetch(entry, digest, partial, way, secrets)
+                    download.fetch(entry, digest, partial, options, secrets)
                 except (download.SourceError, OSError) as error:
                     raise StoreError(f"blob {digest[:12]} from {entry['source']}: {error}") from None
-                proven = blobs.file_digest(partial)
-                if proven != digest:
+                actual = blobs.file_digest(partial)
+                if actual != digest:
                     os.unlink(partial)
                     raise StoreError(
-                        f"blob {digest[:12]} arrived from {entry['source']} with SHA-256 {proven}, expected {digest}: it was "
+                        f"blob {digest[:12]} arrived from {entry['source']} with SHA-256 {actual}, expected {digest}: it was "
                         "removed; compare the source with `sha256` in the inventory"
                     )
                 os.chmod(partial, 0o644)
@@ -306,42 +303,42 @@ class Sender:
         return files
 
     def _fetched(self) -> Optional[int]:
-        """Return the bytes that this process has fetched; None if it has not started to fetch."""
-        if not self.fetching:
-            return None
-        return sum(max(_size_of(partial), _size_of(partial[: -len(".partial")])) for partial in self.fetching.values())
+        """Return the bytes that this process has fetched; None before the first fetch."""
+        partials = self.fetching.values()
+        return sum(max(_size_of(path), _size_of(path[: -len(".partial")])) for path in partials) if partials else None
 
     # Progress
 
-    def _before(self, digests: Mapping[str, Any]) -> int:
-        """Return the bytes of these blobs that had arrived on the host before this run."""
+    def _arrived(self, digests: Mapping[str, Any]) -> int:
+        """Return the bytes of these blobs that were on the host before this run."""
         return sum(size for digest, size in self.arrived.items() if digest in digests)
 
-    def _look(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
+    def _progress_of(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
         """Return a function that reads the bytes on the host. Its `touch` shows the host that a controller is connected."""
-        # Private names of Ansible: rsync uses the connection of the task, and no public interface offers a second one.
+        # rsync uses the connection of the task, and only private names of Ansible offer a second connection.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)
-        place = shlex.quote(self.incoming)
-        command = f"cd {place} && touch -c {blobs.CONTROLLER}; cat {blobs.TOTAL}; find . -maxdepth 1 -type f -printf '%f %s\\n'"
+        directory = shlex.quote(self.incoming)
+        command = f"cd {directory} && touch -c {blobs.CONTROLLER}; cat {blobs.TOTAL}; find . -maxdepth 1 -type f -printf '%f %s\\n'"
 
-        def look() -> Optional[int]:
+        def read() -> Optional[int]:
             try:
-                found = watcher._low_level_execute_command(command, sudoable=watcher._connection.transport == "local")
+                output = watcher._low_level_execute_command(command, sudoable=watcher._connection.transport == "local")
             except AnsibleError:
                 # The transfer itself reports a lost connection.
                 return None
-            total = re.search(r"^total (\d+)$", found.get("stdout", ""), re.MULTILINE)
-            self.pulled = int(total.group(1)) if total else None
+            text = output.get("stdout", "")
+            total = re.search(r"^total (\d+)$", text, re.MULTILINE)
+            self.pull_total = int(total.group(1)) if total else None
             done: Dict[str, int] = {}
-            for name, size in re.findall(r"^\.?([0-9a-f]{64})\S* (\d+)$", found.get("stdout", ""), re.MULTILINE):
+            for name, size in re.findall(r"^\.?([0-9a-f]{64})\S* (\d+)$", text, re.MULTILINE):
                 done[name] = max(done.get(name, 0), int(size))
             return sum(size for name, size in done.items() if name in digests)
 
-        return look
+        return read
 
-    def _watched(self, work: Callable[[], Any], look: Callable[[], Optional[int]], total: Optional[int], before: int = 0) -> Any:
+    def _watch(self, work: Callable[[], Any], read: Callable[[], Optional[int]], total: Optional[int], arrived: int = 0) -> Any:
         """Run the work in a thread and print its progress. Return the result of the work, or raise its error."""
         ended: Dict[str, Any] = {}
         context = contextvars.copy_context()
@@ -353,19 +350,28 @@ class Sender:
                 ended["error"] = error
 
         thread = threading.Thread(target=body, daemon=True)
-        pace = Pace(self.host, total, before, time.monotonic())
+        pace = Pace(self.host, total, arrived, time.monotonic())
         thread.start()
         while True:
             thread.join(PROGRESS)
             if not thread.is_alive():
                 break
-            done = look()
+            done = read()
             if done is not None and thread.is_alive():
-                pace.total = pace.total or self.pulled
+                pace.total = pace.total or self.pull_total
                 Display().display(pace.line(done, time.monotonic()))
         if "error" in ended:
             raise ended["error"]
         return ended["result"]
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """Convert errors of downloads and files in this context into StoreError."""
+    try:
+        yield
+    except (download.SourceError, OSError) as error:
+        raise StoreError(str(error)) from None
 
 
 def _size_of(path: str) -> int:
