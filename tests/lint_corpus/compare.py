@@ -10,13 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    CRASHES,
-    ERROR,
-    HANGS,
-    LOADS_NOTHING,
-    Row,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Row
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 from building import Files, Library, Link, Pipe, subject
 from cases import CASES
@@ -34,7 +29,7 @@ POLICY = {
     "release": "the Python backend of an older release loads bfloat16, and its requests fail",
 }
 # What a fault of one model does to all others when a server starts
-OF_ALL = (CRASHES, LOADS_NOTHING, HANGS)
+OF_ALL = (effects.CRASHES, effects.LOADS_NOTHING, effects.HANGS)
 
 
 class Judged(NamedTuple):

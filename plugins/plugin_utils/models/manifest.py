@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifest of a model for a host: the model's files, rendered for this host, and two digests. Controller only.
 
-`source` is the digest of the files on the controller, and is equal for all hosts. `release` is the digest of the rendered files. Both
-are parameters of the served config.pbtxt, so that the server itself can report the loaded release.
+`source` is the digest of the files on the controller, and is equal for all hosts. `release` is the digest of the rendered files.
+Both are parameters of the served config.pbtxt, so that the server itself can report the loaded release.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
         raise Unreadable(findings)
     artefacts = {key: compiled.with_digest(element) for key, element in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
-    files, contents, origins = _files(directory, walked.files, _cache(variables))
+    cache = os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
+    files, contents, origins = _files(directory, walked.files, cache)
     table = {key: element["sha256"] for key, element in sorted(artefacts.items())}
     source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
     if artefact:
@@ -131,11 +132,6 @@ def repository_facts(model: Model) -> Dict[str, Any]:
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
-
-
-def _cache(variables: Mapping[str, Any]) -> str:
-    """Return the directory of cached digests, or ""."""
-    return os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
 
 
 def _files(

@@ -8,8 +8,8 @@ import re
 from typing import Any, Dict, Iterator, List, Optional
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, names, schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import REFUSES, REFUSES_TEXT, Finding, Row, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, names, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, Row, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python_model import completes
 
@@ -50,7 +50,7 @@ def _release(model: Model, row: Row) -> Iterator[Finding]:
     """Yield an error for each field and each value that the Triton version of the release does not know."""
     for place, name, since in schema.unknown(model.text, row.triton):
         actual, expected = f"{name}, new in Triton {since}", f"a field of Triton {row.triton}, which release {row.name} has"
-        yield model.error("release", place.path, actual, expected, "Remove it, or choose a newer release", REFUSES_TEXT)
+        yield model.error("release", place.path, actual, expected, "Remove it, or choose a newer release", effects.REFUSES_TEXT)
 
 
 def _identity(model: Model) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
             if schema.enum_name(tensor, "data_type") == "TYPE_BF16":
                 expected = f"a type that Triton {row.triton} of release {row.name} passes to Python. TYPE_BF16 needs 2.49 (24.08)"
                 todo = "Compile the model for another type, or choose a newer release"
-                triton = REFUSES if model.backend == "rbln" else FAILS_REQUESTS
+                triton = effects.REFUSES if model.backend == "rbln" else FAILS_REQUESTS
                 yield model.error("release", f"{side}[{index}].data_type", "TYPE_BF16", expected, todo, triton)
 
 

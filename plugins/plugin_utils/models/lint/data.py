@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import CRASHES, IGNORES, Finding, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 
@@ -42,14 +42,14 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
     for index, sample in enumerate(config.model_warmup):
         field = f"model_warmup[{index}]"
         if not sample.batch_size:
-            yield model.warning(rule, f"{field}.batch_size", "missing", "1 or more", "Add it", IGNORES)
+            yield model.warning(rule, f"{field}.batch_size", "missing", "1 or more", "Add it", effects.IGNORES)
             continue
         if 0 < config.max_batch_size < sample.batch_size:
             expected = f"at most {config.max_batch_size}, the max_batch_size"
             yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT)
         if config.max_batch_size == 0 and sample.batch_size > 1:
             expected = "1 with max_batch_size 0"
-            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT, CRASHES)
+            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT, effects.CRASHES)
         missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
         if missing:
             actual, expected = f"without {listed(missing)}", "data for every input that is not optional"
@@ -152,7 +152,7 @@ def _batch_io(model: Model) -> Iterator[Finding]:
                 yield model.error(rule, f"{field}.kind", str(entry.kind), "a kind that Triton knows", "Change it")
             if side == "batch_output" and not entry.target_name:
                 todo = "Add its target, or remove the entry"
-                yield model.error(rule, f"{field}.target_name", "missing", "an output of the model", todo, CRASHES)
+                yield model.error(rule, f"{field}.target_name", "missing", "an output of the model", todo, effects.CRASHES)
             if len(sources) != 1:
                 yield model.error(rule, f"{field}.source_input", listed(sources), "one input of the model", CORRECT)
             if side == "batch_input" and schema.enum_name(entry, "data_type") not in BATCH_TYPES:

@@ -12,7 +12,8 @@ import tarfile
 import zlib
 from typing import Iterator, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import HANGS, IGNORES, REFUSES, Finding
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import nearest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import is_within
@@ -37,7 +38,7 @@ def check(model: Model) -> Iterator[Finding]:
     for key in sorted(parameters):
         for known in (ENVIRONMENT, CPU_ONLY):
             if key not in (ENVIRONMENT, CPU_ONLY) and nearest(key, [known]):
-                yield model.warning("files", f"parameters[{key}]", key, known, f"Did you mean {known}? Rename it", IGNORES)
+                yield model.warning("files", f"parameters[{key}]", key, known, f"Did you mean {known}? Rename it", effects.IGNORES)
     if ENVIRONMENT in parameters and parameters[ENVIRONMENT].string_value:
         yield from _environment(model, parameters[ENVIRONMENT].string_value)
     if CPU_ONLY in parameters and parameters[CPU_ONLY].string_value not in ("yes", "no"):
@@ -98,15 +99,15 @@ def _outside(model: Model, field: str, inner: str) -> Finding:
 def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:
     """Return (the problem of an environment, what is expected, the effect on Triton), or None."""
     if not os.path.exists(path):
-        return "which does not exist", "an archive or a directory in the model", REFUSES
+        return "which does not exist", "an archive or a directory in the model", effects.REFUSES
     if os.path.isdir(path):
         if os.path.isdir(os.path.join(path, ACTIVATE)):
-            return f"with a directory {ACTIVATE}", f"a script {ACTIVATE}, such as that of conda-pack", HANGS
+            return f"with a directory {ACTIVATE}", f"a script {ACTIVATE}, such as that of conda-pack", effects.HANGS
         if os.path.exists(os.path.join(path, ACTIVATE)):
             return None
-        return f"a directory without {ACTIVATE}", f"an environment with {ACTIVATE}, such as that of conda-pack", REFUSES
+        return f"a directory without {ACTIVATE}", f"an environment with {ACTIVATE}, such as that of conda-pack", effects.REFUSES
     if not os.path.isfile(path):
-        return "which is no regular file", ARCHIVE, HANGS
+        return "which is no regular file", ARCHIVE, effects.HANGS
     return _archive_flaw(path)
 
 
@@ -121,5 +122,5 @@ def _archive_flaw(path: str) -> Optional[Tuple[str, str, str]]:
                     if os.path.normpath(member.name) == ACTIVATE or member.offset_data + member.size > MAX_SEARCHED_BYTES:
                         return None
     except (tarfile.TarError, EOFError, OSError, zlib.error):
-        return "which is no such archive", ARCHIVE, REFUSES
-    return f"an archive without {ACTIVATE}", ARCHIVE, REFUSES
+        return "which is no such archive", ARCHIVE, effects.REFUSES
+    return f"an archive without {ACTIVATE}", ARCHIVE, effects.REFUSES

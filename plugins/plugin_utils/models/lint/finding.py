@@ -8,24 +8,13 @@ import os
 from functools import cache
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import PathProblem
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
 ERROR = "error"
 WARNING = "warning"
-# Effects on Triton. Each completes a sentence with the subject "Triton".
-REFUSES = "refuses the model"
-REFUSES_TEXT = "refuses the whole file"
-IGNORES = "ignores it"
-LOADS = "loads the model with it"
-HANGS = "hangs and never opens its ports"
-HANGS_BEFORE_25_08 = f"refuses the model, and before 25.08 {HANGS}"
-CRASHES = "ends, with every model that it serves"
-LOADS_NOTHING = "loads no model at all when it starts, except in explicit mode"
-# Effects on the fleet's store, which copies models to the hosts. Each completes a sentence with the subject "the fleet's store".
-STORE_REFUSES = "refuses the model"
-STORE_OMITS = "does not copy it"
 
 
 class Finding(NamedTuple):
@@ -43,7 +32,7 @@ class Finding(NamedTuple):
     todo: str
     severity: str
     rule: str
-    triton: str = REFUSES
+    triton: str = effects.REFUSES
     store: str = ""
 
     def sentence(self) -> str:
@@ -60,8 +49,8 @@ class Finding(NamedTuple):
         verb = ":" if self.rule == "syntax" else " is"
         todo = self.todo if self.todo.endswith("?") else f"{self.todo}."
         line = f"{subject}{verb} {self.actual}, expected {self.expected}. {todo}"
-        effects = [f"Triton {self.triton}"] * bool(self.triton) + [f"the fleet's store {self.store}"] * bool(self.store)
-        effect = ", and ".join(effects)
+        clauses = [f"Triton {self.triton}"] * bool(self.triton) + [f"the fleet's store {self.store}"] * bool(self.store)
+        effect = ", and ".join(clauses)
         return printable(f"{line} {effect[0].upper()}{effect[1:]}." if effect else line)
 
 
@@ -99,7 +88,7 @@ def reasons(findings: Sequence[Finding]) -> List[str]:
 
 
 def file_error(
-    model: str, path: str, actual: str, expected: str, todo: str, rule: str, triton: str = REFUSES, store: str = ""
+    model: str, path: str, actual: str, expected: str, todo: str, rule: str, triton: str = effects.REFUSES, store: str = ""
 ) -> Finding:
     """Return an error about a whole file or directory."""
     return Finding(model, path, None, "", actual, expected, todo, ERROR, rule, triton, store)
@@ -107,7 +96,7 @@ def file_error(
 
 def store_errors(model: str, problems: Sequence[PathProblem]) -> List[Finding]:
     """Return an error for each path of a model that the store does not copy. Triton itself may accept such a path."""
-    return [file_error(model, *problem, rule="files", triton="", store=STORE_REFUSES) for problem in problems]
+    return [file_error(model, *problem, rule="files", triton="", store=effects.STORE_REFUSES) for problem in problems]
 
 
 def listed(values: Any) -> str:

@@ -8,17 +8,8 @@ import os
 import re
 from typing import Iterator, Sequence
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, python_model
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    CRASHES,
-    HANGS_BEFORE_25_08,
-    IGNORES,
-    REFUSES,
-    STORE_OMITS,
-    STORE_REFUSES,
-    Finding,
-    listed,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, python_model
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import (
     CONFIG,
     MAX_VERSION,
@@ -57,9 +48,11 @@ def _directories(model: Model) -> Iterator[Finding]:
         if number is None:
             if re.match(r"[^0-9]?[0-9]+", name):
                 actual, expected = "a directory that is no version for Triton", "a plain number without a zero before it"
-                yield model.file_warning(rule, name, actual, expected, "Rename it, or remove it", IGNORES)
+                yield model.file_warning(rule, name, actual, expected, "Rename it, or remove it", effects.IGNORES)
         elif not MIN_VERSION <= number <= MAX_VERSION:
-            yield model.file_error(rule, name, "a number too large for Triton", f"at most {MAX_VERSION}", "Rename it", CRASHES)
+            yield model.file_error(
+                rule, name, "a number too large for Triton", f"at most {MAX_VERSION}", "Rename it", effects.CRASHES
+            )
         elif name != str(number) or number < 0:
             actual = f"a directory that Triton reads as version {number}"
             expected, todo = "a plain number, or a name without digits at its beginning", "Rename it, or remove it"
@@ -78,7 +71,7 @@ def _reads_files(model: Model) -> bool:
 
 def _effect_of_missing(model: Model) -> str:
     """Return the effect on Triton of a version without its file."""
-    return HANGS_BEFORE_25_08 if model.backend == "python" else REFUSES
+    return effects.HANGS_BEFORE_25_08 if model.backend == "python" else effects.REFUSES
 
 
 def _links(model: Model) -> Iterator[Finding]:
@@ -86,7 +79,7 @@ def _links(model: Model) -> Iterator[Finding]:
     for path, kind in sorted(model.special_files.items()):
         if "/" not in path and kind == BROKEN_LINK:
             finding = model.file_error("files", path, kind, "a file or a directory", "Remove it, or correct its target")
-            yield finding._replace(store=STORE_REFUSES)
+            yield finding._replace(store=effects.STORE_REFUSES)
 
 
 def _policy(model: Model) -> Iterator[Finding]:
@@ -119,12 +112,12 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     files, file = model.below(directory), _backend_file(model)
     if (not files and not model.has_all_files) or directory in model.outside:
         return
-    finding, triton = (model.file_error, _effect_of_missing(model)) if served else (model.file_warning, IGNORES)
+    finding, triton = (model.file_error, _effect_of_missing(model)) if served else (model.file_warning, effects.IGNORES)
     if not files and not _exists(model, directory) and not _needs_file(model):
         # Triton loads the model, but git and the store do not keep an empty directory.
         expected = "a directory with a file, as git and the store do not keep an empty one"
         entry = model.file_warning("files", directory, "an empty version directory", expected, "Add its file, or a README", "")
-        yield entry._replace(store=STORE_OMITS)
+        yield entry._replace(store=effects.STORE_OMITS)
     elif not files and not _exists(model, directory):
         yield finding("files", directory, "an empty version directory", f"a directory with {file}", "Add the file", triton)
     elif not _has_file(model, directory):
@@ -154,11 +147,11 @@ def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
     reads_python = unknown or model.backend == "python" or model.config.runtime == backends.MODEL_PY
     if path == CONFIG:
         actual, expected = "a config that Triton does not read there", f"the config beside the version, as {model.name}/{CONFIG}"
-        yield model.file_warning("files", full, actual, expected, "Move it", IGNORES)
+        yield model.file_warning("files", full, actual, expected, "Move it", effects.IGNORES)
     elif owner and owner != model.backend and not reads_python and path != model.identity.file:
         reader = "an ensemble" if model.ensemble else f"backend {model.backend}"
         actual, expected = f"a file for backend {owner}", f"a file that {reader} reads"
-        yield model.file_warning("files", full, actual, expected, "Remove it, or correct the backend", IGNORES)
+        yield model.file_warning("files", full, actual, expected, "Remove it, or correct the backend", effects.IGNORES)
 
 
 def _pointer(model: Model, path: str) -> Iterator[Finding]:

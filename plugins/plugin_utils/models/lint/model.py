@@ -8,16 +8,8 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    ERROR,
-    LOADS,
-    REFUSES,
-    WARNING,
-    Finding,
-    Row,
-    file_error,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, WARNING, Finding, Row, file_error
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Listing, is_within
 
 CONFIG = "config.pbtxt"
@@ -68,12 +60,12 @@ class Model:
 
     # Findings
 
-    def error(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = REFUSES) -> Finding:
+    def error(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = effects.REFUSES) -> Finding:
         """Return an error in the config."""
         path = os.path.join(self.directory, self.file)
         return Finding(self.name, path, self._line(field), field, actual, expected, todo, ERROR, rule, triton)
 
-    def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = LOADS) -> Finding:
+    def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = effects.LOADS) -> Finding:
         """Return a warning about the config. Triton serves the model, but the setting is hardly intended."""
         return self.error(rule, field, actual, expected, todo, triton)._replace(severity=WARNING)
 
@@ -81,11 +73,11 @@ class Model:
         """Return an error for a field of the config that is missing or empty."""
         return self.error(rule, field, "missing", expected, todo)
 
-    def file_error(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = REFUSES) -> Finding:
+    def file_error(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = effects.REFUSES) -> Finding:
         """Return an error of a file or a directory of the model."""
         return file_error(self.name, os.path.join(self.directory, path), actual, expected, todo, rule, triton)
 
-    def file_warning(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = LOADS) -> Finding:
+    def file_warning(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = effects.LOADS) -> Finding:
         """Return a warning about a file or a directory of the model."""
         return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 

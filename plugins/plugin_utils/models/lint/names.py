@@ -9,8 +9,8 @@ import re
 from typing import Iterator, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import is_url_safe
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import CRASHES, HANGS, Finding, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import nearest, with_suggestion
 
@@ -34,11 +34,11 @@ def _model(model: Model) -> Iterator[Finding]:
     if not is_url_safe(model.name):
         expected = "no space, control character, ? or #, as no HTTP request can contain them"
         yield model.file_error(
-            rule, "", f"{model.name!r}", expected, todo, HANGS if python else "loads it, and no request reaches it"
+            rule, "", f"{model.name!r}", expected, todo, effects.HANGS if python else "loads it, and no request reaches it"
         )
     elif python and not re.fullmatch(r"[\w.+=@,:%~-]+", model.name, re.ASCII):
         expected = "ASCII letters, digits and . _ - + = @ , : % ~ in the name of a Python model, as a shell reads it"
-        yield model.file_error(rule, "", f"{model.name!r}", expected, todo, f"refuses the model, or {HANGS}")
+        yield model.file_error(rule, "", f"{model.name!r}", expected, todo, f"refuses the model, or {effects.HANGS}")
 
 
 def _own_libraries(model: Model) -> Set[str]:
@@ -112,7 +112,7 @@ def _agents(model: Model) -> Iterator[Finding]:
     """Yield the errors of repository agents. Triton calls the agents of a model before it reads anything else of the model."""
     agents = model.config.model_repository_agents
     if model.config.HasField("model_repository_agents") and not agents.agents:
-        yield model.error("agents", "model_repository_agents", "empty", "one agent or more", "Remove the field", CRASHES)
+        yield model.error("agents", "model_repository_agents", "empty", "one agent or more", "Remove the field", effects.CRASHES)
     for index, agent in enumerate(agents.agents):
         if agent.name not in AGENTS:
             expected = f"{listed(AGENTS)}, the only agent of NVIDIA's images"
@@ -126,4 +126,4 @@ def _tags(model: Model) -> Iterator[Finding]:
     for key in sorted(model.config.metric_tags):
         if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_]*)?", key):
             expected = "ASCII letters, digits and _, without a _ at its beginning, as it becomes a label of Prometheus"
-            yield model.error("metrics", f"metric_tags[{key}]", f"{key!r}", expected, "Rename it", CRASHES)
+            yield model.error("metrics", f"metric_tags[{key}]", f"{key!r}", expected, "Rename it", effects.CRASHES)

@@ -10,13 +10,16 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, check_together, python_model, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import (
+    check,
+    check_together,
+    effects,
+    python_model,
+    schema,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import StepLocation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    CRASHES,
     ERROR,
-    LOADS_NOTHING,
-    STORE_REFUSES,
     WARNING,
     Finding,
     Row,
@@ -135,7 +138,7 @@ def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[M
 def _broken_link(name: str, path: str) -> Finding:
     """Return the error of a broken link directly in a repository, with which Triton loads no model when it starts."""
     todo = "Remove it, or correct its target"
-    return file_error(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", LOADS_NOTHING)
+    return file_error(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", effects.LOADS_NOTHING)
 
 
 def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
@@ -155,12 +158,12 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
     errors = [finding for finding in check(model, row) if finding.severity == ERROR]
     if model.backend and python_model.writes_config(model) and not errors:
         actual += f", which Triton serves with backend {model.backend}"
-        return [file_error(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", STORE_REFUSES)]
+        return [file_error(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", effects.STORE_REFUSES)]
     triton = "reads it as a model and does not start, except in explicit mode"
     # Errors that end Triton have a worse effect.
     return [
         file_error(name, directory, actual, "a model", todo, "stray", triton),
-        *(error for error in errors if error.triton == CRASHES),
+        *(error for error in errors if error.triton == effects.CRASHES),
     ]
 
 

@@ -14,16 +14,10 @@ from functools import cache
 from typing import Any, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import text as texts
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.backends import triton_version
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
-    CRASHES,
-    ERROR,
-    HANGS,
-    REFUSES_TEXT,
-    Finding,
-    file_error,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, file_error
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import decoded, printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
@@ -61,7 +55,9 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
             expected = "one of its fields" if problem.is_field else f"one of {', '.join(problem.known)}"
             todo = with_suggestion(problem.word, problem.known, "Correct the name, or remove it")
         actual = printable(f"{problem.note} ({problem.message})" if problem.note else problem.message)
-        findings.append(Finding(name, path, problem.line, problem.path, actual, expected, todo, ERROR, "syntax", REFUSES_TEXT))
+        findings.append(
+            Finding(name, path, problem.line, problem.path, actual, expected, todo, ERROR, "syntax", effects.REFUSES_TEXT)
+        )
     # The other rules could not interpret an unknown value of an enum or a boolean.
     unknown_value = any(problem.known and not problem.is_field for problem in parsed.problems)
     return parsed.message if parsed.complete and not unknown_value else None, findings
@@ -104,14 +100,14 @@ def read(path: str, name: str, raw: Optional[bytes] = None) -> Tuple[Any, str, L
 
     if raw is None:
         if os.path.isdir(path):
-            return failure("it is a directory", "Write the config as a file", CRASHES)
+            return failure("it is a directory", "Write the config as a file", effects.CRASHES)
         if not os.path.isfile(path):
-            return failure("it is no regular file", "Write the config as a file", HANGS)
+            return failure("it is no regular file", "Write the config as a file", effects.HANGS)
         try:
             with open(path, "rb") as source:
                 raw = source.read()
         except OSError as error:
-            return failure(f"it cannot be read ({error.strerror})", "Correct it", REFUSES_TEXT)
+            return failure(f"it cannot be read ({error.strerror})", "Correct it", effects.REFUSES_TEXT)
     text = decoded(raw)
     config, findings = parse(text, name, path)
     return config, printable(text), findings
