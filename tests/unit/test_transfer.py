@@ -157,7 +157,7 @@ def test_another_controller_is_waited_for_and_named(site: Path) -> None:
     fcntl.flock(handle, fcntl.LOCK_EX)
     refused = transfer(site, origins, model_repository_lock_timeout=0)
     assert refused["failed"] is True
-    assert "npu1: jane@desk is transferring to this host, expected the end within 0 s: run again when it is" in refused["msg"]
+    assert "npu1: jane@desk is transferring to this host, expected the end within 0 s: run again after the end" in refused["msg"]
     threading.Timer(2, os.close, [handle]).start()
     assert transfer(site, origins)["bytes_moved"] == len(CONTENT)
 
