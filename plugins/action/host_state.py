@@ -114,7 +114,7 @@ class ActionModule(FleetAction):
         arguments = {key: self._task.args[key] for key in ("prove", "linked", "timeout", "store") if key in self._task.args}
         # Without concerns, only the maintenance mark is read, which needs no desired state.
         proof = boolean(arguments.get("prove", False))
-        wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
+        wanted, manifests = desired(variables, concerns, proof=proof) if concerns else ({}, {})
         request = self._request(variables, wanted, host)
         result = self._call_host_state(arguments, request, task_vars)
         if result.get("failed"):

@@ -103,7 +103,7 @@ def test_the_order_of_the_file_system_does_not_count(backends: Path, monkeypatch
             names.sort(reverse=True)
             yield directory, names, sorted(files, reverse=True)
 
-    monkeypatch.setattr(desired_image.os, "walk", backwards)
+    monkeypatch.setattr(os, "walk", backwards)
     assert desired_image.recipe_digest(RECIPE, str(backends)) == before
 
 
@@ -139,7 +139,7 @@ def test_a_base_without_vllm_is_a_choice(image: str) -> None:
 
 def test_nothing_is_locked_yet(backends: Path) -> None:
     digest = desired_image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
-    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "options": [], "by": "archive"}
+    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "options": [], "delivery": "archive"}
     expected.update(dict.fromkeys(["id", "content", "archive", "repo_digest", "publish"]))
     assert wanted(backends) == expected
     assert wanted(backends, npufleet_lock={"25.08": {"recipe": digest, "id": ID}}) == expected
@@ -203,13 +203,13 @@ def test_way_to_the_hosts(
     digest = desired_image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
     lock = {"24.01": {"recipe": digest, "id": ID, **locked}}
     made = wanted(backends, npufleet_lock=lock, triton_image_delivery_repository=repository, npufleet_build_host=builder)
-    assert (made["by"], made["publish"]) == (by, publish)
+    assert (made["delivery"], made["publish"]) == (by, publish)
     assert made["repo_digest"] == (locked.get("repo_digest") if locked in (HERE, {**ARCHIVE, **HERE}) else None)
 
 
 def test_before_there_is_an_image_nothing_is_published(backends: Path) -> None:
     made = wanted(backends, triton_image_delivery_repository=REPOSITORY)
-    assert (made["id"], made["by"], made["publish"]) == (None, "registry", None)
+    assert (made["id"], made["delivery"], made["publish"]) == (None, "registry", None)
 
 
 @pytest.mark.parametrize(("here", "actions"), [(ID, ["publish"]), (None, ["deliver", "publish"])])

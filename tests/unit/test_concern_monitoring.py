@@ -18,7 +18,7 @@ FILE = ["/etc/prometheus/npufleet/alerts.yml"]
 LATELY = "/api/v1/query?query=max_over_time%28up%7Bjob%3D%22npufleet-triton%22%7D%5B2m%5D%29%20%3D%3D%201"
 
 
-def desired(now: bool = False, **inventory: Any) -> dict[str, Any]:
+def desired(proof: bool = False, **inventory: Any) -> dict[str, Any]:
     variables = {
         "groups": {"npu_hosts": ["npu2", "npu1", "npu3"], "edge": ["edge1"]},
         "hostvars": {
@@ -29,7 +29,7 @@ def desired(now: bool = False, **inventory: Any) -> dict[str, Any]:
         },
         **inventory,
     }
-    return desired_monitoring.desired(fleet(**variables), Context(now=now))
+    return desired_monitoring.desired(fleet(**variables), Context(proof=proof))
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_targets_come_from_the_inventory() -> None:
     ]
     assert wanted["targets"].endswith("]\n")
     assert wanted["hosts"] == ["npu1", "npu2", "npu3"]
-    assert (wanted["port"], wanted["now"]) == (9090, False)
+    assert (wanted["port"], wanted["proof"]) == (9090, False)
 
 
 def test_scraped_group_and_port_are_variables() -> None:
-    wanted = desired(now=True, monitoring_scrape_group="edge", npufleet_metrics_port=9999, monitoring_prometheus_port="9091")
+    wanted = desired(proof=True, monitoring_scrape_group="edge", npufleet_metrics_port=9999, monitoring_prometheus_port="9091")
     assert json.loads(wanted["targets"]) == [{"targets": ["edge1:9999"], "labels": {"host": "edge1"}}]
-    assert (wanted["port"], wanted["now"]) == (9091, True)
+    assert (wanted["port"], wanted["proof"]) == (9091, True)
 
 
 def test_group_without_hosts_has_no_targets() -> None:
@@ -161,7 +161,7 @@ NAMES = ["npu1", "npu2", "npu3"]
 
 def test_host_as_wanted_has_no_plan(host: dict[str, Any]) -> None:
     assert plan(host, prometheus(ALL, NAMES)) == []
-    assert plan({**host, "now": True}, prometheus(ALL)) == []
+    assert plan({**host, "proof": True}, prometheus(ALL)) == []
 
 
 def test_target_that_is_down_is_named_with_its_error(host: dict[str, Any]) -> None:
@@ -169,18 +169,18 @@ def test_target_that_is_down_is_named_with_its_error(host: dict[str, Any]) -> No
     answers = prometheus([ALL[0], refused, ALL[2]], ["npu1", "npu3"])
     expected = [found("up of npu2", "connection refused", "up", "wait")]
     assert plan(host, answers) == expected
-    assert plan({**host, "now": True}, answers) == expected
+    assert plan({**host, "proof": True}, answers) == expected
 
 
 def test_missed_scrape_is_drift_only_for_a_proof(host: dict[str, Any]) -> None:
     answers = prometheus([target("npu1", "down", "timeout"), *ALL[1:]], NAMES)
     assert plan(host, answers) == []
-    assert plan({**host, "now": True}, answers) == [found("up of npu1", "timeout", "up", "wait")]
+    assert plan({**host, "proof": True}, answers) == [found("up of npu1", "timeout", "up", "wait")]
 
 
 def test_target_that_was_not_scraped_yet(host: dict[str, Any]) -> None:
     answers = prometheus([target("npu1", "unknown"), *ALL[1:]])
-    assert plan({**host, "now": True}, answers) == [found("up of npu1", "unknown", "up", "wait")]
+    assert plan({**host, "proof": True}, answers) == [found("up of npu1", "unknown", "up", "wait")]
 
 
 def test_target_of_another_job_does_not_count(host: dict[str, Any]) -> None:

@@ -83,25 +83,24 @@ def test_what_lies_ahead_is_told_with_bytes_and_an_estimate() -> None:
     first, second, third = (PlannedHost(host, ["models", "server"], 3 << 20) for host in HOSTS[:3])
     before = {host: Duration(seconds, ["models", "server", "probe"]) for host, seconds in (("npu1", 10), ("npu2", 5), ("npu3", 8))}
     assert rollout.announcement([[first], [second, third]], before, 3) == (
-        "the rollout changes 3 hosts: npu1; then npu2, npu3 (models, server; 9.0 MiB to bring); "
-        "about 18 s, as it took the last time"
+        "the rollout changes 3 hosts: npu1; then npu2, npu3 (models, server; 9.0 MiB to copy); about 18 s, as the last time"
     )
     assert rollout.announcement([[second, third]], {}, 3) == (
-        "the rollout goes on with 2 of 3 hosts: npu2, npu3 (models, server; 6.0 MiB to bring); "
-        "as long as it takes on npu2, npu3, which had no such change yet"
+        "the rollout continues with 2 of 3 hosts: npu2, npu3 (models, server; 6.0 MiB to copy); "
+        "an unknown time for npu2, npu3, which had no such change yet"
     )
     # A turn that changed less says nothing of this one
     less = {**before, "npu3": Duration(1, ["probe"])}
     words = rollout.announcement([[first], [third]], less, 2)
-    assert words.endswith("about 10 s and as long as it takes on npu3, which had no such change yet")
+    assert words.endswith("about 10 s and an unknown time for npu3, which had no such change yet")
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ([0, 0], "nothing to bring"),
-        ([None, 0], "files of unknown size to bring"),
-        ([1 << 20, None], "1.0 MiB and files of unknown size to bring"),
+        ([0, 0], "nothing to copy"),
+        ([None, 0], "files of unknown size to copy"),
+        ([1 << 20, None], "1.0 MiB and files of unknown size to copy"),
     ],
 )
 def test_bytes_that_nobody_knows_are_told_as_such(sizes: list[int | None], words: str) -> None:
@@ -158,20 +157,20 @@ def test_what_was_found_on_each_host_is_what_lies_ahead(tmp_path: Path) -> None:
     first = Action(tmp_path, serial=[1, 2, "100%"])
     first.go(known, ["npu1"])
     assert first.lines == [
-        "the rollout changes 4 hosts: npu1; then npu2, npu3; then npu4 (models, server; 3.0 MiB to bring); "
-        f"as long as it takes on npu1, npu2, npu3, npu4, {unknown}"
+        "the rollout changes 4 hosts: npu1; then npu2, npu3; then npu4 (models, server; 3.0 MiB to copy); "
+        f"an unknown time for npu1, npu2, npu3, npu4, {unknown}"
     ]
     # npu3 was lost before its turn
     second = Action(tmp_path, serial=[1, 2, "100%"])
     second.go(known, ["npu2"])
     assert second.lines == [
-        "the rollout goes on with 3 of 4 hosts: npu2; then npu3; then npu4 (models, server; nothing to bring); "
-        f"as long as it takes on npu2, npu3, npu4, {unknown}"
+        "the rollout continues with 3 of 4 hosts: npu2; then npu3; then npu4 (models, server; nothing to copy); "
+        f"an unknown time for npu2, npu3, npu4, {unknown}"
     ]
     last = Action(tmp_path, serial=[1, 2, "100%"])
     last.go(known, ["npu4"])
     assert last.lines == [
-        f"the rollout goes on with 1 of 4 hosts: npu4 (models, server; nothing to bring); as long as it takes on npu4, {unknown}"
+        f"the rollout continues with 1 of 4 hosts: npu4 (models, server; nothing to copy); an unknown time for npu4, {unknown}"
     ]
 
 

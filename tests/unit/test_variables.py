@@ -188,8 +188,8 @@ def test_models_are_only_read_where_they_matter(repository: Path) -> None:
 
 def test_now_reaches_the_monitoring(repository: Path) -> None:
     variables = host(repository, groups={"npu_hosts": ["npu1"]}, hostvars={"npu1": {}})
-    assert subject.desired(variables, ["monitoring"], now=True)[0]["monitoring"]["now"] is True
-    assert subject.desired(variables, ["monitoring"])[0]["monitoring"]["now"] is False
+    assert subject.desired(variables, ["monitoring"], proof=True)[0]["monitoring"]["proof"] is True
+    assert subject.desired(variables, ["monitoring"])[0]["monitoring"]["proof"] is False
 
 
 def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:

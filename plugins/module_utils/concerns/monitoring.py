@@ -28,7 +28,7 @@ QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the files, and the alerts and the health of the targets as Prometheus reports them."""
     health = _targets(desired["port"])
-    if health and not desired["now"]:
+    if health and not desired["proof"]:
         lately = _up_lately(desired["port"])
         health = {host: "up" if host in lately else words for host, words in health.items()}
     config = read_text(desired["config"]) or ""

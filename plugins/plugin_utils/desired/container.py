@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 # Environment variables that limit the SDK to some of the NPUs
 DEVICE_SELECTIONS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
-# The values that the engine records for options that are not set. With them, removing an option from the inventory is a difference.
+# The values that the engine records for unset options. With these values, the removal of an option is a difference.
 ENGINE_DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
     "cap_drop": [],
@@ -40,7 +40,7 @@ ENGINE_DEFAULTS: Dict[str, Any] = {
 
 
 def accepts_grpc(variables: Mapping[str, Any]) -> bool:
-    """Return True if the server accepts gRPC without TLS, which load requests from its own container can then use."""
+    """Return True if the server accepts gRPC without TLS, so that its own container can send load requests by gRPC."""
     secured = any(str(argument).startswith("--grpc-use-ssl") for argument in variables["triton_server_extra_args"])
     return bool(variables["triton_server_allow_grpc"]) and not secured
 
@@ -77,7 +77,7 @@ def address(variables: Mapping[str, Any]) -> str:
 
 
 def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str] = ()) -> List[str]:
-    """Return the command line of tritonserver. `known` has those options of this release that other releases lack."""
+    """Return the command line of tritonserver. `known` has the options of this release that other releases lack."""
 
     def flag(name: str) -> str:
         return "true" if variables[name] else "false"
@@ -89,7 +89,7 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
     if mode == "poll":
         line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
     if mode == "explicit":
-        # `served/` has exactly the desired models. With a star, a new model does not change the command line of the container.
+        # `served/` has exactly the desired models. With a star, the command line does not depend on the models.
         only_store = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
         line += ["--load-model=*"] if only_store else ["--load-model=" + name for name in models]
     line += [

@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # The subdirectories of npufleet_root that a server reads
 STORE = ("blobs", "releases", "served")
-# Privileges and limits of an unprivileged container. IPC_LOCK lets root pin memory for the SDK, as Backend.AI does. The server's
-# user, which is not root, can pin memory up to its memlock limit.
+# Privileges and limits of an unprivileged container. IPC_LOCK lets root pin memory for the SDK. The server's user is not
+# root, and can pin memory up to its memlock limit.
 UNPRIVILEGED: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,
@@ -23,11 +23,11 @@ UNPRIVILEGED: Mapping[str, Any] = {
     "cap_add": ["IPC_LOCK"],
     "security": ["no-new-privileges"],
 }
-# Models and the SDK write caches and files here. The root file system is read-only, and the engine mounts /dev/shm.
+# The directory to which models and the SDK write files, as the root file system is read-only
 HOME = "/tmp"
 # A device of a card in the form of container_facts, with any rights
 CARD_DEVICE = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{cdi.GROUP_NODE}:[rwm]+")
-# The same device with the rights that this project gives to a container
+# Such a device with the rights that this project gives to a container
 DEVICE = re.compile(rf"(?:{CARD_DEVICE.pattern})(?<=:{RIGHTS})")
 # A device request that has a CDI name of the vendor, such as rebellions.ai/npu=all
 CDI_REQUEST = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
@@ -45,7 +45,7 @@ def privileged(variables: Mapping[str, Any]) -> bool:
 
 
 def uses_cdi(variables: Mapping[str, Any]) -> bool:
-    """Return True if the engine finds the cards by their CDI names. Raises Refusal if the driver is too old for that."""
+    """Return True if the engine finds the cards by their CDI names. Raises Refusal if the driver is too old for CDI."""
     if variables["npufleet_device_access"] != CDI:
         return False
     driver = variables["npufleet_release_row"]["driver"]["version"]
@@ -82,7 +82,7 @@ def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the environment that is needed by a user that does not exist in the image."""
+    """Return the environment variables that a user needs who does not exist in the image."""
     return {} if privileged(variables) else {"HOME": HOME}
 
 
@@ -95,7 +95,7 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
 
 
 def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"group": group that may read the server's keys in addition to root, "needed": True if the server uses it}."""
+    """Return {"group": the group that may read the server's keys, "needed": False if only root may read them}."""
     return {"group": user(variables), "needed": not privileged(variables)}
 
 

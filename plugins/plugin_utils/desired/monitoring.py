@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired Prometheus: targets from the inventory, scrape job, rules."""
+"""The desired Prometheus of a monitoring host: targets from the inventory, scrape job and rules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return the configuration, with every host of the scraped group as a target under its inventory name.
-
-    A proof requires targets that are up at this moment, a plan only targets that were up recently.
-    """
+    """Return the configuration, with every host of the scraped group as a target under its inventory name."""
     hostvars = variables["hostvars"]
     targets: List[Dict[str, Any]] = []
     for host in variables["groups"].get(variables["monitoring_scrape_group"], []):
@@ -35,5 +32,6 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "port": int(variables["monitoring_prometheus_port"]),
         "rules_file": variables["monitoring_rules_file"],
         "rules": rules,
-        "now": context.now,
+        # A proof requires that the targets are up now, a plan that they were up recently.
+        "proof": context.proof,
     }

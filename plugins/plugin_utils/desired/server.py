@@ -14,22 +14,20 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, device_access, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# This environment variable names the file with Triton's keys to object stores. The file is in a directory of root.
+# The environment variable with the path of the file that has Triton's keys to object stores
 CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
 # The facts of a model that are needed to read and to change a server
 MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return the container and the models of the server. Raises Refusal.
-
-    A model that Triton itself reads from an object store has to be READY. Its files are not compared.
-    """
+    """Return the container and the models of the server. Raises Refusal."""
     image = context.image()
     reasons = server_key.reasons(variables)
     if reasons:
         raise Refusal(reasons)
     cloud_keys = credentials(variables["triton_server_cloud_credentials"])
+    cloud_volume = ["{0}:{0}:ro".format(cloud_keys["path"])] if cloud_keys else []
     binds = device_access.mounts(variables, list(map(container.volume, variables["triton_server_volumes"])))
     line = container.command(variables, sorted([*context.manifests, *context.cloud_models]), image.get("options") or [])
     ports = container.ports(variables)
@@ -49,22 +47,13 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
                 **{key: str(value) for key, value in variables["triton_server_environment"].items()},
                 **({CREDENTIALS: cloud_keys["path"]} if cloud_keys else {}),
             },
-            "log": {
-                "driver": variables["triton_server_log_driver"],
-                "options": dict(variables["triton_server_log_options"]),
-            },
+            "log": {"driver": variables["triton_server_log_driver"], "options": dict(variables["triton_server_log_options"])},
             "ports": ports,
             "restart": variables["triton_server_restart_policy"],
             "shm_size": container.size_of(variables, "triton_server_shm_size"),
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "ulimits": container.ulimits(variables, "triton_server_ulimits"),
-            "volumes": sorted(
-                [
-                    *binds,
-                    *("{0}:{0}:ro".format(key["path"]) for key in [cloud_keys] if key),
-                    *server_key.volumes(variables),
-                ]
-            ),
+            "volumes": sorted([*binds, *cloud_volume, *server_key.volumes(variables)]),
             **container.ENGINE_DEFAULTS,
             **device_access.limits(variables),
             "cpuset": variables["triton_server_cpuset"],
@@ -82,6 +71,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "mode": variables["triton_server_model_control_mode"],
         "root": variables["npufleet_root"],
         "cache": container.cache(variables),
+        # The files of a model that Triton itself reads from an object store are not compared.
         "models": {**models, **{name: dict(OBJECT_STORE_MODEL) for name in context.cloud_models}},
     }
 
@@ -94,7 +84,7 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores; None without keys.
 
-    Changed keys are in another file, with another mount. So the container is replaced, and the previous one keeps its own file.
+    Changed keys are in another file. So the container is replaced, and the previous container keeps its own file.
     """
     if not keys:
         return None

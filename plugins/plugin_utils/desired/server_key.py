@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The API key of a host's server: restricted APIs, the command line that reads the key, and reasons against the variables.
 
-The host generates the key and keeps it. Triton accepts a key only on its command line. So the container starts a shell, which reads
-the key and then executes tritonserver.
+The host generates and keeps the key. Triton accepts a key only on its command line, so the container starts a shell that reads the
+key and then executes tritonserver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "
 CONTROL = "model-repository"
 # The fingerprint of a key is not secret. A short key that a person made up could be guessed from it.
 SHORTEST = 12
-# In this mode, a client that may load a model can send a model with its own code.
+# The mode in which a client that may load a model can send a model with its own code
 EXPLICIT = "explicit"
 START = (
     f'key=$(cat {FILE}) && [ -n "$key" ] || {{ echo "tritonserver: found no key in {FILE}, wanted that of this host: run '
@@ -74,14 +74,9 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
             f"triton_server_api_key is shorter than {SHORTEST} characters, or has blanks or letters beyond ASCII. Choose a random "
             "key, or leave it out and each host makes its own"
         )
-    own = [
-        argument
-        for argument in map(str, variables["triton_server_extra_args"])
-        for option in OPTIONS
-        if argument.startswith("--" + option)
-    ]
-    if own:
-        options = ", ".join(entry.split("=")[0] for entry in own)
+    own = tuple(f"--{option}" for option in OPTIONS)
+    options = ", ".join(str(entry).split("=")[0] for entry in variables["triton_server_extra_args"] if str(entry).startswith(own))
+    if options:
         found.append(
             f"triton_server_extra_args has {options}, whose key would be in the plan and the container. Use "
             "triton_server_restricted_apis, triton_server_api_key and triton_server_api_key_name"

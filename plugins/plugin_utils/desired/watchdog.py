@@ -37,15 +37,9 @@ WantedBy=multi-user.target
 """
 # Endings of the variables triton_server_watchdog_* that are copied: seconds, except for `max_actions`
 COPIED_SETTINGS = (
-    "interval",
-    "fault_timeout",
-    "stall_timeout",
-    "process_timeout",
-    "silence_timeout",
-    "start_timeout",
-    "max_actions",
-    "backoff",
-)
+    "interval", "fault_timeout", "stall_timeout", "process_timeout", "silence_timeout",
+    "start_timeout", "max_actions", "backoff",
+)  # fmt: skip
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
@@ -68,7 +62,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
         **{FILE_NAMES.get(name, name): int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
     }
-    # Longer than a restore, and longer than a failing reload followed by a restart. Each request of a reload starts a client.
+    # A restore, or a failing reload and a restart, must end in this time. Each request of a reload starts a client.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240
     patience += 2 * int(control.GRACE)
     files = {

@@ -90,11 +90,11 @@ def type_errors(variables: Mapping[str, Any]) -> List[str]:
 
 
 def collect_desired(
-    variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
+    variables: Mapping[str, Any], concerns: List[str], proof: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
     """Return (desired state by concern, manifests by model, reasons). A concern whose state cannot be computed is absent.
 
-    `now` is true for a proof. If `seal` is false, secrets are plain text. Raises Refusal if variables that all concerns need are
+    `proof` is true for a proof. If `seal` is false, secrets are plain text. Raises Refusal if variables that all concerns need are
     wrong.
     """
     validate(variables, concerns)
@@ -115,7 +115,7 @@ def collect_desired(
         # Two concerns need this state. Its computation reads all files of the backends.
         image=lru_cache(maxsize=None)(lambda: shared_result(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
-        now=now,
+        proof=proof,
     )
     key = secret.new_key()
     for concern in concerns:
@@ -139,10 +139,10 @@ def checks_digest(variables: Mapping[str, Any]) -> str:
 
 
 def desired(
-    variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
+    variables: Mapping[str, Any], concerns: List[str], proof: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest]]:
     """Return (desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
-    states, by_model, reasons = collect_desired(variables, concerns, now, seal)
+    states, by_model, reasons = collect_desired(variables, concerns, proof, seal)
     if reasons:
         raise Refusal(reasons)
     return states, by_model

@@ -39,10 +39,5 @@ def _host(when: str, name: str, known: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _state(found: Mapping[str, Any]) -> str:
-    if found.get("unreachable"):
-        return "unreachable"
-    if found.get("failed"):
-        return "failed"
-    if found.get("maintenance"):
-        return "maintenance"
-    return "drift" if found.get("plan") else "in sync"
+    states = [state for state in ("unreachable", "failed", "maintenance") if found.get(state)]
+    return states[0] if states else "drift" if found.get("plan") else "in sync"

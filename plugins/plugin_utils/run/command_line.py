@@ -76,7 +76,7 @@ def run(command: str, work: Callable[[], int]) -> int:
         _drop_output()
         return PIPE
     except OSError as error:
-        # All other files are handled where they are opened, so this error is one of standard output, such as a full disk.
+        # Errors of other files are handled when the files are opened, so this is an error of standard output, such as a full disk.
         _drop_output()
         return _ended_with(command, MISTAKEN, f"standard output: {error.strerror or error}")
 
@@ -94,18 +94,16 @@ def _drop_output() -> None:
 # Values of options
 
 
+def index(text: str, least: int = 0) -> int:
+    """Return a whole number of at least `least`. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected a whole number of at least {least}")
+    return int(text)
+
+
 def positive(text: str) -> int:
-    """Return a whole number above 0. Raises ArgumentTypeError."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected a whole number above 0")
-    return int(text)
-
-
-def index(text: str) -> int:
-    """Return a whole number of at least 0. Raises ArgumentTypeError."""
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected a whole number of at least 0")
-    return int(text)
+    """Return a whole number of at least 1. Raises ArgumentTypeError."""
+    return index(text, 1)
 
 
 def seconds(text: str) -> float:

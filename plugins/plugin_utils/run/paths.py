@@ -68,5 +68,5 @@ def _check_size(found: Any) -> None:
         parts = list(value.items()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
         seen += len(parts)
         if seen > MAX_VALUES or depth > MAX_DEPTH:
-            raise yaml.YAMLError(f"it stands for more than {MAX_VALUES} values, or for lists and maps in {MAX_DEPTH} others")
+            raise yaml.YAMLError(f"it has more than {MAX_VALUES} values or {MAX_DEPTH} levels, with its aliases expanded")
         left += [(part, depth + 1) for part in parts if isinstance(part, (dict, list, tuple))]

@@ -102,12 +102,12 @@ def announcement(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str,
     names = "; then ".join(", ".join(host.host for host in batch) for batch in ahead)
     changed = ", ".join(dict.fromkeys(concern for host in hosts for concern in host.concerns))
     begins = len(hosts) == total
-    what = f"changes {len(hosts)} host{'s' * (len(hosts) != 1)}" if begins else f"goes on with {len(hosts)} of {total} hosts"
+    action = f"changes {len(hosts)} host{'s' * (len(hosts) != 1)}" if begins else f"continues with {len(hosts)} of {total} hosts"
     known = sum(host.bytes or 0 for host in hosts)
-    bytes_ahead = f"{known / MIB:.1f} MiB to bring" if known else "nothing to bring"
-    if any(host.bytes is None for host in hosts):
-        bytes_ahead = f"{known / MIB:.1f} MiB and files of unknown size to bring" if known else "files of unknown size to bring"
-    return f"the rollout {what}: {names} ({changed or 'models'}; {bytes_ahead}); {_estimate(ahead, durations)}"
+    sizes = [f"{known / MIB:.1f} MiB"] if known else []
+    sizes += ["files of unknown size"] if any(host.bytes is None for host in hosts) else []
+    transfer = " and ".join(sizes) or "nothing"
+    return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {_estimate(ahead, durations)}"
 
 
 def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
@@ -124,8 +124,8 @@ def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Du
         seconds += slowest
     if unknown:
         known = f"about {seconds:.0f} s and " if seconds else ""
-        return f"{known}as long as it takes on {', '.join(unknown)}, which had no such change yet"
-    return f"about {seconds:.0f} s, as it took the last time"
+        return f"{known}an unknown time for {', '.join(unknown)}, which had no such change yet"
+    return f"about {seconds:.0f} s, as the last time"
 
 
 # The record of durations
