@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about one config: errors for which Triton refuses a model, and settings that no NPU host can serve."""
+"""Rules about one config: errors because of which Triton refuses a model, and settings that no NPU host can serve."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, names, schema
@@ -16,10 +16,10 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python
 # Numbers of enum values in Triton's schema
 KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 FORMAT_NHWC, FORMAT_NCHW = 1, 2
-DELAY = 1
-CORRID = 3
+TIMEOUT_DELAY = 1
+CONTROL_SEQUENCE_CORRID = 3
 # Backends that are Python programs, and the first Triton version that passes bfloat16 to such backends
-TAKES_DLPACK = ("python", "rbln")
+PYTHON_BACKENDS = ("python", "rbln")
 BFLOAT16_FROM = (2, 49)
 CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 FOR_NPU = "KIND_MODEL for a model on the NPU, else KIND_CPU"
@@ -30,7 +30,7 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
     """Yield the findings about a model's config."""
     if row:
         yield from _release(model, row)
-    # `complete` changes the config. It comes first, so that the other rules check the config that will be served.
+    # `complete` changes the config, so that the other rules check the config that will be served.
     if model.record:
         for entry in compiled.complete(model.config, model.record):
             todo = "Compile the model for the values of the config, or correct the config"
@@ -38,7 +38,7 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
     yield from _identity(model)
     yield from _ensemble(model) if model.ensemble else _instances(model)
     yield from _tensors(model)
-    if row and model.backend in TAKES_DLPACK:
+    if row and model.backend in PYTHON_BACKENDS:
         yield from _bfloat16(model, row)
     yield from _batching(model)
     yield from _sequences(model)
@@ -48,9 +48,9 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
 
 def _release(model: Model, row: Row) -> Iterator[Finding]:
     """Yield an error for each field and each value that the Triton version of the release does not know."""
-    for place, name, since in schema.unknown(model.text, row.triton):
+    for unknown, name, since in schema.unknown(model.text, row.triton):
         actual, expected = f"{name}, new in Triton {since}", f"a field of Triton {row.triton}, which release {row.name} has"
-        yield model.error("release", place.path, actual, expected, "Remove it, or choose a newer release", effects.REFUSES_TEXT)
+        yield model.error("release", unknown.path, actual, expected, "Remove it, or choose a newer release", effects.REFUSES_TEXT)
 
 
 def _identity(model: Model) -> Iterator[Finding]:
@@ -100,21 +100,18 @@ def _instances(model: Model) -> Iterator[Finding]:
     """Yield the findings about instance groups."""
     groups = model.config.instance_group
     if groups and all(group.passive for group in groups):
-        expected, todo = (
-            "one group or more that is not passive, as passive groups answer no request",
-            "Remove passive from one group",
-        )
-        triton = "loads the model and never answers"
-        yield model.error("passive", "instance_group", "a list of passive groups only", expected, todo, triton)
-    shared: Dict[str, bool] = {}
+        expected = "one group or more that is not passive, as passive groups answer no request"
+        actual, todo = "a list of passive groups only", "Remove passive from one group"
+        yield model.error("passive", "instance_group", actual, expected, todo, "loads the model and never answers")
+    is_global: Dict[str, bool] = {}
     for index, group in enumerate(groups):
-        for place, resource in enumerate(group.rate_limiter.resources):
-            if shared.setdefault(resource.name, getattr(resource, "global")) != getattr(resource, "global"):
-                field = f"instance_group[{index}].rate_limiter.resources[{place}]"
+        field = f"instance_group[{index}]"
+        for number, resource in enumerate(group.rate_limiter.resources):
+            if is_global.setdefault(resource.name, getattr(resource, "global")) != getattr(resource, "global"):
+                inner = f"{field}.rate_limiter.resources[{number}]"
                 actual, expected = f"{resource.name}, both global and of a device", "one of the two"
                 triton = "refuses the model with --rate-limit=execution_count, and ignores it otherwise"
-                yield model.error("instances", field, actual, expected, "Write the same in all groups", triton)
-        field = f"instance_group[{index}]"
+                yield model.error("instances", inner, actual, expected, "Write the same in all groups", triton)
         if group.kind not in (KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL):
             yield model.error("instances", f"{field}.kind", str(group.kind), FOR_NPU, "Change it")
         if group.kind == KIND_GPU:
@@ -133,47 +130,44 @@ def _instances(model: Model) -> Iterator[Finding]:
 
 def _tensors(model: Model) -> Iterator[Finding]:
     """Yield the findings about names, data types and shapes of inputs and outputs."""
-    config = model.config
     tensorrt = model.identity.platform == "tensorrt_plan"
-    for side in ("input", "output"):
-        tensor_names = [tensor.name for tensor in getattr(config, side)]
-        for index, tensor in enumerate(getattr(config, side)):
-            field = f"{side}[{index}]"
-            if not tensor.name:
-                yield model.missing("tensor", f"{field}.name", "a name")
-            elif tensor.name in tensor_names[:index]:
-                yield model.warning("tensor", f"{field}.name", f"{tensor.name} again", "a unique name", "Rename one of them")
-            # auto_complete_config may add what the config lacks.
-            if not (tensor.data_type and tensor.dims) and completes(model):
-                continue
-            if not tensor.data_type:
-                yield model.missing("tensor", f"{field}.data_type", "a data type such as TYPE_FP32")
-            if not tensor.dims:
-                yield model.missing("tensor", f"{field}.dims", "one size or more, without the batch")
-            yield from _shape(model, field, tensor)
-            if side == "input" and tensor.format in (FORMAT_NHWC, FORMAT_NCHW) and len(tensor.dims) != 3:
-                actual = f"a list of {len(tensor.dims)} sizes"
-                yield model.error("tensor", f"{field}.dims", actual, "3 sizes for its format", "Correct one of them")
-            for flag in ("is_shape_tensor", "is_non_linear_format_io"):
-                if getattr(tensor, flag) and not tensorrt:
-                    yield model.error("tensor", f"{field}.{flag}", "true", "false, as only TensorRT has such tensors", "Remove it")
+    seen: Set[Tuple[str, str]] = set()
+    for side, field, tensor in model.tensors():
+        if not tensor.name:
+            yield model.missing("tensor", f"{field}.name", "a name")
+        elif (side, tensor.name) in seen:
+            yield model.warning("tensor", f"{field}.name", f"{tensor.name} again", "a unique name", "Rename one of them")
+        seen.add((side, tensor.name))
+        # auto_complete_config may add the missing fields.
+        if not (tensor.data_type and tensor.dims) and completes(model):
+            continue
+        if not tensor.data_type:
+            yield model.missing("tensor", f"{field}.data_type", "a data type such as TYPE_FP32")
+        if not tensor.dims:
+            yield model.missing("tensor", f"{field}.dims", "one size or more, without the batch")
+        yield from _shape(model, field, tensor)
+        if side == "input" and tensor.format in (FORMAT_NHWC, FORMAT_NCHW) and len(tensor.dims) != 3:
+            actual = f"a list of {len(tensor.dims)} sizes"
+            yield model.error("tensor", f"{field}.dims", actual, "3 sizes for its format", "Correct one of them")
+        for flag in ("is_shape_tensor", "is_non_linear_format_io"):
+            if getattr(tensor, flag) and not tensorrt:
+                yield model.error("tensor", f"{field}.{flag}", "true", "false, as only TensorRT has such tensors", "Remove it")
 
 
 def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
     """Yield an error for each bfloat16 tensor, which older Tritons cannot pass to Python (python_backend, PR 371)."""
     if backends.triton_version(row.triton) >= BFLOAT16_FROM:
         return
-    for side in ("input", "output"):
-        for index, tensor in enumerate(getattr(model.config, side)):
-            if schema.enum_name(tensor, "data_type") == "TYPE_BF16":
-                expected = f"a type that Triton {row.triton} of release {row.name} passes to Python. TYPE_BF16 needs 2.49 (24.08)"
-                todo = "Compile the model for another type, or choose a newer release"
-                triton = effects.REFUSES if model.backend == "rbln" else FAILS_REQUESTS
-                yield model.error("release", f"{side}[{index}].data_type", "TYPE_BF16", expected, todo, triton)
+    for _side, field, tensor in model.tensors():
+        if schema.enum_name(tensor, "data_type") == "TYPE_BF16":
+            expected = f"a type that Triton {row.triton} of release {row.name} passes to Python. TYPE_BF16 needs 2.49 (24.08)"
+            todo = "Compile the model for another type, or choose a newer release"
+            triton = effects.REFUSES if model.backend == "rbln" else FAILS_REQUESTS
+            yield model.error("release", f"{field}.data_type", "TYPE_BF16", expected, todo, triton)
 
 
 def _shape(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
-    """Yield the errors of the sizes in dims and reshape, and of dims and reshape with different numbers of elements."""
+    """Yield the errors of sizes in dims and reshape, and of a reshape to another number of elements."""
     shapes = [("dims", list(tensor.dims))]
     if tensor.HasField("reshape"):
         shapes.append(("reshape.shape", list(tensor.reshape.shape)))
@@ -228,7 +222,7 @@ def _batching(model: Model) -> Iterator[Finding]:
             field = "dynamic_batching.priority_levels"
             yield model.error(rule, field, str(levels), "1 with preserve_ordering", "Remove one of them")
         for name, policy in policies:
-            if policy.default_timeout_microseconds and policy.timeout_action == DELAY:
+            if policy.default_timeout_microseconds and policy.timeout_action == TIMEOUT_DELAY:
                 field = f"dynamic_batching.{name}.timeout_action"
                 yield model.error(rule, field, "DELAY", "REJECT with preserve_ordering", "Change one of them")
 
@@ -243,12 +237,12 @@ def _preferred(model: Model, batcher: str, sizes: Any) -> Iterator[Finding]:
     compiled_sizes = _compiled_batches(model)
     others = [size for size in sizes if size not in compiled_sizes and size not in wrong]
     if compiled_sizes and others:
-        todo = "Choose compiled sizes. The backend fills other batches up to the next one, and the NPU computes the filling"
+        todo = "Choose compiled sizes. The backend pads other batches up to the next compiled size"
         yield model.warning("batch", field, listed(others), f"some of {listed(compiled_sizes)}, the compiled batches", todo)
 
 
 def _compiled_batches(model: Model) -> List[int]:
-    """Return the batch sizes of the compiled file from the config's parameter `batches`, or [] if they are not known."""
+    """Return the batch sizes of the compiled file from the config's parameter `batches`, or [] if it is not set."""
     if "batches" not in model.config.parameters:
         return []
     return [int(number) for number in re.findall(r"\d+", model.config.parameters["batches"].string_value)]
@@ -286,7 +280,7 @@ def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Find
     """Yield the errors of the values of one control tensor."""
     lists = {name: len(getattr(control, name)) for name in ("int32_false_true", "fp32_false_true", "bool_false_true")}
     present = {name: count for name, count in lists.items() if count}
-    if control.kind != CORRID:
+    if control.kind != CONTROL_SEQUENCE_CORRID:
         if list(present.values()) != [2]:
             actual = ", ".join(f"{name} of {count}" for name, count in present.items()) or "without values"
             yield model.error(

@@ -160,9 +160,8 @@ def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]
     """Yield the errors of maps with unknown names, of inputs without a map, and of tensors whose ports differ."""
     batched = model.config.max_batch_size > 0
     tensors: Dict[str, TensorPort] = {}
-    for side in ("input", "output"):
-        for entry in getattr(model.config, side):
-            tensors.setdefault(entry.name, _port(model.name, entry, batched, True))
+    for _side, _field, entry in model.tensors():
+        tensors.setdefault(entry.name, _port(model.name, entry, batched, True))
     for index, step in enumerate(model.config.ensemble_scheduling.step):
         other = models.get(step.model_name)
         if other is None:

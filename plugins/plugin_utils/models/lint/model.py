@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, WARNING, Finding, Row, file_error
@@ -90,6 +90,11 @@ class Model:
         while field and field not in self._lines:
             field = field.rpartition(".")[0]
         return self._lines.get(field)
+
+    def tensors(self) -> Iterator[Tuple[str, str, Any]]:
+        """Yield (`input` or `output`, path of the field, tensor) for each tensor of the config."""
+        for side in ("input", "output"):
+            yield from ((side, f"{side}[{index}]", tensor) for index, tensor in enumerate(getattr(self.config, side)))
 
     # Triton's view of the model
 

@@ -4,7 +4,7 @@
 
 Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's parser accepts other texts and reports other lines.
 Therefore this parser follows google/protobuf/text_format.cc and io/tokenizer.cc of protobuf 21, the version in Triton's images.
-After an error it continues if it can read the rest, so that one run reports all errors.
+It continues after an error, if possible, so that one run reports all errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from contextlib import suppress
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import (
@@ -33,9 +34,9 @@ UNKNOWN = "a field that no Triton knows"
 
 
 class SourceField(NamedTuple):
-    """A field in a text: its path such as input[0].dims, its line, and its name in the schema, or None for an unknown field.
+    """A field in a text: its path such as input[0].dims, its line, and its name in the schema (None for an unknown field).
 
-    `value` is the text of a scalar. For an enum, it is the name of the value in the schema.
+    `value` is the text of a scalar, or the name in the schema of an enum's value.
     """
 
     path: str
@@ -61,12 +62,12 @@ def parse(text: str, message: Any) -> Parsed:
     """Parse a text into the empty `message`."""
     parser = _Parser(text)
     counts: Dict[str, int] = {}
-    try:
+    complete = False
+    with suppress(_Stop):
         while parser.token.kind != END:
             parser.field(message, message.DESCRIPTOR, "", counts)
-    except _Stop:
-        return Parsed(message, parser.fields, parser.problems, complete=False)
-    return Parsed(message, parser.fields, parser.problems, complete=True)
+        complete = True
+    return Parsed(message, parser.fields, parser.problems, complete)
 
 
 class _Parser(Tokenizer):
@@ -82,7 +83,7 @@ class _Parser(Tokenizer):
         return _Stop()
 
     def repaired(self, text: str, message: str, note: str, todo: str) -> bool:
-        """Report and skip the current token if it is the wrong token `text`. Return False if it is another token."""
+        """Report and skip the current token if it is `text`, which is wrong here. Return False for another token."""
         if self.token.text != text:
             return False
         self.problems.append(SyntaxProblem(self.token.line, message, note=note, todo=todo))
@@ -90,7 +91,7 @@ class _Parser(Tokenizer):
         return True
 
     def take(self, *texts: str) -> str:
-        """Skip the current token and return it if it is one of `texts`, else return ""."""
+        """Skip and return the current token if it is one of `texts`. Return "" for another token."""
         text = self.token.text
         if text not in texts or self.token.kind == END:
             return ""
@@ -98,7 +99,7 @@ class _Parser(Tokenizer):
         return text
 
     def need(self, text: str) -> None:
-        """Skip the current token, which has to be `text`. Raises _Stop for another token."""
+        """Skip the current token `text`. Raises _Stop for another token."""
         if not self.take(text):
             raise self.stop(f'Expected "{text}", found "{self.token.text}".')
 
@@ -118,24 +119,19 @@ class _Parser(Tokenizer):
             if self.token.text in ("", *CLOSING.values()):
                 return
         line = self.token.line
+        owner = known.full_name if known is not None else prefix.rstrip(".")
         if self.take("["):
             word = self.identifier()
             while self.take("."):
                 word += "." + self.identifier()
             self.need("]")
-            owner = known.full_name if known is not None else prefix.rstrip(".")
-            words = f'Extension "{word}" is not defined or is not an extension of "{owner}".'
-            self.problems.append(SyntaxProblem(line, words, prefix + word, word, note=UNKNOWN))
-            self.unknown(prefix, word, line)
+            self.unknown(f'Extension "{word}" is not defined or is not an extension of "{owner}".', prefix + word, word, line)
             return
         word = self.identifier()
         field = known.fields_by_name.get(word) if known is not None else None
         if field is None:
-            owner = known.full_name if known is not None else prefix.rstrip(".")
             known_words = tuple(known.fields_by_name) if known is not None else ()
-            words = f'Message type "{owner}" has no field named "{word}".'
-            self.problems.append(SyntaxProblem(line, words, prefix + word, word, known_words, UNKNOWN))
-            self.unknown(prefix, word, line)
+            self.unknown(f'Message type "{owner}" has no field named "{word}".', prefix + word, word, line, known_words)
             return
         repeated, nested = is_repeated(field), field.message_type is not None
         if not repeated:
@@ -163,7 +159,7 @@ class _Parser(Tokenizer):
         self.take(";", ",")
 
     def once(self, message: Any, field: Any, line: int, again: bool) -> None:
-        """Report a field that is already set, or that belongs to a oneof in which another field is set."""
+        """Report a field that is set again, or whose oneof has another field that is set."""
         choice = field.containing_oneof
         # The key and the value of a map's entry count as set even if they are empty.
         if _present(message, field) or (again and field.containing_type.GetOptions().map_entry):
@@ -174,10 +170,7 @@ class _Parser(Tokenizer):
 
     def nested(self, message: Any, field: Any, path: str, name: str, line: int) -> None:
         """Read one message of a field. `path` contains the index of the message, `name` is the path without it."""
-        end = CLOSING.get(self.token.text, "")
-        if not end:
-            raise self.stop(f'Expected "{{", found "{self.token.text}".')
-        self.next()
+        end = self.open_message()
         self.fields.append(SourceField(path, line, name_of(field), ""))
         entry = field.message_type.GetOptions().map_entry
         inner = _new(field) if entry else getattr(message, field.name)
@@ -197,6 +190,14 @@ class _Parser(Tokenizer):
                 values[inner.key].CopyFrom(inner.value)
             else:
                 values[inner.key] = inner.value
+
+    def open_message(self) -> str:
+        """Skip the opening bracket of a message. Return the closing bracket."""
+        end = CLOSING.get(self.token.text, "")
+        if not end:
+            raise self.stop(f'Expected "{{", found "{self.token.text}".')
+        self.next()
+        return end
 
     def scalar(self, message: Any, field: Any, path: str) -> str:
         """Read one value into the message. Return the text of the value."""
@@ -258,7 +259,7 @@ class _Parser(Tokenizer):
         return None
 
     def enum(self, field: Any, path: str) -> Tuple[Optional[int], str]:
-        """Read a value of an enum. As in C++, a number need not be a value of the enum."""
+        """Read a value of an enum. As in C++, any number is accepted."""
         words, line = field.enum_type.values_by_name, self.token.line
         if self.token.kind == IDENTIFIER:
             word = self.identifier()
@@ -292,9 +293,9 @@ class _Parser(Tokenizer):
         self.next()
         return sign * (value if value <= LARGEST_FLOAT or math.isnan(value) else float("inf"))
 
-    def unknown(self, prefix: str, word: str, line: int) -> None:
-        """Skip the value of an unknown field. Fields in it are unknown, too."""
-        path = prefix + word
+    def unknown(self, message: str, path: str, word: str, line: int, known_words: Tuple[str, ...] = ()) -> None:
+        """Report an unknown field, and skip its value with the fields in it."""
+        self.problems.append(SyntaxProblem(line, message, path, word, known_words, UNKNOWN))
         colon = self.take(":")
         self.fields.append(SourceField(path, line, None, self.token.text))
         if colon and self.token.text not in CLOSING:
@@ -304,10 +305,7 @@ class _Parser(Tokenizer):
         self.take(";", ",")
 
     def skipped_message(self, path: str) -> None:
-        end = CLOSING.get(self.token.text, "")
-        if not end:
-            raise self.stop(f'Expected "{{", found "{self.token.text}".')
-        self.next()
+        end = self.open_message()
         while self.token.text not in CLOSING.values():
             self.field(None, None, path + ".", {})
         self.need(end)
@@ -333,7 +331,7 @@ class _Parser(Tokenizer):
 
 
 def is_repeated(field: Any) -> bool:
-    """Return True if a field may be repeated. protobuf 7 no longer has `label`, and older versions have no `is_repeated`."""
+    """Return True if a field may be repeated. Old versions of protobuf have only `label`, protobuf 7 only `is_repeated`."""
     known = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if known is None else known)
 
@@ -344,7 +342,7 @@ def name_of(descriptor: Any) -> str:
 
 
 def _present(message: Any, field: Any) -> bool:
-    """Return True if C++ counts a field as set. A field without presence counts as set if its value is not the default."""
+    """Return True if C++ counts a field as set. For a field without presence, any value other than the default counts."""
     if field.has_presence:
         return bool(message.HasField(field.name))
     value = getattr(message, field.name)
