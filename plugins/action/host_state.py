@@ -96,7 +96,7 @@ class ActionModule(FleetAction):
             variables = self.variables(task_vars)
             concerns, rollback = self._task.args.get("concerns"), self._task.args.get("rollback")
             if rollback:
-                arguments = {"linked": boolean(self._task.args.get("linked", False)), "rollback": rollback}
+                arguments = {"current_releases": boolean(self._task.args.get("current_releases", False)), "rollback": rollback}
                 planned = self._rollback(variables, concerns or [], arguments, task_vars, host)
             else:
                 planned = self._preflight(variables, concerns, task_vars, host)
@@ -111,7 +111,9 @@ class ActionModule(FleetAction):
             concerns = self.concerns(variables, task_vars)
         if boolean(self._task.args.get("unsealed", False)):
             return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
-        arguments = {key: self._task.args[key] for key in ("prove", "linked", "timeout", "store") if key in self._task.args}
+        arguments = {
+            key: self._task.args[key] for key in ("prove", "current_releases", "timeout", "store") if key in self._task.args
+        }
         # Without concerns, only the maintenance mark is read, which needs no desired state.
         proof = boolean(arguments.get("prove", False))
         wanted, manifests = desired(variables, concerns, proof=proof) if concerns else ({}, {})
@@ -126,7 +128,7 @@ class ActionModule(FleetAction):
             # These remarks are about the whole host, so only a call for all concerns returns them.
             result["warnings"] = [*result.get("warnings", []), *row_remarks.untested_remarks(variables)]
             result["untested"] = variables["npufleet_release_row"].get("untested")
-        return self._for_playbooks(result, variables, batched=boolean(arguments.get("linked", False)))
+        return self._for_playbooks(result, variables, batched=boolean(arguments.get("current_releases", False)))
 
     @staticmethod
     def _for_playbooks(result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:

@@ -20,8 +20,8 @@ options:
     description: The result of M(npufleet.triton.host_lease) if this run holds the host; empty if it does not.
     type: dict
     default: {}
-  linked:
-    description: Whether the server shall serve the releases that the links in C(served/) point to.
+  current_releases:
+    description: Whether the server is to serve the releases that the links in C(served/) point to.
     type: bool
     default: false
 """
@@ -46,12 +46,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 SERVER_CONCERNS = {name for name, concern in CONCERNS.items() if set(SERVER_TAGS) <= set(concern.tags)}
 
 
-def plan_is_valid(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] = None, linked: bool = False) -> bool:
+def plan_is_valid(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] = None, current_releases: bool = False) -> bool:
     """Return True if the plan of this run is still valid."""
     if not (lease or {}).get("fresh"):
         return False
     concerns = {item["concern"] for item in planned["plan"]}
-    return (planned.get("seen") or {}).get("linked") == linked and concerns <= SERVER_CONCERNS
+    return (planned.get("seen") or {}).get("current_releases") == current_releases and concerns <= SERVER_CONCERNS
 
 
 class FilterModule:

@@ -25,8 +25,8 @@ options:
     description: The result of M(npufleet.triton.host_state) for all concerns that this run applies; empty if unknown.
     type: dict
     default: {}
-  linked:
-    description: Whether the server shall serve the releases that the links in C(served/) point to, without a transfer.
+  current_releases:
+    description: Whether the server is to serve the releases that the links in C(served/) point to, without a transfer.
     type: bool
     default: false
   rollback:
@@ -43,9 +43,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    A boolean for each step C(transfer), C(hold), C(prepare), C(credentials), C(key), C(container), C(change), C(install_watchdog)
-    and C(remove_watchdog). C(release) and C(withdraw) are names of models. C(releases_host) is true if the change is the last step
-    on this host and releases its lease. C(refusals) has the reasons why a new container could not start.
+    A boolean for each step C(transfer), C(hold), C(credentials), C(key), C(container), C(change), C(install_watchdog) and
+    C(remove_watchdog). C(release) and C(withdraw) are names of models. C(releases_host) is true if the change is the last step on this
+    host and releases its lease. C(refusals) has the reasons why a new container could not start.
   type: dict
 """
 
@@ -59,7 +59,7 @@ def server_steps(
     state: Mapping[str, Any],
     lease: Optional[Mapping[str, Any]] = None,
     planned: Optional[Mapping[str, Any]] = None,
-    linked: bool = False,
+    current_releases: bool = False,
     rollback: Any = None,
 ) -> Dict[str, Any]:
     """Return the steps for one host."""
@@ -71,9 +71,8 @@ def server_steps(
     container = bool(server & {"create", "replace"})
     change = bool(server or models or rollback or state["actual"]["models"]["transaction"] is not None)
     return {
-        "transfer": bool(state["actual"]["models"]["missing"]) and not linked,
+        "transfer": bool(state["actual"]["models"]["missing"]) and not current_releases,
         "hold": bool(change or watchdog) and not held,
-        "prepare": container or bool(server & {"write", "key"}),
         "credentials": "write" in server,
         "key": "key" in server,
         "container": container,

@@ -30,7 +30,7 @@ options:
       - Read the host repeatedly until it is in sync, and fail with the remaining differences after O(timeout).
     type: bool
     default: false
-  linked:
+  current_releases:
     description:
       - Compare the server with the releases that the C(served/) links of the store point to, and ignore container and models of the
         inventory. Use it for a host that was rolled back or restored.
@@ -96,7 +96,7 @@ EXAMPLES = r"""
 - name: Read what a rollback would change
   npufleet.triton.host_state:
     concerns: [models, server]
-    linked: true
+    current_releases: true
     rollback: {to: previous}
   register: state
 
@@ -193,7 +193,7 @@ protected:
   type: str
 serial:
   description: The batch sizes of the variable C(npufleet_rollout_serial), as numbers of hosts and percentages.
-  returned: with O(preflight), O(rollback) or O(linked), if that variable is valid
+  returned: with O(preflight), O(rollback) or O(current_releases), if that variable is valid
   type: list
   elements: raw
 store:
@@ -236,7 +236,7 @@ OPTIONS: Dict[str, Any] = {
         "choices": ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"],
     },
     "prove": {"type": "bool", "default": False},
-    "linked": {"type": "bool", "default": False},
+    "current_releases": {"type": "bool", "default": False},
     "timeout": {"type": "int", "default": 0},
     "known": {"type": "str"},
     "store": {"type": "bool", "default": False},
@@ -296,13 +296,13 @@ def run(module: request.Module) -> None:
     desired = params["desired"]
     if not desired and not params["mark"]:
         module.fail_json(msg="host_state starts on the controller. Call it as npufleet.triton.host_state.")
-    linked = params["linked"]
-    if linked:
+    current_releases = params["current_releases"]
+    if current_releases:
         try:
             desired["server"]["models"] = store.current_models(desired["server"]["root"], desired["server"]["models"])
         except store.StoreError as error:
             module.fail_json(msg="{}: {}".format(params["host"], error))
-    held = {} if linked else store.apply_holds(desired)
+    held = {} if current_releases else store.apply_holds(desired)
     for name, hold in held.items():
         module.warn(
             f"{params['host']}: model {name} is held at {hold['label']}, rolled back by {hold['by']} at {hold['when']} "
@@ -310,8 +310,10 @@ def run(module: request.Module) -> None:
             f"-e rollback_forget=true -e rollback_models={name}"
         )
     root, run_id, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
-    moment = {**clock.mark(), "after": lease.last_run(root), "linked": linked} if root and "server" in desired else {}
-    seen = proof.observe(desired, root, run_id, ended, linked, params["prove"], params["timeout"])
+    observed_at = {}
+    if root and "server" in desired:
+        observed_at = {**clock.mark(), "after": lease.last_run(root), "current_releases": current_releases}
+    seen = proof.observe(desired, root, run_id, ended, current_releases, params["prove"], params["timeout"])
     actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:
         module.fail_json(msg="{} is not in sync:{}".format(params["host"], seen.describe()), plan=plan, actual=actual)
@@ -325,7 +327,7 @@ def run(module: request.Module) -> None:
     report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
     # The state is not reusable while another run is changing the host.
-    answer["seen"] = {} if other else moment
+    answer["seen"] = {} if other else observed_at
     if other:
         # Only the controller knows whether that run has ended, so the controller writes the warning.
         answer["held_by"] = {key: other[key] for key in ("run", "by", "since")}

@@ -68,7 +68,7 @@ options:
         description: Reason of the rollback, which the history and messages about the hold show.
         type: str
         default: ""
-  linked:
+  current_releases:
     description: Serve the releases that the C(served/) links point to, and ignore the inventory. Required by O(rollback).
     type: bool
     default: false
@@ -91,7 +91,7 @@ options:
       then released even if its controller is gone.
     type: bool
     default: false
-  inside:
+  manual_server:
     description: C(pid) of a server that was started manually in the old container, and the C(options) of its C(docker exec).
     type: dict
     default: {}
@@ -175,12 +175,12 @@ OPTIONS: Dict[str, Any] = {
             "why": {"type": "str", "default": ""},
         },
     },
-    "linked": {"type": "bool", "default": False},
+    "current_releases": {"type": "bool", "default": False},
     "run_checks": {"type": "bool", "default": True},
     "accept_within": {"type": "int", "default": 0},
     "unanswered": {"type": "str", "choices": ["kept", "restored"], "default": "restored"},
     "release_host": {"type": "bool", "default": False},
-    "inside": {"type": "dict", "default": {}},
+    "manual_server": {"type": "dict", "default": {}},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
 }
 REQUEST: Dict[str, Any] = {
@@ -207,16 +207,15 @@ REQUEST: Dict[str, Any] = {
 
 def change_order(params: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the parameters of a host change (drivers.Order)."""
-    names = ("id", "host", "root", "run", "by", "desired", "container", "poll_seconds", "checks", "keep", "release_host")
+    names = ["id", "host", "root", "run", "by", "desired", "container", "manual_server", "poll_seconds", "checks", "keep"]
     store_change = None
     if params["rollback"]:
         store_change = {"state": "rolled_back", **params["rollback"]}
-    elif not params["linked"]:
+    elif not params["current_releases"]:
         store_change = {"state": "released", **{name: params[name] for name in ("releases", "withdraw", "incoming")}}
     return {
-        **{name: params[name] for name in names},
-        "serve_current": params["linked"],
-        "manual_server": params["inside"],
+        **{name: params[name] for name in (*names, "release_host")},
+        "serve_current": params["current_releases"],
         "acceptance_timeout": params["accept_within"],
         "keep_unanswered": params["unanswered"] == "kept",
         "rollback_reason": (params["why"] or "the change failed") if params["state"] == "restored" else "",
@@ -231,11 +230,11 @@ def would_change(params: Mapping[str, Any]) -> bool:
     from ansible_collections.npufleet.triton.plugins.module_utils.change import proof
 
     desired = {name: dict(params["desired"][name]) for name in ("models", "server")}
-    if params["linked"]:
+    if params["current_releases"]:
         desired["server"]["models"] = store.current_models(params["root"], desired["server"]["models"])
     else:
         store.apply_holds(desired)
-    plan = proof.observe(desired, params["root"], params["run"], serve_current=params["linked"]).plan
+    plan = proof.observe(desired, params["root"], params["run"], serve_current=params["current_releases"]).plan
     return bool(plan or params["rollback"]) or store.read_transaction(params["root"]) is not None
 
 
@@ -277,8 +276,8 @@ def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
-    if params["rollback"] and not params["linked"]:
-        module.fail_json(msg="rollback is set without linked, expected both: the inventory has other releases")
+    if params["rollback"] and not params["current_releases"]:
+        module.fail_json(msg="rollback is set without current_releases, expected both: the inventory has other releases")
     if not params["id"]:
         module.fail_json(msg="server_change starts on the controller. Call it as npufleet.triton.server_change.")
     if module.check_mode:

@@ -159,7 +159,7 @@ ROLLBACK = """
     - name: Ask what would go back
       npufleet.triton.host_state:
         concerns: [models, server]
-        linked: true
+        current_releases: true
         rollback: {models: [digits], to: previous}
 """
 

@@ -276,24 +276,24 @@ def test_without_desired_state_it_says_how_to_call_it(monkeypatch: pytest.Monkey
 # A look that counts for a while
 
 
-@pytest.mark.parametrize("linked", [False, True])
-def test_a_look_says_after_which_run_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, linked: bool) -> None:
+@pytest.mark.parametrize("current_releases", [False, True])
+def test_a_look_says_after_which_run_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, current_releases: bool) -> None:
     monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path / "watchdog"))
     root, mark = str(tmp_path), str(tmp_path / "maintenance.json")
     desired = {"server": {"root": root, "models": {}}}
 
     def seen() -> dict[str, Any]:
-        found: dict[str, Any] = run(monkeypatch, {"server": Concern([])}, mark=mark, desired=desired, linked=linked, run="me")[
-            "seen"
-        ]
+        found: dict[str, Any] = run(
+            monkeypatch, {"server": Concern([])}, mark=mark, desired=desired, current_releases=current_releases, run="me"
+        )["seen"]
         return {name: value for name, value in found.items() if name not in ("boot", "uptime")}
 
-    assert seen() == {"after": "", "linked": linked}
+    assert seen() == {"after": "", "current_releases": current_releases}
     lease.acquire(root, lease.Holder("alice/1/1", "alice@ops1"), 60.0, {})
     # In the midst of that run it tells nothing of what comes after
     assert seen() == {}
     lease.release(root, lease.Holder("alice/1/1", "alice@ops1"))
-    assert seen() == {"after": "alice/1/1", "linked": linked}
+    assert seen() == {"after": "alice/1/1", "current_releases": current_releases}
 
 
 # A rollback

@@ -69,7 +69,7 @@ def call(root: Path, check: bool = False, **given: Any) -> dict[str, Any]:
 
 
 def test_a_change_that_is_proven_tells_what_was_done(process: Process, tmp_path: Path) -> None:
-    found = call(tmp_path, linked=True)
+    found = call(tmp_path, current_releases=True)
     assert (found["failed"], found["changed"], found["proven"], found["under_way"]) == (False, True, True, False)
     assert (found["did"], found["checks"], found["steps"]) == (["loaded digits"], [RIGHT], STEPS)
     (order,) = process.orders
@@ -80,7 +80,7 @@ def test_a_change_that_is_proven_tells_what_was_done(process: Process, tmp_path:
 
 def test_what_is_to_be_served_is_handed_on(process: Process, tmp_path: Path) -> None:
     call(tmp_path, releases={"digits": {}}, release=["digits"], withdraw=["faces"], incoming="/incoming")
-    call(tmp_path, linked=True, rollback={"models": ["digits"], "why": "wrong"})
+    call(tmp_path, current_releases=True, rollback={"models": ["digits"], "why": "wrong"})
     assert [order["store_change"] for order in process.orders] == [
         {"state": "released", "releases": {"digits": {}}, "withdraw": ["faces"], "incoming": "/incoming"},
         {"state": "rolled_back", "models": ["digits"], "to": "previous", "why": "wrong"},

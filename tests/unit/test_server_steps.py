@@ -31,7 +31,7 @@ def state(*plan: Any, missing: Any = (), transaction: Any = None, **more: Any) -
 
 def taken(*plan: Any, **more: Any) -> list[str]:
     """Return the names of the steps that are taken, without the lists of models."""
-    options = {name: more.pop(name) for name in ("lease", "planned", "linked", "rollback") if name in more}
+    options = {name: more.pop(name) for name in ("lease", "planned", "current_releases", "rollback") if name in more}
     steps = server_steps(state(*plan, **more), **options)
     return [name for name, value in steps.items() if value is True]
 
@@ -44,14 +44,14 @@ def test_a_host_in_sync_has_no_step() -> None:
 @pytest.mark.parametrize(
     ("plan", "steps"),
     [
-        ([differs("server", "create")], ["prepare", "container", "change"]),
-        ([differs("server", "replace")], ["prepare", "container", "change"]),
-        ([differs("server", "write"), differs("server", "key")], ["prepare", "credentials", "key", "change"]),
+        ([differs("server", "create")], ["container", "change"]),
+        ([differs("server", "replace")], ["container", "change"]),
+        ([differs("server", "write"), differs("server", "key")], ["credentials", "key", "change"]),
         ([differs("server", "load")], ["change"]),
         ([differs("models", "release")], ["change"]),
         ([differs("watchdog", "watch")], ["install_watchdog"]),
         ([differs("watchdog", "unwatch")], ["remove_watchdog"]),
-        ([differs("server", "replace"), differs("watchdog", "watch")], ["prepare", "container", "change", "install_watchdog"]),
+        ([differs("server", "replace"), differs("watchdog", "watch")], ["container", "change", "install_watchdog"]),
     ],
 )
 def test_each_action_has_its_steps(plan: list[Any], steps: list[str]) -> None:
@@ -62,7 +62,7 @@ def test_each_action_has_its_steps(plan: list[Any], steps: list[str]) -> None:
 
 def test_new_files_are_transferred_unless_the_links_are_served() -> None:
     assert taken(missing=["sha"], lease=HELD) == ["transfer"]
-    assert taken(missing=["sha"], lease=HELD, linked=True) == []
+    assert taken(missing=["sha"], lease=HELD, current_releases=True) == []
 
 
 @pytest.mark.parametrize("reason", [{"rollback": {"models": ["digits"]}}, {"transaction": {"run": "a"}}])
@@ -108,7 +108,7 @@ def test_the_change_releases_the_host_if_nothing_follows(plan: list[Any], known:
 
 
 @pytest.mark.parametrize(
-    ("concern", "lease", "linked", "counts"),
+    ("concern", "lease", "current_releases", "counts"),
     [
         ("models", HELD, False, True),
         ("probe", HELD, False, True),
@@ -118,8 +118,8 @@ def test_the_change_releases_the_host_if_nothing_follows(plan: list[Any], known:
         ("models", HELD, True, False),
     ],
 )
-def test_a_plan_counts_while_nobody_has_held_the_host(concern: str, lease: Any, linked: bool, counts: bool) -> None:
-    assert plan_is_valid({"plan": [differs(concern, "x")], "seen": {"linked": False}}, lease, linked) is counts
+def test_a_plan_counts_while_nobody_has_held_the_host(concern: str, lease: Any, current_releases: bool, counts: bool) -> None:
+    assert plan_is_valid({"plan": [differs(concern, "x")], "seen": {"current_releases": False}}, lease, current_releases) is counts
 
 
 def test_a_host_that_was_not_planned_has_no_plan_that_counts() -> None:
@@ -137,4 +137,4 @@ def test_the_first_task_file_names_its_steps() -> None:
     (_read, change) = yaml.safe_load((TASKS / "main.yml").read_text())
     for task in change["block"]:
         file = task["ansible.builtin.include_tasks"]
-        assert (TASKS / file).exists() and task["when"] == "triton_server_steps." + {"apply": "change"}.get(file[:-4], file[:-4])
+        assert (TASKS / file).exists() and task["when"] == "triton_server_steps." + file[:-4]

@@ -42,7 +42,7 @@ def call_of(module: str, arguments: dict[str, Any]) -> str:
     if module == "server_change":
         said = {
             "rollback": arguments.get("rollback"),
-            "linked": arguments.get("linked"),
+            "current_releases": arguments.get("current_releases"),
             "asking": (arguments.get("_request") or {}).get("checks"),
         }
         return " ".join(filter(None, [module, arguments.get("state"), *(word for word, given in said.items() if given)]))
@@ -121,7 +121,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     }
     report = [item["name"] for item in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
-    seen = {"at": time.time(), "after": "", "linked": bool(arguments.get("linked"))}
+    seen = {"at": time.time(), "after": "", "current_releases": bool(arguments.get("current_releases"))}
     moves = {"moves": MOVES} if arguments.get("rollback") else {}
     held_by = {"held_by": part["held_by"]} if "held_by" in part else {}
     return {**answer, "seen": seen, "refusals": part.get("refusals", []), **moves, **held_by}
