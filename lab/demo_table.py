@@ -21,13 +21,13 @@ import numpy as np
 from PIL import Image
 
 BUILD = Path(__file__).resolve().parents[1] / "build"
-DRAWN = 10  # Number of digits to print
+MOST_DIGITS = 10  # Number of digits to print
 LEVELS = 16  # Highest grey level of a digit's pixels
 GREYS = (232, 255)  # First and last grey of the 256-colour palette
-WIDE = 32  # Width of a photograph in characters
+PHOTOGRAPH_WIDTH = 32  # Width of a photograph in characters
 LABELS = 3  # Number of labels to print for each photograph
 # Separator between the texts of an answer in a result
-BETWEEN = " | "
+SEPARATOR = " | "
 # Characters from dark to light, for photographs on terminals without colours
 SHADES = " ░▒▓█"
 # Grey level above which a pixel of a digit is drawn on terminals without colours
@@ -43,7 +43,7 @@ def read(path: Path) -> Any:
         return None
 
 
-def at(found: Any, *keys: str) -> Any:
+def value_at(found: Any, *keys: str) -> Any:
     """Return the value below these keys, or None if one is missing."""
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
@@ -53,20 +53,20 @@ def at(found: Any, *keys: str) -> Any:
 def facts(status: Mapping[str, Any]) -> list[str]:
     """Return the lines about a host: versions, cards, and each model with the digests that were read back."""
     actual = status.get("actual")
-    contents = at(actual, "image", "contents") or []
+    contents = value_at(actual, "image", "contents") or []
     versions = {
-        "driver": at(actual, "driver", "module"),
-        "engine": at(actual, "engine", "running", "version"),
-        "Triton": at(actual, "server", "version"),
+        "driver": value_at(actual, "driver", "module"),
+        "engine": value_at(actual, "engine", "running", "version"),
+        "Triton": value_at(actual, "server", "version"),
         "SDK": next((package.split("==")[1] for package in contents if package.startswith("rebel-compiler==")), None),
         "release": status.get("release"),
-        "image": short(at(actual, "image", "id")),
+        "image": short(value_at(actual, "image", "id")),
     }
-    cards = at(actual, "driver", "tool", "devices") or []
+    cards = value_at(actual, "driver", "tool", "devices") or []
     card_texts = [" ".join(str(card.get(key, "?")) for key in ("device", "name", "status")) for card in cards]
     lines = ["  " + "   ".join(f"{name} {version or 'unknown'}" for name, version in versions.items())]
     lines.append(f"  cards   {', '.join(card_texts) or 'none'}")
-    for model, found in sorted((at(actual, "server", "served") or {}).items()):
+    for model, found in sorted((value_at(actual, "server", "served") or {}).items()):
         for version, entry in sorted(found.items()):
             digests = "".join(f", {name} {short(entry[name])}" for name in ("source", "release") if entry.get(name))
             lines.append(f"  model   {model} version {version} {entry.get('state')}{digests or ', digest unknown'}")
@@ -101,7 +101,7 @@ def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
         return ["  no answer to draw"]
     # Only requests to one model over one protocol are shown. HTTP comes first in the results.
     kind = (drawable[0].get("model"), drawable[0].get("protocol"), len(drawable[0]["image"]))
-    shown = [check for check in drawable if (check.get("model"), check.get("protocol"), len(check["image"])) == kind][:DRAWN]
+    shown = [check for check in drawable if (check.get("model"), check.get("protocol"), len(check["image"])) == kind][:MOST_DIGITS]
     drawn = [draw(check["image"], colour) for check in shown]
     wide = math.isqrt(kind[2])
     words = {
@@ -116,14 +116,14 @@ def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
 
 def paint(picture: Image.Image, colour: bool) -> list[str]:
     """Return the lines of a photograph. A character shows two pixels if the terminal has colours, otherwise one pixel."""
-    height = max(1, round(picture.height * WIDE / picture.width / 2))
+    height = max(1, round(picture.height * PHOTOGRAPH_WIDTH / picture.width / 2))
     if colour:
-        pixels = np.asarray(picture.convert("RGB").resize((WIDE, 2 * height)))
+        pixels = np.asarray(picture.convert("RGB").resize((PHOTOGRAPH_WIDTH, 2 * height)))
         cells = [
             ["\033[38;2;{};{};{};48;2;{};{};{}m▀".format(*a, *b) for a, b in zip(*two)] for two in zip(pixels[::2], pixels[1::2])
         ]
         return ["".join(row) + "\033[0m" for row in cells]
-    levels = np.asarray(picture.convert("L").resize((WIDE, height)), np.int64)
+    levels = np.asarray(picture.convert("L").resize((PHOTOGRAPH_WIDTH, height)), np.int64)
     return ["".join(SHADES[level * len(SHADES) // 256] for level in row) for row in levels]
 
 
@@ -132,22 +132,22 @@ def photographs(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
     shown = [
         check
         for check in checks
-        if check.get("model") == "image_classifier" and check.get("picture") and BETWEEN in str(check.get("got"))
+        if check.get("model") == "image_classifier" and check.get("picture") and SEPARATOR in str(check.get("got"))
     ]
     # Only one protocol is shown. HTTP comes first in the results.
     shown = [check for check in shown if check["protocol"] == shown[0]["protocol"]]
     if not shown:
         return []
-    labels = [check["got"].split(BETWEEN)[:LABELS] for check in shown]
+    labels = [check["got"].split(SEPARATOR)[:LABELS] for check in shown]
     pictures = [Image.open(io.BytesIO(base64.b64decode(check["picture"].partition(",")[2]))) for check in shown]
-    painted = zip_longest(*(paint(picture, colour) for picture in pictures), fillvalue=" " * WIDE)
+    painted = zip_longest(*(paint(picture, colour) for picture in pictures), fillvalue=" " * PHOTOGRAPH_WIDTH)
     lines = ["", *((" " * 8 + GAP.join(row)).rstrip() for row in painted)]
     for number in range(min(map(len, labels))):
         words = [f"{names[number]}{'' if check['ok'] else ' !'}" for names, check in zip(labels, shown)]
-        lines.append(f"  {'read' if number == 0 else '':6}" + GAP.join(f"{word:<{WIDE}}" for word in words).rstrip())
+        lines.append(f"  {'read' if number == 0 else '':6}" + GAP.join(f"{word:<{PHOTOGRAPH_WIDTH}}" for word in words).rstrip())
     if all(check["ok"] for check in shown):
         lines.append(f"  {'is':6}the same by onnxruntime alone: this network's weights are random")
-    lines.append(f"  {'ms':6}" + GAP.join(f"{check['ms']:<{WIDE}.1f}" for check in shown).rstrip())
+    lines.append(f"  {'ms':6}" + GAP.join(f"{check['ms']:<{PHOTOGRAPH_WIDTH}.1f}" for check in shown).rstrip())
     return lines
 
 
@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--hosts", required=True, help="the hosts that have to serve, such as npu1,npu2")
     hosts = [name for name in parser.parse_args().hosts.split(",") if name]
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    statuses = {host.get("host"): host for host in at(read(BUILD / "status.json"), "hosts") or []}
+    statuses = {host.get("host"): host for host in value_at(read(BUILD / "status.json"), "hosts") or []}
     serving, passed, total = 0, 0, 0
     for host in hosts:
         result = read(BUILD / "check" / f"{host}.json") or {}

@@ -117,15 +117,15 @@ def _copy(lab: Lab, names: list[str]) -> None:
     try:
         docker("commit", source, lab.copied)
         for name in names:
-            places = [_place(f"{lab.container(host)}-docker") for host in (COPIED, name)]
-            run("cp", "--archive", "--reflink=auto", f"{places[0]}/.", places[1])
+            volumes = [_volume_path(f"{lab.container(host)}-docker") for host in (COPIED, name)]
+            run("cp", "--archive", "--reflink=auto", f"{volumes[0]}/.", volumes[1])
             # Each engine needs a unique ID, and creates a missing one.
-            Path(places[1], "engine-id").unlink(missing_ok=True)
+            Path(volumes[1], "engine-id").unlink(missing_ok=True)
     finally:
         docker("exec", source, "systemctl", "start", "docker.service")
 
 
-def _place(volume: str) -> str:
+def _volume_path(volume: str) -> str:
     """Create a volume unless it exists, and return its path."""
     docker("volume", "create", volume)
     return docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume)
@@ -161,11 +161,11 @@ def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, a
         runtime = {"npufleet-lab": {"path": "/usr/local/lib/npufleet-lab/runc"}}
         files["etc/docker/daemon.json"] = json.dumps({"default-runtime": "npufleet-lab", "runtimes": runtime}, indent=2)
     for path, text in files.items():
-        _put(lab, name, path, text)
+        _write_file(lab, name, path, text)
     docker("cp", str(kernel_package()), f"{lab.container(name)}:{KERNEL_PACKAGE}")
 
 
-def _put(lab: Lab, name: str, path: str, text: str) -> None:
+def _write_file(lab: Lab, name: str, path: str, text: str) -> None:
     """Copy a file into a host, which does not have to run."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

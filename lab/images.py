@@ -25,7 +25,7 @@ TRITON_WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
 def ensure_base(system: str) -> str:
     """Return the name of a Debian base image. Pull the image if a registry answers, otherwise make it with debootstrap."""
     image, pulled = base_image(system), PULLED_BASE.format(SYSTEMS[system])
-    if inputs_of(image) is None:
+    if recorded_inputs(image) is None:
         if os.environ.get("LAB_PULL", "1") == "1" and _pull(pulled):
             run_build(image, f"FROM {pulled}\n", {}, "pulled", pulled)
         else:
@@ -93,7 +93,7 @@ def ensure_host(system: str) -> str:
         "npufleet-lab-cards.service": ROOT / "lab/driver/npufleet-lab-cards.service",
         "npufleet-lab-runc": ROOT / "lab/runtime/npufleet-lab-runc",
     }
-    _ensure(image, base, files, f"lab host of {system}")
+    _build_if_changed(image, base, files, f"lab host of {system}")
     return image
 
 
@@ -104,7 +104,7 @@ def ensure_triton(release: str) -> dict[str, str]:
     archive = ARTEFACTS / "images" / f"tritonserver-{release}-py3.tar"
     files = {"Dockerfile": ROOT / "lab/triton/Dockerfile"}
     files.update({path.name: path for path in wheels_of_triton(TRITON_WHEELS[release])})
-    rebuilt = _ensure(image, base, files, f"Triton {release}")
+    rebuilt = _build_if_changed(image, base, files, f"Triton {release}")
     listing = archive.with_suffix(".json")
     if rebuilt or not listing.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -116,13 +116,13 @@ def ensure_triton(release: str) -> dict[str, str]:
     return json.loads(listing.read_text())
 
 
-def _ensure(image: str, base: str, files: dict[str, Path], what: str) -> bool:
+def _build_if_changed(image: str, base: str, files: dict[str, Path], what: str) -> bool:
     """Build `image` from `base`, unless it exists and its inputs have not changed. Return True if it was built."""
     digest = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", base).encode())
     for name, path in sorted(files.items()):
         digest.update(name.encode() + path.read_bytes())
     inputs = digest.hexdigest()
-    if inputs_of(image) == inputs:
+    if recorded_inputs(image) == inputs:
         return False
     say(f"building the {what} image")
     text = files["Dockerfile"].read_text()
@@ -149,7 +149,7 @@ def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str, 
         )
 
 
-def inputs_of(image: str) -> str | None:
+def recorded_inputs(image: str) -> str | None:
     """Return the inputs that are recorded in an image, or None if the image does not exist."""
     found = docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{INPUTS}"}}}}', image, check=False)
     return found or None

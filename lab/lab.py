@@ -32,7 +32,7 @@ from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, FIRST_SYSTEM, OPS_USER, SY
 # Name of a file in the state directory of a lab
 INVENTORY = "inventory.json"
 # The sets of models that inventories/lab can place on the hosts
-PLACINGS = ("digits", "images")
+MODEL_SETS = ("digits", "images")
 
 
 def main() -> None:
@@ -40,14 +40,14 @@ def main() -> None:
     parser.add_argument("command", choices=("base", "up", "down"))
     command = parser.parse_args().command
     try:
-        with one_at_a_time():
+        with lab_lock():
             {"base": base, "up": up, "down": down}[command](current_lab())
     except LabError as error:
         die(error)
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def lab_lock() -> Iterator[None]:
     """Run the block while no other lab of this checkout starts or stops, because all of them share its engine and its images."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
@@ -66,16 +66,16 @@ def up(lab: Lab) -> None:
     """Make the artefacts and images, and start the hosts. A second call changes nothing."""
     count = int(os.environ.get("HOSTS", "2"))
     row = os.environ.get("LAB_RELEASE", "lab-24.01")
-    if row not in standins.ROWS:
-        raise LabError(f"LAB_RELEASE is {row}, expected one of {', '.join(standins.ROWS)}")
+    if row not in standins.RELEASE_ROWS:
+        raise LabError(f"LAB_RELEASE is {row}, expected one of {', '.join(standins.RELEASE_ROWS)}")
     known = facts_of(lab)
     following = os.environ.get("LAB_NEXT") or known.get("next")
-    if following and following not in standins.ROWS:
-        raise LabError(f"LAB_NEXT is {following}, expected one of {', '.join(standins.ROWS)}")
+    if following and following not in standins.RELEASE_ROWS:
+        raise LabError(f"LAB_NEXT is {following}, expected one of {', '.join(standins.RELEASE_ROWS)}")
     card = standins.card_of(row, following)
-    placing = os.environ.get("LAB_MODELS") or known.get("placing") or "digits"
-    if placing not in PLACINGS:
-        raise LabError(f"LAB_MODELS is {placing}, expected one of {', '.join(PLACINGS)}")
+    model_set = os.environ.get("LAB_MODELS") or known.get("model_set") or "digits"
+    if model_set not in MODEL_SETS:
+        raise LabError(f"LAB_MODELS is {model_set}, expected one of {', '.join(MODEL_SETS)}")
     if not 1 <= count <= 200:
         raise LabError(f"HOSTS is {count}, expected 1 to 200")
     monitored = os.environ["LAB_MONITORING"] != "0" if os.environ.get("LAB_MONITORING") else known.get("monitored", True)
@@ -86,12 +86,12 @@ def up(lab: Lab) -> None:
     toolkit = standins.ensure_toolkit()
     rows = [row, *([following] if following else [])]
     with ThreadPoolExecutor(1) as beside:
-        made = beside.submit(images_of, systems, rows)
+        built = beside.submit(images_of, systems, rows)
         for name in rows:
             standins.ensure_index(name)
         # The cards of a host stay the same when it is upgraded to the other row.
         models = {name: standins.ensure_models(name, card) for name in rows}
-    bases = made.result()
+    bases = built.result()
     hosts.prepare_state(lab)
     faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
     npus, cards_each = standins.npus_of(card, os.environ.get("NPUS"))
@@ -100,8 +100,8 @@ def up(lab: Lab) -> None:
     changed = hosts.up(lab, systems, cards, login, os.environ.get("LAB_COPIES") == "1")
     facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
     facts["next"], facts["card"], facts["toolkit"] = following, card, toolkit
-    facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
-    facts["placing"], facts["monitored"] = placing, monitored
+    facts["sdk"] = {name: standins.sdk_version(name) for name in standins.RELEASE_ROWS}
+    facts["model_set"], facts["monitored"] = model_set, monitored
     facts["systems"] = systems
     if known != facts:
         facts_path(lab).write_text(json.dumps(facts, indent=2))
@@ -114,7 +114,7 @@ def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, s
     """Build the images of the hosts and of Triton, and return the archives of Triton by row."""
     for system in sorted(set(systems.values())):
         images.ensure_host(system)
-    return {name: images.ensure_triton(standins.ROWS[name]["triton"]) for name in rows}
+    return {name: images.ensure_triton(standins.RELEASE_ROWS[name]["triton"]) for name in rows}
 
 
 def systems_of(count: int, known: dict[str, str]) -> dict[str, str]:
@@ -150,14 +150,14 @@ def facts_of(lab: Lab) -> dict[str, Any]:
 
 def artefacts_of(facts: dict[str, Any], model: str, address: str) -> dict[str, dict[str, str]]:
     """Return the compiled files of a model for each row of the lab, in the form of `artefacts` in `triton_models`."""
-    made = [models[model] for models in facts["models"].values()]
+    built = [models[model] for models in facts["models"].values()]
     return {
         entry["key"]: {
             "url": f"{address}/{entry['path']}",
             "sha256": entry["sha256"],
             "record": f"{ARTEFACTS / entry['path']}.json",
         }
-        for entry in made
+        for entry in built
     }
 
 
@@ -211,7 +211,7 @@ def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
         "lab_artefact_password": (lab.state / "artefact_password").read_text(),
         "lab_models": facts["models"][facts["row"]],
         "lab_artefacts": {name: artefacts_of(facts, name, address) for name in standins.MODELS},
-        "lab_placing": facts["placing"],
+        "lab_model_set": facts["model_set"],
         "lab_drivers": facts["drivers"],
         "lab_toolkit": f"{address}/{facts['toolkit']}",
         "lab_sdk": facts["sdk"],

@@ -14,14 +14,14 @@ import slim_wheel
 from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 
 # release row -> the versions and card types for which its artefacts are made
-ROWS = {
-    "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "cards": ("RBLN-CA12",), "driver": "1.1.67"},
-    "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "cards": ("RBLN-CA22",), "driver": "2.0.1"},
+RELEASE_ROWS = {
+    "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "sdk_line": "0.6", "cards": ("RBLN-CA12",), "driver": "1.1.67"},
+    "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "sdk_line": "0.9", "cards": ("RBLN-CA22",), "driver": "2.0.1"},
     # The newest Triton that has a wheel, together with the driver and the SDK of 26.05
     "lab-26.05": {
         "triton": "24.10",
         "sdk": "0.11.2+lab",
-        "shape": "0.11",
+        "sdk_line": "0.11",
         "driver": "3.2.2",
         # lab-24.01 also supports RBLN-CA12, so that hosts can be upgraded from that row to this one, and back.
         "cards": ("RBLN-CA25", "RBLN-CA12"),
@@ -54,9 +54,9 @@ def ensure_toolkit() -> str:
 
 def card_of(row: str, following: str | None = None) -> str:
     """Return the card type of a lab: the first type of `row` that the row `following`, if any, also supports."""
-    fitting = [card for card in ROWS[row]["cards"] if card in ROWS[following or row]["cards"]]
+    fitting = [card for card in RELEASE_ROWS[row]["cards"] if card in RELEASE_ROWS[following or row]["cards"]]
     if not fitting:
-        raise LabError(f"LAB_NEXT is {following}, expected a row with a card of {row}: {' or '.join(ROWS[row]['cards'])}")
+        raise LabError(f"LAB_NEXT is {following}, expected a row with a card of {row}: {' or '.join(RELEASE_ROWS[row]['cards'])}")
     return fitting[0]
 
 
@@ -76,7 +76,7 @@ def kernel_package() -> Path:
 
 def sdk_version(row: str) -> str:
     """Return the version of the row's stand-in SDK. It contains a digest of the source, so changes cause new images and models."""
-    return f"{ROWS[row]['sdk']}.s{digest_of(ROOT / 'lab/sdk')[:8]}"
+    return f"{RELEASE_ROWS[row]['sdk']}.s{source_digest(ROOT / 'lab/sdk')[:8]}"
 
 
 def ensure_index(row: str) -> None:
@@ -107,10 +107,10 @@ def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]
     `path` is relative to the artefact server's root. The record of a file has the same path with the suffix .json.
     """
     card = card or card_of(row)
-    key = f"{card.removeprefix('RBLN-')}/{ROWS[row]['shape']}"
+    key = f"{card.removeprefix('RBLN-')}/{RELEASE_ROWS[row]['sdk_line']}"
     directory = ARTEFACTS / "models"
     listing = directory / f"{key.replace('/', '-')}.json"
-    inputs = digest_of(ROOT / "lab/models", ROOT / "lab/sdk", ROOT / "files/compile")
+    inputs = source_digest(ROOT / "lab/models", ROOT / "lab/sdk", ROOT / "files/compile")
     known = json.loads(listing.read_text()) if listing.exists() else {}
     if known.get("inputs") != inputs or set(known["models"]) != set(MODELS):
         models = {}
@@ -124,7 +124,7 @@ def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]
     return known["models"]
 
 
-def digest_of(*directories: Path) -> str:
+def source_digest(*directories: Path) -> str:
     """Return the SHA-256 of the paths and the contents of all Python files in these directories."""
     digest = hashlib.sha256()
     for path in sorted(path for directory in directories for path in directory.rglob("*.py")):

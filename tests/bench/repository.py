@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 import yaml
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from server import BUILD, RELEASES, ROOT, ensure_network
-from standins import ROWS, card_of, sha256_of
+from standins import RELEASE_ROWS, card_of, sha256_of
 
 SOURCES = ROOT / "tests/bench/models"
 LAB = ROOT / "inventories/lab/group_vars/all.yml"
@@ -31,7 +31,7 @@ def served(name: str, profile: str, release: str, npus: Sequence[int]) -> Mappin
     (source / name / "config.pbtxt").write_text('backend: "rbln"\n')
     compiled = ensure_network(release)
     row = RELEASES[release]
-    key = f"{card_of(row).removeprefix('RBLN-')}/{ROWS[row]['shape']}"
+    key = f"{card_of(row).removeprefix('RBLN-')}/{RELEASE_ROWS[row]['sdk_line']}"
     entry = {
         "name": name,
         "repository": str(source),

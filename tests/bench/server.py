@@ -53,7 +53,7 @@ def ensure_image(release: str) -> str:
     digest = hashlib.sha256(DOCKERFILE.encode() + docker("image", "inspect", "--format", "{{.Id}}", base).encode())
     for wheel in wheels:
         digest.update(wheel.name.encode() + wheel.read_bytes())
-    if images.inputs_of(image) != digest.hexdigest():
+    if images.recorded_inputs(image) != digest.hexdigest():
         print(f"bench: building the image of Triton {release} with perf_analyzer", flush=True)
         images.run_build(image, DOCKERFILE.format(base=base), {entry.name: entry for entry in wheels}, digest.hexdigest(), base)
     return image
@@ -68,7 +68,7 @@ def sdk_wheel(release: str) -> Path:
 def ensure_network(release: str) -> Path:
     """The compiled file of the bench's network for a release, with its record and network.onnx beside it."""
     directory = BUILD / "network" / release
-    inputs = standins.digest_of(ROOT / "lab/sdk", ROOT / "lab/models", ROOT / "files/compile", ROOT / "tests/bench")
+    inputs = standins.source_digest(ROOT / "lab/sdk", ROOT / "lab/models", ROOT / "files/compile", ROOT / "tests/bench")
     done = directory / "made.json"
     if not done.exists() or json.loads(done.read_text())["inputs"] != inputs:
         shutil.rmtree(directory, ignore_errors=True)

@@ -33,7 +33,7 @@ from network import LARGEST
 from server import BUILD, RELEASES, Server, ensure_image
 from settings import LabError
 
-from lab import one_at_a_time
+from lab import lab_lock
 
 DEVICE_MS = (4, 2)
 CLIENTS = (1, 4, 8, 16)
@@ -206,15 +206,15 @@ def say(message: str) -> None:
 @contextmanager
 def an_engine() -> Iterator[None]:
     """The lab's engine with the images of both releases; it ends with the bench unless somebody else is on it."""
-    with one_at_a_time():
+    with lab_lock():
         engine.start()
     try:
-        with one_at_a_time():
+        with lab_lock():
             for release in RELEASES:
                 ensure_image(release)
         yield
     finally:
-        with one_at_a_time():
+        with lab_lock():
             engine.stop_if_unused()
 
 

@@ -91,9 +91,9 @@ def _line(number: str) -> str:
 
 
 # If the package is not installed, the API has the form of 0.9.
-SHAPE = (0, 9) if __version__ == "0.0.0+source" else tuple(int(part) for part in _line(__version__).split("."))
+API_VERSION = (0, 9) if __version__ == "0.0.0+source" else tuple(int(part) for part in _line(__version__).split("."))
 # True if one runtime serves all buckets
-SHARED = SHAPE >= (0, 11)
+ONE_RUNTIME = API_VERSION >= (0, 11)
 # True if the async runtime accepts a file of several buckets, which it does since 0.9.2
 ASYNC_BUCKETS = __version__ == "0.0.0+source" or tuple(int(part) for part in re.findall(r"\d+", __version__)[:3]) >= (0, 9, 2)
 
@@ -221,7 +221,7 @@ class RBLNCompiledModel:
             **_index("create_async_runtime", more),
         )
 
-    if SHAPE >= (0, 9):
+    if API_VERSION >= (0, 9):
 
         @staticmethod
         def inspect(path: PathLike) -> Any:
@@ -236,39 +236,39 @@ class RBLNCompiledModel:
             found = {
                 "compiler_version": meta["compiler_version"],
                 "npu": meta["npu"],
-                ("num_devices" if SHAPE >= (0, 11) else "tensor_parallel_size"): several,
+                ("num_devices" if API_VERSION >= (0, 11) else "tensor_parallel_size"): several,
                 "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(meta, sort_keys=True))),
                 "alloc_per_node": _alloc_per_node(meta),
                 "inputs": meta["buckets"][0]["inputs"],
                 "outputs": meta["buckets"][0]["outputs"],
                 "input_info": meta["buckets"],
             }
-            return json.loads(json.dumps(found), object_hook=_as_object if SHAPE >= (0, 11) else None)
+            return json.loads(json.dumps(found), object_hook=_as_object if API_VERSION >= (0, 11) else None)
 
-    def _take(self, kind: type, npus: Sequence[_device.Npu], buckets: int, memory: int) -> Any:
+    def _allocate(self, kind: type, npus: Sequence[_device.Npu], buckets: int, memory: int) -> Any:
         """Return the shared session of all runtimes of this instance, and allocate `buckets` bytes and the weights on the NPUs."""
         with self._making:
             if self._kind not in (None, kind):
                 raise RBLNRuntimeError("a compiled model has either runtimes or async runtimes: load the file again.")
             if self._session is None:
                 self._session = session_of(self.onnx)
-            taken: list[_device.Npu] = []
+            allocated: list[_device.Npu] = []
             try:
                 for npu in npus:
                     npu.allocate(buckets + (0 if npu in self._sharing else self._weights()), memory)
                     self._sharing[npu] = self._sharing.get(npu, 0) + 1
-                    taken.append(npu)
+                    allocated.append(npu)
             except RBLNRuntimeError:
-                self._give_unlocked(taken, buckets)
+                self._release_unlocked(allocated, buckets)
                 raise
             self._kind = kind
             return self._session
 
-    def _give(self, npus: Sequence[_device.Npu], buckets: int) -> None:
+    def _release(self, npus: Sequence[_device.Npu], buckets: int) -> None:
         with self._making:
-            self._give_unlocked(npus, buckets)
+            self._release_unlocked(npus, buckets)
 
-    def _give_unlocked(self, npus: Sequence[_device.Npu], buckets: int) -> None:
+    def _release_unlocked(self, npus: Sequence[_device.Npu], buckets: int) -> None:
         for npu in npus:
             self._sharing[npu] -= 1
             last = not self._sharing[npu]
@@ -306,7 +306,7 @@ class Runtime:
         """Raise RBLNRuntimeError or TypeError if the model cannot run. Otherwise open the NPUs and allocate memory."""
         if tensor_type != "np":
             raise RBLNRuntimeError(f"tensor_type {tensor_type!r} is not supported here, only 'np'.")
-        if SHAPE >= (0, 11) and timeout is not None and not isinstance(timeout, int):
+        if API_VERSION >= (0, 11) and timeout is not None and not isinstance(timeout, int):
             raise TypeError(f"create_{self._call}_runtime(): incompatible function arguments, timeout has to be an int")
         _check_selection()
         compiled = model if isinstance(model, RBLNCompiledModel) else RBLNCompiledModel(model)
@@ -321,7 +321,7 @@ class Runtime:
             if here and compiled.meta["npu"] != here:
                 raise RBLNRuntimeError(f"compiled for {compiled.meta['npu']}, NPU {node} is {here}.")
         buckets = compiled.meta["buckets"]
-        if not SHARED:
+        if not ONE_RUNTIME:
             index = input_info_index or 0
             if not 0 <= index < len(buckets):
                 raise RBLNRuntimeError(f"input_info_index {index} is not one of 0 to {len(buckets) - 1}.")
@@ -342,7 +342,7 @@ class Runtime:
             raise RBLNRuntimeError("Lack of device memory")
         memory = int(setting("RBLN_LAB_DEVICE_MEMORY") or _device.DEFAULT_MEMORY)
         self._bytes = len(buckets) * _bucket_bytes(self._call == "async")
-        self._session = compiled._take(type(self), npus, self._bytes, memory)
+        self._session = compiled._allocate(type(self), npus, self._bytes, memory)
         self._compiled, self._npus = compiled, npus
         self._open = [open(npu.node, "rb") for npu in npus]  # noqa: SIM115  `close` closes them.
 
@@ -390,17 +390,17 @@ class Runtime:
             raise RBLNRuntimeError("this runtime is closed.")
         limit = None if self._timeout is None else time.monotonic_ns() + self._timeout
         if self._faults:
-            self._suffer(self._faults, limit)
+            self._emulate_fault(self._faults, limit)
         begin, end = _device.reserve(self._npus, self._duration)
         if self._ledger:
             self._ledger.write(self._npus, begin, end, next((len(array) for array in feed.values() if array.ndim), 1))
         if limit is not None and end > limit:
-            self._give_up(limit)
+            self._raise_timeout(limit)
         outputs = computed(self._session, feed)
         _device.wait_until(end)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _suffer(self, faults: _device.FaultFile, limit: Optional[int]) -> None:
+    def _emulate_fault(self, faults: _device.FaultFile, limit: Optional[int]) -> None:
         """Emulate the fault that applies to the NPU now, if any."""
         kind = faults.next(self._npus, _device.RUN_FAULTS)
         if kind in ("501", "503"):
@@ -408,12 +408,12 @@ class Runtime:
         if kind == "hang_forever":
             _device.never_return()
         if kind == "hang":
-            while faults.stands(self._npus, "hang"):
+            while faults.applies(self._npus, "hang"):
                 if limit is not None and time.monotonic_ns() >= limit:
-                    self._give_up(limit)
-                time.sleep(_device.LOOK)
+                    self._raise_timeout(limit)
+                time.sleep(_device.FAULT_POLL_SECONDS)
 
-    def _give_up(self, limit: int) -> None:
+    def _raise_timeout(self, limit: int) -> None:
         """Raise the error of a timeout. The vendor's message is unknown."""
         _device.wait_until(limit)
         seconds = (self._timeout or 0) / 1e9
@@ -425,7 +425,7 @@ class Runtime:
             opened, self._open = self._open, []
             for node in opened:
                 node.close()
-            self._compiled._give(self._npus, self._bytes)
+            self._compiled._release(self._npus, self._bytes)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not ending():  # When the process ends, the kernel closes everything.
@@ -523,7 +523,7 @@ def _serve(core: Runtime, waiting: queue.SimpleQueue[Any]) -> None:
         del given, task, feed
 
 
-if SHARED:
+if ONE_RUNTIME:
 
     def compile_from_onnx(
         mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, Any]]], npu: Optional[str] = None, *, num_devices: int = 1
@@ -578,7 +578,7 @@ def _compiled(raw: bytes, buckets: list[dict[str, Any]], npu: Optional[str], dev
 
 def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) -> int:
     """Return the number of NPUs to compile for. Each version accepts only one of the two names."""
-    known, other = ("num_devices", tensor_parallel_size) if SHAPE >= (0, 11) else ("tensor_parallel_size", num_devices)
+    known, other = ("num_devices", tensor_parallel_size) if API_VERSION >= (0, 11) else ("tensor_parallel_size", num_devices)
     if other is not None:
         wrong = "tensor_parallel_size" if known == "num_devices" else "num_devices"
         raise TypeError(f"unexpected keyword argument {wrong!r}: SDK {__version__} calls it {known}")
@@ -617,9 +617,9 @@ def _alloc_per_node(meta: dict[str, Any], non_blocking_mode: bool = False) -> li
 def _index(call: str, more: dict[str, Any]) -> dict[str, Optional[int]]:
     """Return {"input_info_index"} of further arguments of a call, {} since 0.11. Raises TypeError for other arguments."""
     for name in more:
-        if SHARED or name != "input_info_index":
+        if ONE_RUNTIME or name != "input_info_index":
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-    return {} if SHARED else {"input_info_index": more.get("input_info_index")}
+    return {} if ONE_RUNTIME else {"input_info_index": more.get("input_info_index")}
 
 
 def _as_object(found: dict[str, Any]) -> SimpleNamespace:

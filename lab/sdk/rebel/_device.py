@@ -31,15 +31,15 @@ FAULTS = ("no_memory", *RUN_FAULTS)
 # file, number of times that each of its faults applied, and (pid, start time, bytes) of each process that has device memory.
 FREE_AT, COUNTED = 0, 8
 MOST_FAULTS, MOST_PROCESSES = 64, 512
-MET = 16
-HOLDERS = MET + 8 * MOST_FAULTS
+FAULT_COUNTS = 16
+HOLDERS = FAULT_COUNTS + 8 * MOST_FAULTS
 SIZE = HOLDERS + 24 * MOST_PROCESSES
 WORD, HOLDER = struct.Struct("q"), struct.Struct("qqq")
 
 # Nanoseconds by which a sleep ends early, because waking up takes about as long. The rest is a busy wait.
-EARLY = 30_000
+WAKE_UP_NS = 30_000
 # Seconds between two reads of the fault file by a hanging run
-LOOK = 0.01
+FAULT_POLL_SECONDS = 0.01
 PR_SET_TIMERSLACK = 29
 
 # An Npu stays open until the process ends, because closing any descriptor of a file releases all record locks of the process on it.
@@ -132,20 +132,20 @@ class Npu:
         finally:
             self.unlock()
 
-    def meet(self, file: int, index: int, times: Optional[int]) -> bool:
+    def count_fault(self, file: int, index: int, times: Optional[int]) -> bool:
         """Return True if fault `index` of the fault file with checksum `file` applies to this run, and count it."""
         if times is None:
             return True
         self.lock()
         try:
             if WORD.unpack_from(self._map, COUNTED)[0] != file:
-                self._map[MET:HOLDERS] = bytes(HOLDERS - MET)
+                self._map[FAULT_COUNTS:HOLDERS] = bytes(HOLDERS - FAULT_COUNTS)
                 WORD.pack_into(self._map, COUNTED, file)
-            place = MET + WORD.size * index
-            met = WORD.unpack_from(self._map, place)[0]
-            if met < times:
-                WORD.pack_into(self._map, place, met + 1)
-            return met < times
+            place = FAULT_COUNTS + WORD.size * index
+            count = WORD.unpack_from(self._map, place)[0]
+            if count < times:
+                WORD.pack_into(self._map, place, count + 1)
+            return count < times
         finally:
             self.unlock()
 
@@ -172,8 +172,8 @@ def wait_until(end: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _thread.precise = True
     while (left := end - time.monotonic_ns()) > 0:
-        if left > EARLY:
-            time.sleep((left - EARLY) / 1e9)
+        if left > WAKE_UP_NS:
+            time.sleep((left - WAKE_UP_NS) / 1e9)
 
 
 def started(pid: int) -> Optional[int]:
@@ -203,11 +203,11 @@ class FaultFile:
         for npu in npus:
             for index, fault in enumerate(self._faults):
                 hit = fault.get("npu") == npu.number and fault["kind"] in kinds
-                if hit and npu.meet(self._key, index, fault.get("times")):
+                if hit and npu.count_fault(self._key, index, fault.get("times")):
                     return fault["kind"]
         return None
 
-    def stands(self, npus: Iterable[Npu], kind: str) -> bool:
+    def applies(self, npus: Iterable[Npu], kind: str) -> bool:
         """Return True if the file still has a fault of this kind for one of the NPUs."""
         self._read()
         numbers = {npu.number for npu in npus}

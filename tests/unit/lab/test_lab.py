@@ -288,10 +288,10 @@ def test_the_inventory_is_what_the_lab_has_written_down(tmp_path: Path, monkeypa
 def test_every_row_of_the_lab_is_in_its_inventory() -> None:
     """What the inventory says of a row is what its artefacts are made from."""
     rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
-    assert set(rows) == set(standins.ROWS)
+    assert set(rows) == set(standins.RELEASE_ROWS)
     for name, row in rows.items():
-        made = standins.ROWS[name]
-        assert (row["sdk"]["shape"], row["cards"]) == (made["shape"], list(made["cards"]))
+        made = standins.RELEASE_ROWS[name]
+        assert (row["sdk"]["shape"], row["cards"]) == (made["sdk_line"], list(made["cards"]))
         assert row["triton"]["image"].endswith(f":{made['triton']}-py3")
         assert row["driver"]["version"] == made["driver"]
         assert made["driver"] in standins.DRIVERS
@@ -331,7 +331,7 @@ def test_a_host_is_told_of_old_control_groups(
     orders: list[tuple[str, ...]] = []
     monkeypatch.setattr(hosts, "docker", lambda *order, **_options: orders.append(order) or "")
     monkeypatch.setattr(hosts, "CGROUP_V2", tmp_path if version_2 else tmp_path / "none")
-    for name in ("make_key", "capability_missing", "kernel_package", "_put"):
+    for name in ("make_key", "capability_missing", "kernel_package", "_write_file"):
         monkeypatch.setattr(hosts, name, lambda *_given: None)
     monkeypatch.setattr(hosts.Path, "read_text", lambda _path: "")
     hosts._create(dataclasses.replace(LAB, shares=512), 1, "npu1", "debian-13", None, "")
@@ -362,7 +362,7 @@ def test_hosts_beside_one_that_is_there_are_copies_of_it(monkeypatch: pytest.Mon
     ]
     copied = tmp_path / "npufleet-test-npu2-docker"
     assert ((copied / "overlay2/layer").read_text(), (copied / "engine-id").exists()) == ("of an image", False)
-    for name in ("make_key", "kernel_package", "_put"):
+    for name in ("make_key", "kernel_package", "_write_file"):
         monkeypatch.setattr(hosts, name, lambda *_given: None)
     monkeypatch.setattr(hosts.Path, "read_text", lambda _path: "")
     orders.clear()

@@ -20,7 +20,7 @@ def lab(placing: str) -> Any:
     made = {name: {"CA12/0.6": {**entry, "url": f"http://127.0.0.1/models/{name}.rbln"}} for name in ("digits", "resnet50")}
     return fleet(
         **{name: inventory[name] for name in ("triton_models", "lab_models_of", "lab_digits", "lab_resnet50")},
-        lab_placing=placing,
+        lab_model_set=placing,
         lab_artefacts=made,
     )
 
@@ -36,4 +36,4 @@ def test_the_sets_are_those_that_the_lab_knows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(str(ROOT / "lab"))
     import lab as program
 
-    assert list(program.PLACINGS) == list(lab("digits")["lab_models_of"])
+    assert list(program.MODEL_SETS) == list(lab("digits")["lab_models_of"])
