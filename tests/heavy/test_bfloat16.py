@@ -132,4 +132,4 @@ def test_it_is_refused_by_24_01(models: Path, dev: Path) -> None:
         with urllib.request.urlopen(asked, timeout=30) as answer:
             (model,) = json.load(answer)
     assert model["state"] == "UNAVAILABLE"
-    assert "model half: it has bfloat16 tensors, which this Triton's python backend does not take" in model["reason"]
+    assert "model half: it has bfloat16 tensors, which the python backend of this Triton does not support" in model["reason"]

@@ -30,7 +30,7 @@ from npufleet_rbln import bfloat16, compiled
 from npufleet_rbln.batching import Batcher, Item
 from npufleet_rbln.compiled import BFLOAT16, parameter
 from npufleet_rbln.device import Device
-from npufleet_rbln.errors import CODES, Fault, words
+from npufleet_rbln.errors import CODES, Fault, first_line
 from npufleet_rbln.metrics import Metrics
 from npufleet_rbln.sdk import SDK
 
@@ -49,19 +49,19 @@ class TritonPythonModel:
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
         """Add missing inputs, outputs and batch size to the config, without using an NPU."""
-        said = config.as_dict()
-        if said.get("input") and said.get("output"):
+        fields = config.as_dict()
+        if fields.get("input") and fields.get("output"):
             return config
         try:
-            path = compiled.find(pb_utils.get_model_dir(), said)
-            added = compiled.complete(said, compiled.facts_of(path, said, SDK().inspect(path)))
+            path = compiled.find(pb_utils.get_model_dir(), fields)
+            added = compiled.complete(fields, compiled.facts_of(path, fields, SDK().inspect(path)))
         except Fault as error:
-            raise pb_utils.TritonModelException(f"model {said['name']}: {error}") from None
+            raise pb_utils.TritonModelException(f"model {fields['name']}: {error}") from None
         except RuntimeError as error:  # raised by the SDK if it cannot read the file
-            raise pb_utils.TritonModelException(f"model {said['name']}: {words(error)}") from None
+            raise pb_utils.TritonModelException(f"model {fields['name']}: {first_line(error)}") from None
         if "max_batch_size" in added:
             config.set_max_batch_size(added["max_batch_size"])
-            if added["max_batch_size"] > 1 and not (said.get("dynamic_batching") or said.get("sequence_batching")):
+            if added["max_batch_size"] > 1 and not (fields.get("dynamic_batching") or fields.get("sequence_batching")):
                 config.set_dynamic_batching()
         for tensor in added.get("input", []):
             config.add_input(tensor)
@@ -95,15 +95,15 @@ class TritonPythonModel:
             "timeout_s": max(0, (timeout_ms - 500) // 1000),
         }
         self._metrics: Optional[Metrics] = None
-        self._device = Device(job, isolation == "process", timeout_ms / 1000, self._changed)
+        self._device = Device(job, isolation == "process", timeout_ms / 1000, self._report_fault)
         plan = self._device.plan
         # (name, True if the tensor is bfloat16)
         self._inputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].inputs]
         self._outputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].outputs]
-        if any(half for _name, half in (*self._inputs, *self._outputs)) and not bfloat16.known(pb_utils):
+        if any(is_bfloat16 for _name, is_bfloat16 in (*self._inputs, *self._outputs)) and not bfloat16.supported(pb_utils):
             self._device.close()
             raise Fault(
-                "it has bfloat16 tensors, which this Triton's python backend does not take, expected release 24.08 or newer"
+                "it has bfloat16 tensors, which the python backend of this Triton does not support, expected release 24.08 or newer"
             )
         labels = {
             "model": self._name,
@@ -142,11 +142,11 @@ class TritonPythonModel:
     def _item(self, request: Any, index: int, arrived: float) -> Item:
         """Return a request with its inputs in the order of the compiled file. Raises Fault."""
         tensors = []
-        for name, half in self._inputs:
+        for name, is_bfloat16 in self._inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is None:
                 raise Fault(f"input {name} is missing", "bad_request")
-            tensors.append(bfloat16.read(tensor) if half else tensor.as_numpy())
+            tensors.append(bfloat16.read(tensor) if is_bfloat16 else tensor.as_numpy())
         return self._batcher.item(request, tensors, index, arrived)
 
     def _run(self, items: List[Item], copy: bool) -> List[Any]:
@@ -156,19 +156,19 @@ class TritonPythonModel:
             done = iter(self._run(kept, copy) if kept else [])
             return [next(done) if part in kept else self._cancellation() for part in items]
         try:
-            backing = self._device.ready()
-            lane = backing.lane
+            runner = self._device.ready()
+            buffers = runner.buffers
             rows = sum(part.rows for part in items)
             bucket = self._batcher.bucket(items, rows)
             padding = 0
             # Without isolation, a single request that exactly fills its bucket needs no copy.
-            if not (len(items) == 1 and rows == self._batcher.plan.sizes[bucket] and lane.give(items[0].tensors)):
+            if not (len(items) == 1 and rows == self._batcher.plan.sizes[bucket] and buffers.pass_inputs(items[0].tensors)):
                 first = 0
                 for item in items:
-                    self._batcher.put(lane.inputs, item, first)
+                    self._batcher.put(buffers.inputs, item, first)
                     first += item.rows
-                padding = self._batcher.pad(lane.inputs[bucket], bucket, rows)
-            began, ended = self._device.run(backing, lane, bucket)
+                padding = self._batcher.pad(buffers.inputs[bucket], bucket, rows)
+            began, ended = self._device.run(runner, buffers, bucket)
         except Fault as error:
             if error.trace:
                 pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
@@ -179,7 +179,7 @@ class TritonPythonModel:
         responses = []
         first = 0
         for item in items:
-            arrays = self._batcher.cut(lane.outputs[bucket], first, item)
+            arrays = self._batcher.cut(buffers.outputs[bucket], first, item)
             responses.append(self._response([array.copy() for array in arrays] if copy else arrays))
             first += item.rows
         return responses
@@ -193,8 +193,8 @@ class TritonPythonModel:
     def _response(self, arrays: Sequence[np.ndarray]) -> Any:
         return pb_utils.InferenceResponse(
             output_tensors=[
-                bfloat16.tensor_of(pb_utils, name, entry) if half else pb_utils.Tensor(name, entry)
-                for (name, half), entry in zip(self._outputs, arrays)
+                bfloat16.tensor_of(pb_utils, name, entry) if is_bfloat16 else pb_utils.Tensor(name, entry)
+                for (name, is_bfloat16), entry in zip(self._outputs, arrays)
             ]
         )
 
@@ -209,7 +209,7 @@ class TritonPythonModel:
         code = getattr(pb_utils.TritonError, "CANCELLED", pb_utils.TritonError.UNAVAILABLE)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: the request was cancelled", code))
 
-    def _changed(self, fault: bool, message: str) -> None:
+    def _report_fault(self, fault: bool, message: str) -> None:
         """Log that the NPU stopped answering or answers again, and set the metric."""
         (pb_utils.Logger.log_error if fault else pb_utils.Logger.log_info)(f"model {self._name}: {message}")
         if self._metrics is not None:

@@ -114,10 +114,10 @@ class TestFacts:
         [
             (
                 {},
-                "no record is beside this one: compile it with playbooks/compile.yml, or write inputs",
+                "this file has no record: compile it with playbooks/compile.yml, or write inputs",
             ),
-            (config(input=[{"name": "A", "data_type": "TYPE_FP32", "dims": [-1]}]), r"input A has open dims \[-1\]"),
-            (config(input=[{"name": "A", "data_type": "TYPE_STRING", "dims": [1]}]), "input A is TYPE_STRING, an NPU takes"),
+            (config(input=[{"name": "A", "data_type": "TYPE_FP32", "dims": [-1]}]), r"input A has variable dims \[-1\]"),
+            (config(input=[{"name": "A", "data_type": "TYPE_STRING", "dims": [1]}]), "input A is TYPE_STRING, an NPU supports"),
         ],
     )
     def test_a_config_that_does_not_say_enough(self, compiled: Any, tmp_path: Path, whole: dict[str, Any], message: str) -> None:
@@ -153,19 +153,22 @@ class TestInspect:
     @pytest.mark.parametrize(
         "found, why",
         [
-            (None, "gives NoneType with no fields, which this backend does not understand (it has no inputs)"),
+            (None, "returns NoneType with no fields, which this backend cannot read (it has no inputs)"),
             (
                 {"version": 2, "graph": {}},
-                "gives dict with version, graph, which this backend does not understand (it has no inputs)",
+                "returns dict with version, graph, which this backend cannot read (it has no inputs)",
             ),
             (
                 {"inputs": ["A"]},
-                "gives dict with inputs, which this backend does not understand (a tensor is 'A', expected name, shape",
+                "returns dict with inputs, which this backend cannot read (a tensor is 'A', expected name, shape",
             ),
             ({"inputs": [{"shape": [1], "dtype": "fp4"}]}, "(a tensor's dtype is 'fp4', expected one of bool, uint8"),
             ({"inputs": [{"shape": "dynamic", "dtype": "int8"}]}, "(invalid literal for int()"),
             ({"inputs": 3}, "('int' object is not iterable)"),
-            (SimpleNamespace(inputs=[{"shape": [None], "dtype": "int8"}]), "gives SimpleNamespace with inputs, which this backend"),
+            (
+                SimpleNamespace(inputs=[{"shape": [None], "dtype": "int8"}]),
+                "returns SimpleNamespace with inputs",
+            ),
         ],
     )
     def test_an_unknown_form_is_named_and_the_record_counts(
@@ -175,7 +178,7 @@ class TestInspect:
         assert why in told["flaw"] and told["flaw"].startswith("inspect of SDK 0.11.2 ")
         with pytest.raises(compiled.Fault) as refusal:
             compiled.facts_of(str(tmp_path / "model.rbln"), {}, told)
-        assert str(refusal.value).startswith(told["flaw"]) and "no record is beside this one" in str(refusal.value)
+        assert str(refusal.value).startswith(told["flaw"]) and "this file has no record" in str(refusal.value)
         record(tmp_path / "model.rbln", 1, 4)
         facts = compiled.facts_of(str(tmp_path / "model.rbln"), {}, told)
         assert (facts.source, facts.flaw, len(facts.buckets)) == ("model.rbln.json", told["flaw"], 2)
@@ -216,7 +219,8 @@ class TestPlan:
         with pytest.raises(compiled.Fault) as told:
             self.plan(compiled, whole, 1, 4)
         assert str(told.value) == (
-            "config.pbtxt is not what inspect says of the compiled file: parameter batches is [1, 8], the file was compiled for "
+            "config.pbtxt does not match the compiled file as inspect describes it: "
+            "parameter batches is [1, 8], the file was compiled for "
             "[1, 4]; max_batch_size is 8, compiled batches are [1, 4]; input A is TYPE_FP64, in the file TYPE_FP32; "
             "input A has dims [5], in the file [3]; config names outputs ['THRICE'], the file ['TWICE']"
         )
@@ -238,14 +242,14 @@ class TestPlan:
 
     def test_the_sdks_line(self, compiled: Any) -> None:
         facts = compiled.facts_of("/none", {}, inspected(4))
-        assert compiled.against_sdk(facts, "0.9.1") == compiled.against_sdk(facts, "") == []
-        wanted = ["the file was compiled with SDK 0.9.4, here is 0.11.2: compile it again with 0.11"]
-        assert compiled.against_sdk(facts, "0.11.2") == wanted
+        assert compiled.sdk_mismatches(facts, "0.9.1") == compiled.sdk_mismatches(facts, "") == []
+        wanted = ["the file was compiled with SDK 0.9.4, the image has 0.11.2: compile it again with 0.11"]
+        assert compiled.sdk_mismatches(facts, "0.11.2") == wanted
 
     def test_the_card_and_how_many(self, compiled: Any) -> None:
         facts = compiled.facts_of("/none", {}, inspected(4, num_devices=2))
-        assert compiled.against_card(facts, {0: "RBLN-CA22", 1: None}, 2) == []
-        assert compiled.against_card(facts, {0: "RBLN-CA22", 1: "RBLN-CA12"}, 1) == [
+        assert compiled.card_mismatches(facts, {0: "RBLN-CA22", 1: None}, 2) == []
+        assert compiled.card_mismatches(facts, {0: "RBLN-CA22", 1: "RBLN-CA12"}, 1) == [
             "the file was compiled for RBLN-CA22, NPU 1 is RBLN-CA12",
             "the file was compiled for 2 NPUs together, parameter npus_per_instance is 1",
         ]
@@ -325,7 +329,7 @@ class TestAutoComplete:
         assert whole.said["output"] == [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1, 8]}]
 
     def test_why_not(self, backend: ModuleType, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-        with pytest.raises(TritonModelException, match=r"^model two: the SDK cannot inspect compiled files and no record"):
+        with pytest.raises(TritonModelException, match=r"^model two: the SDK cannot inspect compiled files and this file"):
             self.complete(backend, monkeypatch, None)
         file.unlink()
         with pytest.raises(TritonModelException, match=r"^model two: version 1 has no model\.rbln$"):

@@ -247,7 +247,7 @@ class TestShapes:
             from npufleet_rbln import bfloat16
             played.Tensor.halves = {known}
             utils = types.SimpleNamespace(Tensor=played.Tensor, TritonModelException=played.TritonModelException)
-            print([bfloat16.known(utils) for _number in range(3)])
+            print([bfloat16.supported(utils) for _number in range(3)])
         """
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -266,7 +266,11 @@ class TestLoading:
         "setting, value, message",
         [
             ("NPU_NAME", "RBLN-CA12", "the file was compiled for RBLN-CA22, NPU 0 is RBLN-CA12"),
-            ("VERSION", "0.11.2+lab", "the file was compiled with SDK 0.9.4+lab, here is 0.11.2+lab: compile it again with 0.11"),
+            (
+                "VERSION",
+                "0.11.2+lab",
+                "the file was compiled with SDK 0.9.4+lab, the image has 0.11.2+lab: compile it again with 0.11",
+            ),
         ],
     )
     def test_what_contradicts_is_named_all_at_once(
@@ -282,7 +286,7 @@ class TestLoading:
         with pytest.raises(TritonModelException) as told:
             load(rows=8)
         assert str(told.value) == (
-            f"model two: {message}; config.pbtxt is not what inspect says of the compiled file: "
+            f"model two: {message}; config.pbtxt does not match the compiled file as inspect describes it: "
             "max_batch_size is 8, compiled batches are [4, 1, 2]"
         )
 
@@ -373,7 +377,7 @@ class TestHung:
         host.fault()
         (hangs / "rebel.py").unlink(missing_ok=True)
         asleep.clear()
-        until(lambda: model._device.backing is not None)
+        until(lambda: model._device.runner is not None)
         assert is_answer(ask(model, [request(3)])[0], request(3))
         assert started[0].poll() is not None
 
@@ -381,8 +385,8 @@ class TestHung:
         model = load()
         first = process(model)
         first.kill()
-        until(lambda: model._device.backing is None or process(model) is not first)
-        until(lambda: model._device.backing is not None)
+        until(lambda: model._device.runner is None or process(model) is not first)
+        until(lambda: model._device.runner is not None)
         assert is_answer(ask(model, [request(3)])[0], request(3))
         assert families.value("rbln_device_fault") == 0
 
@@ -433,7 +437,7 @@ class TestNothingIsLeft:
                       "output": [tensor("SQUARE", "TYPE_INT64", [2]), tensor("TWICE", "TYPE_FP32", [3])]}}
             job = {{"config": config, "path": {str(tmp_path / "model.rbln")!r}, "instance": "two_0_0", "timeout_s": 0}}
             device = Device(job, True, 60.0, print)
-            device.ready().lane.submit(0)
+            device.ready().buffers.submit(0)
             print(device.ready().process.pid, flush=True)
             time.sleep(60)
         """

@@ -142,7 +142,10 @@ class TestJoining:
         model = serve(npu)
         npu.answer = answer
         (response,) = ask(model, requests(1))
-        assert response.error.message == f"model two: the SDK's runtime gave {found}, expected an array, or a list or tuple of them"
+        assert (
+            response.error.message
+            == f"model two: the SDK's runtime returned {found}, expected an array, or a list or tuple of them"
+        )
 
 
 class TestCancelledRequests:
@@ -281,7 +284,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "answer, message",
         [
-            (lambda a, b: b * b, "the compiled file gave 1 outputs, expected 2"),
+            (lambda a, b: b * b, "the compiled file returned 1 outputs, expected 2"),
             (lambda a, b: (a * 2, b * b), "output SQUARE of the compiled file is float32[2, 3], expected int64[2, 2]"),
             (
                 lambda a, b: (b * b, (a * 2).astype(np.float64)),
@@ -314,7 +317,9 @@ class TestErrors:
     ) -> None:
         npu = NPU()
         npu.answer = answer
-        with pytest.raises(TritonModelException, match=r"^model two: config.pbtxt is not what a run of it says of ") as told:
+        with pytest.raises(
+            TritonModelException, match=r"config.pbtxt does not match the compiled file as a test run describes"
+        ) as told:
             serve(npu)
         assert str(told.value).endswith(message)
 
@@ -390,7 +395,7 @@ class TestLoading:
             (NPU(), {"npus_per_instance": "0"}, "parameter npus_per_instance is '0', expected a number of 1 and above"),
             (NPU(), {"device_timeout_ms": "soon"}, "parameter device_timeout_ms is 'soon', expected a number of 1 and above"),
             (NPU(), {"isolation": "thread"}, "parameter isolation is 'thread', expected process or none"),
-            (NPU(), {"instance": "two"}, "instance two has no trailing index to choose an NPU by"),
+            (NPU(), {"instance": "two"}, "the name of instance two does not end with an index, which selects its NPU"),
         ],
     )
     def test_refusals_say_why(self, serve: Serve, npu: NPU, config: dict[str, Any], message: str) -> None:

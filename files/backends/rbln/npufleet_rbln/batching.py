@@ -32,7 +32,7 @@ class Batcher:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.limit = plan.limit
-        self._wanted = [
+        self._expected = [
             (tensor.name, tensor.shape[1:], tensor.dtype, memory_dtype(tensor.dtype)) for tensor in plan.buckets[0].inputs
         ]
         order = sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__)
@@ -44,12 +44,12 @@ class Batcher:
         if not self.plan.batched:
             return Item(request, tensors, 1, self._by_shape(tensors), index, arrived)
         rows = len(tensors[0]) if tensors[0].ndim else 0
-        for (name, dims, dtype, in_memory), tensor in zip(self._wanted, tensors):
+        for (name, dims, dtype, in_memory), tensor in zip(self._expected, tensors):
             if tensor.shape[1:] != dims or tensor.dtype != in_memory:
-                found = f"{dtype if tensor.dtype == in_memory else tensor.dtype}{list(tensor.shape)}"
-                raise Fault(f"input {name} is {found}, expected {dtype}[rows, {', '.join(map(str, dims))}]", "bad_request")
+                actual = f"{dtype if tensor.dtype == in_memory else tensor.dtype}{list(tensor.shape)}"
+                raise Fault(f"input {name} is {actual}, expected {dtype}[rows, {', '.join(map(str, dims))}]", "bad_request")
             if len(tensor) != rows:
-                sizes = sorted({len(given) for given in tensors})
+                sizes = sorted({len(array) for array in tensors})
                 raise Fault(f"inputs have different batch sizes: {sizes}", "bad_request")
         if rows > self.limit:
             raise Fault(f"a batch of {rows} is above the largest compiled one, {self.limit}", "too_large")
@@ -65,8 +65,8 @@ class Batcher:
             ):
                 return index
         found = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
-        wanted = [[f"{tensor.dtype}{list(tensor.shape)}" for tensor in bucket.inputs] for bucket in self.plan.buckets]
-        raise Fault(f"inputs are {found}, compiled is {' or '.join(map(str, wanted))}", "bad_request")
+        expected = [[f"{tensor.dtype}{list(tensor.shape)}" for tensor in bucket.inputs] for bucket in self.plan.buckets]
+        raise Fault(f"inputs are {found}, compiled is {' or '.join(map(str, expected))}", "bad_request")
 
     def groups(self, items: Sequence[Item]) -> List[List[Item]]:
         """Join requests, in their order, into batches that do not exceed the largest compiled size."""
@@ -85,7 +85,7 @@ class Batcher:
         return self._by_rows[rows] if self.plan.batched else items[0].bucket
 
     def put(self, inputs: Sequence[Sequence[np.ndarray]], item: Item, first: int) -> None:
-        """Write the rows of a request into the inputs of a lane, from row `first` on."""
+        """Write the rows of a request into the inputs of a buffers, from row `first` on."""
         for into, tensor in zip(inputs[item.bucket], item.tensors):
             if self.plan.batched:
                 into[first : first + item.rows] = tensor
@@ -101,5 +101,5 @@ class Batcher:
         return padding
 
     def cut(self, outputs: Sequence[np.ndarray], first: int, item: Item) -> List[np.ndarray]:
-        """Return the rows of a request, from row `first` on, as views of the outputs of a lane."""
+        """Return the rows of a request, from row `first` on, as views of the outputs of a buffers."""
         return [tensor[first : first + item.rows] for tensor in outputs] if self.plan.batched else list(outputs)

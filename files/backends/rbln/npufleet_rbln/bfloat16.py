@@ -16,7 +16,7 @@ CODE_AT = 8 + 4 + 4 + 4
 UNSIGNED, BFLOAT = 1, 4
 
 # Name of a capsule whose memory was taken over. The name has to live as long as the capsule.
-TAKEN = ctypes.c_char_p(b"used_dltensor")
+USED_NAME = ctypes.c_char_p(b"used_dltensor")
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -26,7 +26,7 @@ _rename = ctypes.pythonapi.PyCapsule_SetName
 _rename.restype, _rename.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 
 
-class _Lent:
+class _Exporter:
     """A capsule with the interface that numpy's from_dlpack requires."""
 
     def __init__(self, capsule: Any) -> None:
@@ -46,7 +46,7 @@ def _relabel(capsule: Any, code: int) -> Any:
 
 def read(tensor: Any) -> np.ndarray:
     """Return the bits of Triton's bfloat16 tensor as uint16, without a copy."""
-    return np.from_dlpack(_Lent(_relabel(tensor.to_dlpack(), UNSIGNED)))
+    return np.from_dlpack(_Exporter(_relabel(tensor.to_dlpack(), UNSIGNED)))
 
 
 def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
@@ -55,12 +55,12 @@ def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
     try:
         return utils.Tensor.from_dlpack(name, capsule)
     finally:
-        # Triton renames a capsule to "used_dlpack", even if it then refuses the tensor. numpy only knows the name of TAKEN.
+        # Triton renames a capsule to "used_dlpack", even if it then refuses the tensor. numpy only knows the name of USED_NAME.
         if not _is_called(capsule, b"dltensor"):
-            _rename(capsule, TAKEN)
+            _rename(capsule, USED_NAME)
 
 
-def known(utils: Any) -> bool:
+def supported(utils: Any) -> bool:
     """Return True if the python backend of this Triton supports bfloat16, which it does since 24.08."""
     try:
         tensor_of(utils, "NONE", np.zeros(1, np.uint16))

@@ -67,7 +67,7 @@ class Facts:
     npu: Optional[str] = None
     compiler: Optional[str] = None
     devices: Optional[int] = None
-    # Why the result of the SDK's `inspect` could not be used, empty if it was used
+    # The reason why the result of the SDK's `inspect` could not be used; empty if it was used
     flaw: str = ""
 
 
@@ -207,17 +207,15 @@ def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
     inputs = config.get("input") or []
     if not inputs or not config.get("output"):
         raise Fault(
-            f"{flaw or 'the SDK cannot inspect compiled files'} and no record is beside this one: compile it with "
+            f"{flaw or 'the SDK cannot inspect compiled files'} and this file has no record: compile it with "
             "playbooks/compile.yml, or write inputs, outputs and the parameter batches into config.pbtxt"
         )
     sizes = (batches_of(config) or [1]) if config.get("max_batch_size") else [0]
-    for given in inputs:
-        if min([0, *_dims(given)]) < 0:
-            raise Fault(
-                f"input {given['name']} has open dims {_dims(given)}, and nothing says what the file was compiled for: write them"
-            )
-        if given["data_type"] not in NUMPY:
-            raise Fault(f"input {given['name']} is {given['data_type']}, an NPU takes {', '.join(sorted(NUMPY))}")
+    for tensor in inputs:
+        if min([0, *_dims(tensor)]) < 0:
+            raise Fault(f"input {tensor['name']} has variable dims {_dims(tensor)}, expected those of the compiled file")
+        if tensor["data_type"] not in NUMPY:
+            raise Fault(f"input {tensor['name']} is {tensor['data_type']}, an NPU supports {', '.join(sorted(NUMPY))}")
     buckets = []
     for rows in sizes:
         lead = (rows,) if rows else ()
@@ -254,15 +252,15 @@ def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
     """Return the fields that a config lacks: `max_batch_size`, `input` and `output`."""
     first = facts.buckets[0]
     rows = int(config.get("max_batch_size") or 0)
-    said = [*(config.get("input") or []), *(config.get("output") or [])]
+    tensors = [*(config.get("input") or []), *(config.get("output") or [])]
     added: Dict[str, Any] = {}
-    if not rows and not said and can_batch(facts.buckets):
+    if not rows and not tensors and can_batch(facts.buckets):
         rows = max(bucket.inputs[0].shape[0] for bucket in facts.buckets)
         added["max_batch_size"] = rows
-    for side, prefix, tensors in (("input", "INPUT", first.inputs), ("output", "OUTPUT", first.outputs)):
-        if not config.get(side) and tensors:
+    for side, prefix, own in (("input", "INPUT", first.inputs), ("output", "OUTPUT", first.outputs)):
+        if not config.get(side) and own:
             added[side] = []
-            for index, tensor in enumerate(tensors):
+            for index, tensor in enumerate(own):
                 # Without a batch dimension, buckets may differ in any dimension, which then becomes -1.
                 same = [getattr(bucket, side + "s")[index].shape for bucket in facts.buckets]
                 shape = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*same)]
@@ -276,10 +274,10 @@ def plan_of(config: Mapping[str, Any], facts: Facts) -> Plan:
     wrong: List[str] = []
     rows = int(config.get("max_batch_size") or 0)
     batches = batches_of(config)
-    learnt = not facts.buckets[0].outputs
+    unknown_outputs = not facts.buckets[0].outputs
     if rows:
         sizes = [bucket.inputs[0].shape[0] if bucket.inputs and bucket.inputs[0].shape else 0 for bucket in facts.buckets]
-        if not learnt and not can_batch(facts.buckets):
+        if not unknown_outputs and not can_batch(facts.buckets):
             wrong.append(f"max_batch_size is {rows}, but the compiled shapes share no batch dimension: {_shapes(facts.buckets)}")
         elif batches is not None and sorted(batches) != sorted(sizes):
             wrong.append(f"parameter batches is {batches}, the file was compiled for {sizes}")
@@ -290,11 +288,11 @@ def plan_of(config: Mapping[str, Any], facts: Facts) -> Plan:
     sides = []
     for side in ("input", "output"):
         named = config.get(side) or []
-        order = _order(side, named, [getattr(bucket, side + "s") for bucket in facts.buckets], bool(rows), wrong, learnt)
+        order = _order(side, named, [getattr(bucket, side + "s") for bucket in facts.buckets], bool(rows), wrong, unknown_outputs)
         sides.append(order)
     if wrong:
-        by = "" if facts.source == CONFIG else f"config.pbtxt is not what {facts.source} says of the compiled file: "
-        raise Fault(by + "; ".join(wrong))
+        prefix = "" if facts.source == CONFIG else f"config.pbtxt does not match the compiled file as {facts.source} describes it: "
+        raise Fault(prefix + "; ".join(wrong))
     buckets = []
     for bucket in facts.buckets:
         inputs = tuple(replace(entry, name=name) for entry, name in zip(bucket.inputs, sides[0]))
@@ -308,10 +306,15 @@ def _shapes(buckets: Sequence[Bucket]) -> str:
 
 
 def _order(
-    side: str, named: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Tensor]], batched: bool, wrong: List[str], learnt: bool
+    side: str,
+    named: Sequence[Mapping[str, Any]],
+    found: Sequence[Sequence[Tensor]],
+    batched: bool,
+    wrong: List[str],
+    unknown: bool,
 ) -> List[str]:
-    """Return the names of the config in the order of the file. Add contradictions to `wrong`."""
-    if learnt:
+    """Return the names of the config in the order of the file. Add contradictions to `wrong`, unless the outputs are `unknown`."""
+    if unknown:
         return [name["name"] for name in named]
     first = found[0]
     if len(named) != len(first):
@@ -321,45 +324,45 @@ def _order(
     by_name = {name["name"]: name for name in named}
     if all(POSITION.match(name["name"]) for name in named):
         # The number in the name is the position in the file. The order in the config does not matter.
-        places = sorted(named, key=lambda name: int(POSITION.match(name["name"]).group(1)))  # type: ignore[union-attr]
+        ordered = sorted(named, key=lambda name: int(POSITION.match(name["name"]).group(1)))  # type: ignore[union-attr]
     elif all(entry.name for entry in first):
         missing = [entry.name for entry in first if entry.name not in by_name]
         if missing:
             wrong.append(f"config names {side}s {sorted(by_name)}, the file {sorted(str(entry.name) for entry in first)}")
             return []
-        places = [by_name[str(entry.name)] for entry in first]
+        ordered = [by_name[str(entry.name)] for entry in first]
     else:
-        places = list(named)
-    for index, path in enumerate(places):
+        ordered = list(named)
+    for index, named_tensor in enumerate(ordered):
         for tensors in found:
-            there = tensors[index]
-            kind, dims = TYPES.get(there.dtype, there.dtype), list(there.shape[1:] if batched else there.shape)
-            if path["data_type"] != kind:
-                wrong.append(f"{side} {path['name']} is {path['data_type']}, in the file {kind}")
-            wanted = _dims(path)
-            if len(wanted) != len(dims) or any(mine not in (-1, size) for mine, size in zip(wanted, dims)):
-                wrong.append(f"{side} {path['name']} has dims {wanted}, in the file {dims}")
+            actual = tensors[index]
+            kind, dims = TYPES.get(actual.dtype, actual.dtype), list(actual.shape[1:] if batched else actual.shape)
+            if named_tensor["data_type"] != kind:
+                wrong.append(f"{side} {named_tensor['name']} is {named_tensor['data_type']}, in the file {kind}")
+            expected = _dims(named_tensor)
+            if len(expected) != len(dims) or any(own not in (-1, size) for own, size in zip(expected, dims)):
+                wrong.append(f"{side} {named_tensor['name']} has dims {expected}, in the file {dims}")
             if batched:  # all other buckets only differ in the batch dimension
                 break
-    return [place["name"] for place in places]
+    return [tensor["name"] for tensor in ordered]
 
 
-def against_sdk(facts: Facts, version: str) -> List[str]:
+def sdk_mismatches(facts: Facts, version: str) -> List[str]:
     """Return why this SDK cannot run the file, empty if it can. Both need the same major and minor version."""
     mine, theirs = (re.match(r"\d+\.\d+", text or "") for text in (version, facts.compiler))
     if mine and theirs and mine.group() != theirs.group():
-        return [f"the file was compiled with SDK {facts.compiler}, here is {version}: compile it again with {mine.group()}"]
+        return [f"the file was compiled with SDK {facts.compiler}, the image has {version}: compile it again with {mine.group()}"]
     return []
 
 
-def against_card(facts: Facts, cards: Mapping[int, Optional[str]], wanted: int) -> List[str]:
+def card_mismatches(facts: Facts, cards: Mapping[int, Optional[str]], npus: int) -> List[str]:
     """Return the reasons why the type or the number of these NPUs does not fit the file."""
     wrong = []
     for npu, card in cards.items():
         if facts.npu and card and facts.npu != card:
             wrong.append(f"the file was compiled for {facts.npu}, NPU {npu} is {card}")
-    if facts.devices and facts.devices != wanted:
-        wrong.append(f"the file was compiled for {facts.devices} NPUs together, parameter npus_per_instance is {wanted}")
+    if facts.devices and facts.devices != npus:
+        wrong.append(f"the file was compiled for {facts.devices} NPUs together, parameter npus_per_instance is {npus}")
     return wrong
 
 
@@ -367,7 +370,7 @@ def npus_of(instance: str, usable: Sequence[int], each: int) -> List[int]:
     """Return the NPUs of an instance. The index at the end of its name selects a group of `each` usable NPUs."""
     index = instance.rsplit("_", 1)[-1]
     if not index.isdigit():
-        raise Fault(f"instance {instance} has no trailing index to choose an NPU by")
+        raise Fault(f"the name of instance {instance} does not end with an index, which selects its NPU")
     if not usable:
         raise Fault("no NPU is visible: the container needs /dev/rbln* and /dev/rsd0")
     groups = len(usable) // each

@@ -24,7 +24,7 @@ class Fault(Exception):
         self.trace = trace
 
 
-def words(text: object) -> str:
+def first_line(text: object) -> str:
     """Return the first line of an error, without the directories of paths."""
     found = str(text).strip()
     if not found:
@@ -36,13 +36,14 @@ def vendor(error: BaseException, npu: str) -> Fault:
     """Return an error of the SDK as a Fault: a message with the next step, followed by the vendor's text."""
     if isinstance(error, Fault):
         return error
-    said = words(error)
-    if isinstance(error, MemoryError) or re.search(r"lack of (device )?memory|out of memory", said, re.I):
+    line = first_line(error)
+    if isinstance(error, MemoryError) or re.search(r"lack of (device )?memory|out of memory", line, re.I):
         return Fault(
-            f"NPU {npu} has no memory left: free some, or give the model fewer instances or smaller batches ({said})", "no_memory"
+            f"NPU {npu} has no memory left: free some, or give the model fewer instances or smaller batches ({line})",
+            "no_memory",
         )
-    if re.search(r"inference failed: 50[13]\b", said, re.I):
-        return Fault(f"NPU {npu} refuses to run: the card may be wedged, end what else uses it or reset it ({said})", "device")
-    if isinstance(error, TimeoutError) or re.search(r"time[d -]*out", said, re.I):
-        return Fault(f"NPU {npu} did not answer in time ({said})", "timeout")
-    return Fault(f"NPU {npu}: {said}", "device")
+    if re.search(r"inference failed: 50[13]\b", line, re.I):
+        return Fault(f"NPU {npu} refuses to run: the card may be wedged, end what else uses it or reset it ({line})", "device")
+    if isinstance(error, TimeoutError) or re.search(r"time[d -]*out", line, re.I):
+        return Fault(f"NPU {npu} did not answer in time ({line})", "timeout")
+    return Fault(f"NPU {npu}: {line}", "device")

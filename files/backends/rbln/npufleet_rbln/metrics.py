@@ -28,7 +28,7 @@ class Metrics:
     def __init__(self, utils: Any, labels: Mapping[str, str], source: str, release: str) -> None:
         family = utils.MetricFamily
         self._families: list[Any] = []  # the server removes the metrics of a family when the family is deleted
-        self._waiting: Dict[str, float] = {}
+        self._unsent: Dict[str, float] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -46,7 +46,7 @@ class Metrics:
         self._fault.set(0)
         self._info = make("rbln_model_info", "What an instance serves", family.GAUGE, source=source, release=release)
         self._info.set(1)
-        self._thread = threading.Thread(target=self._hand_over, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._send_counts, name="metrics", daemon=True)
         self._thread.start()
 
     def batch(self, requests: int, rows: int, padding: int, seconds: float) -> None:
@@ -54,12 +54,12 @@ class Metrics:
         counts = zip(COUNTERS, (1, requests, rows, padding, seconds))
         with self._lock:
             for name, count in counts:
-                self._waiting[name] = self._waiting.get(name, 0) + count
+                self._unsent[name] = self._unsent.get(name, 0) + count
 
     def error(self, kind: str, requests: int = 1) -> None:
         """Count requests that were answered with an error of this kind."""
         with self._lock:
-            self._waiting[kind] = self._waiting.get(kind, 0) + requests
+            self._unsent[kind] = self._unsent.get(kind, 0) + requests
 
     def fault(self, fault: bool) -> None:
         """Set the gauge of a fault immediately, because the watchdog waits for it."""
@@ -70,12 +70,12 @@ class Metrics:
     def flush(self) -> None:
         """Send the counts since the last call to the server."""
         with self._lock:
-            counts, self._waiting = self._waiting, {}
+            counts, self._unsent = self._unsent, {}
         for name, count in counts.items():
             if count:
                 self._metrics[name].increment(count)
 
-    def _hand_over(self) -> None:
+    def _send_counts(self) -> None:
         while not self._closing.wait(INTERVAL_S):
             self.flush()
 

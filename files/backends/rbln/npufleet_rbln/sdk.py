@@ -52,8 +52,8 @@ class SDK:
         try:
             return _plain(found)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"{type(found).__name__} with {', '.join(_fields(found)) or 'no fields'}"
-            return {"flaw": f"inspect of SDK {self.version} gives {what}, which this backend does not understand ({error})"}
+            what = f"{type(found).__name__} with {', '.join(_field_names(found)) or 'no fields'}"
+            return {"flaw": f"inspect of SDK {self.version} returns {what}, which this backend cannot read ({error})"}
 
     def count(self) -> int:
         """Return the number of visible NPUs."""
@@ -86,7 +86,7 @@ def sdk_array(array: np.ndarray, dtype: str) -> np.ndarray:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise Fault(f"the model has {BFLOAT16} tensors, and the image has no ml_dtypes, which the SDK brings: {error}") from error
+        raise Fault(f"the model has {BFLOAT16} tensors, and the image lacks ml_dtypes, a package of the SDK: {error}") from error
     return array.view(ml_dtypes.bfloat16)
 
 
@@ -110,7 +110,7 @@ def _get(entry: Any, name: str) -> Any:
     return entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
 
 
-def _fields(found: Any) -> List[str]:
+def _field_names(found: Any) -> List[str]:
     """Return the names of the fields of the result of `inspect`."""
     return [str(name) for name in (found if isinstance(found, Mapping) else getattr(found, "__dict__", ()))][:20]
 
@@ -134,14 +134,14 @@ def _plain(found: Any) -> Dict[str, Any]:
             raise ValueError("it has no inputs")
         return {"inputs": inputs, "outputs": [tensor(part) for part in _get(entry, "outputs") or ()]}
 
-    every = [bucket(entry) for entry in _get(found, "input_info") or ()]
+    buckets = [bucket(entry) for entry in _get(found, "input_info") or ()]
     devices = _get(found, "num_devices") or _get(found, "tensor_parallel_size")
     return {
         "npu": _get(found, "npu"),
         "compiler_version": _get(found, "compiler_version"),
         "devices": None if devices is None else int(devices),
-        **(bucket(found) if _get(found, "inputs") or not every else every[0]),
-        "input_info": every,
+        **(bucket(found) if _get(found, "inputs") or not buckets else buckets[0]),
+        "input_info": buckets,
     }
 
 
@@ -150,7 +150,7 @@ def _arrays(found: Any) -> List[np.ndarray]:
     arrays = list(found) if isinstance(found, (list, tuple)) else [found]
     for entry in arrays:
         if not isinstance(entry, np.ndarray):
-            raise Fault(f"the SDK's runtime gave {type(entry).__name__}, expected an array, or a list or tuple of them")
+            raise Fault(f"the SDK's runtime returned {type(entry).__name__}, expected an array, or a list or tuple of them")
     return arrays
 
 

@@ -35,20 +35,20 @@ class Views:
             for tensors in zip(*sides):
                 for into, entry in zip(views, tensors):
                     into.append(np.ndarray(entry.shape, memory_dtype(entry.dtype), memory, offset))
-                offset += _room(tensors)
+                offset += _pages_for(tensors)
 
 
-def _room(tensors: Sequence[Tensor]) -> int:
+def _pages_for(tensors: Sequence[Tensor]) -> int:
     """Return the size of the memory for a tensor in its largest bucket, in bytes of whole pages."""
     largest = max(int(np.prod(tensor.shape, dtype=np.int64)) * memory_dtype(tensor.dtype).itemsize for tensor in tensors)
     return max(PAGE, -(-largest // PAGE) * PAGE)
 
 
-def allot(plan: Plan) -> int:
+def allocate(plan: Plan) -> int:
     """Allocate memory for the tensors, and return its descriptor. The memory has no name that could remain in /dev/shm."""
     sides = [*zip(*(bucket.inputs for bucket in plan.buckets)), *zip(*(bucket.outputs for bucket in plan.buckets))]
     descriptor = os.memfd_create("rbln-tensors", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, sum(_room(tensors) for tensors in sides))
+    os.ftruncate(descriptor, sum(_pages_for(tensors) for tensors in sides))
     return descriptor
 
 

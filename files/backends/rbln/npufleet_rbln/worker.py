@@ -22,9 +22,9 @@ import numpy as np
 
 from . import compiled
 from .compiled import memory_dtype
-from .errors import Fault, vendor, words
+from .errors import Fault, first_line, vendor
 from .sdk import SDK, Run, sdk_array
-from .shared import ENDED, START, Views, allot, attach
+from .shared import ENDED, START, Views, allocate, attach
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
@@ -48,11 +48,11 @@ class Worker:
         try:
             inspected = sdk.inspect(job["path"])
         except Exception as error:  # the vendor's errors have no common base
-            raise Fault(words(error)) from error
+            raise Fault(first_line(error)) from error
         facts = compiled.facts_of(job["path"], config, inspected)
         per_bucket = sdk.per_bucket(compiled.parameter(config, "runtime_per_bucket"))
-        wrong = compiled.against_sdk(facts, sdk.version)
-        wrong += compiled.against_card(facts, {npu: sdk.card(npu) for npu in self.npus}, each)
+        wrong = compiled.sdk_mismatches(facts, sdk.version)
+        wrong += compiled.card_mismatches(facts, {npu: sdk.card(npu) for npu in self.npus}, each)
         try:
             self.plan = compiled.plan_of(config, facts)
         except Fault as error:
@@ -62,18 +62,18 @@ class Worker:
         try:
             self._runs = sdk.load(job["path"], len(facts.buckets), self.npus, job["timeout_s"], per_bucket)
             if not facts.buckets[0].outputs:
-                learnt = [self._learn(run, bucket) for run, bucket in zip(self._runs, facts.buckets)]
-                self.plan = compiled.plan_of(config, replace(facts, source="a run of it", buckets=tuple(learnt)))
+                buckets = [self._run_for_outputs(run, bucket) for run, bucket in zip(self._runs, facts.buckets)]
+                self.plan = compiled.plan_of(config, replace(facts, source="a test run", buckets=tuple(buckets)))
         except Exception as error:  # the vendor's errors have no common base
             raise vendor(error, self.npu) from error
         self._running = threading.Lock()
-        self.descriptor = allot(self.plan)
+        self.descriptor = allocate(self.plan)
         self.memory = attach(os.dup(self.descriptor))
         self.source = f"{facts.source}, as {facts.flaw}" if facts.flaw else facts.source
-        # Inputs that a stub in the same process passes by reference
-        self.given: List[Sequence[np.ndarray]] = []
+        # Inputs that the stub passes by reference if it runs in this process
+        self.passed: List[Sequence[np.ndarray]] = []
 
-    def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
+    def _run_for_outputs(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
         """Run a bucket with zeros, and return the bucket with the outputs of that run."""
         outputs = run([sdk_array(np.zeros(tensor.shape, memory_dtype(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])
         return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
@@ -99,12 +99,12 @@ class Worker:
             (bucket,) = START.unpack(message)
             began = time.monotonic()
             try:
-                self._run(bucket, self.given.pop() if self.given else views.inputs[bucket], views.outputs[bucket])
+                self._run(bucket, self.passed.pop() if self.passed else views.inputs[bucket], views.outputs[bucket])
                 answer = ENDED.pack(0, began, time.monotonic())
             except Exception as error:  # an uncaught exception would end the thread
                 fault = vendor(error, self.npu)
-                told = {"message": str(fault), "kind": fault.kind, "trace": traceback.format_exc()[-16000:]}
-                answer = ENDED.pack(1, began, time.monotonic()) + json.dumps(told).encode()
+                details = {"message": str(fault), "kind": fault.kind, "trace": traceback.format_exc()[-16000:]}
+                answer = ENDED.pack(1, began, time.monotonic()) + json.dumps(details).encode()
             try:
                 channel.send(answer)
             except OSError:
@@ -118,7 +118,7 @@ class Worker:
             )
         expected = self.plan.buckets[bucket].outputs
         if len(results) != len(expected):
-            raise Fault(f"the compiled file gave {len(results)} outputs, expected {len(expected)}")
+            raise Fault(f"the compiled file returned {len(results)} outputs, expected {len(expected)}")
         for entry, result, into in zip(expected, results, outputs):
             if result.dtype.name != entry.dtype or result.shape != into.shape:
                 kinds = f"{result.dtype}{list(result.shape)}", f"{entry.dtype}{list(into.shape)}"
@@ -132,7 +132,7 @@ def refusal(error: BaseException) -> Dict[str, Any]:
         # Only an error of the SDK, which is the cause of the Fault, needs a traceback.
         trace = traceback.format_exc()[-16000:] if error.__cause__ else ""
         return {"refused": str(error), "kind": error.kind, "trace": trace}
-    return {"refused": f"{type(error).__name__}: {words(error)}", "kind": "internal", "trace": traceback.format_exc()[-16000:]}
+    return {"refused": f"{type(error).__name__}: {first_line(error)}", "kind": "internal", "trace": traceback.format_exc()[-16000:]}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -153,6 +153,6 @@ def main(arguments: Sequence[str]) -> None:
     rights = array.array("i", [worker.descriptor])
     control.sendmsg([json.dumps(worker.hello()).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     os.close(worker.descriptor)
-    control.recv(1)  # returns when the stub closes its end, because it sends nothing more
+    control.recv(1)  # returns when the stub closes its end, because the stub sends no further message
     worker.close()
     os._exit(0)  # Threads of the vendor may still run.
