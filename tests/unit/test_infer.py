@@ -538,8 +538,8 @@ def test_no_answer_is_one_line(run: Any, server: Server, error: Exception, code:
 @pytest.mark.parametrize(
     ("gone", "todo"),
     [
-        ("no Triton answers http at h:1: refused", "Start it, or name another one with --url"),
-        ("no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED", "Name its authority with --ca"),
+        ("no Triton answers http at h:1: refused", "Start the server, or name another one with --url"),
+        ("no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED", "Set --ca to the CA certificate of the server"),
         (
             "no Triton answers http at h:1: what listens there does not speak HTTP",
             "Name the other port with --url, or use --protocol grpc",

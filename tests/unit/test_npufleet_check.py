@@ -136,7 +136,7 @@ def test_model_without_a_check_file_is_not_proven(site: Site, triton: SmallTrito
     assert (ended.code, "FAILED words/check file: the check file is missing, expected " in ended.out) == (1, True)
     assert "--allow-unchecked" in ended.out
     ended = site(triton, "--allow-unchecked")
-    assert (ended.code, "not checked, as they have no check file: words" in ended.out) == (0, True)
+    assert (ended.code, "not checked, because they have no check file: words" in ended.out) == (0, True)
     assert site(triton, "--models", "double").code == 0
     # What nobody was asked is no proof.
     assert site(triton, "--models", "words", "--allow-unchecked").code == 2
@@ -179,7 +179,7 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
         (["--ca", __file__, "--url", "https://x"], f"--ca is {__file__}, expected certificates as PEM"),
         (["--cert", __file__, "--key", __file__, "--url", "https://x"], "--cert and --key are "),
         (["--key", __file__], "--cert or --key is missing, expected both"),
-        (["--ca", "{ca}"], "--ca, --cert and --key are for https:// and grpcs://, and no address begins with them"),
+        (["--ca", "{ca}"], "--ca, --cert and --key are set, but no address begins with https:// or grpcs://"),
         (
             ["--cert", "{client}", "--key", "{ca_key}", "--url", "https://x"],
             "expected a certificate and its own key without a passphrase",
@@ -191,14 +191,14 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
         (["--header", "a=env:NO_SUCH_VARIABLE"], "--header 1: expected a variable NO_SUCH_VARIABLE of the environment"),
         (["--header", "a=file:/none"], "--header 1: /none: No such file or directory"),
         (["--header", "a=file:/dev/null"], "--header 1: /dev/null is empty, expected one line of ASCII"),
-        (["--header", "a=file:" + __file__], f"--header 1: {__file__} is no value of a header"),
+        (["--header", "a=file:" + __file__], f"--header 1: {__file__} is not a valid header value"),
         (["--header", "a=env:HOME", "--header", "A=env:HOME"], "--header 2 is A again, expected each header once"),
         (["--models", "a,,b"], "--models is '', expected a name of the server"),
         (["--models", "a,a"], "--models is 'a,a', expected each name once"),
         (["--models", "a/b"], "--models is 'a/b', expected a name of the server"),
-        (["--checks", "/none", "--models", "double"], "--checks is '/none', which is no directory"),
+        (["--checks", "/none", "--models", "double"], "--checks is '/none', expected a directory"),
         (["--checks", __file__], "--checks is "),
-        (["--golden", "/none", "--models", "double"], "--golden is '/none', which is no directory"),
+        (["--golden", "/none", "--models", "double"], "--golden is '/none', expected a directory"),
         (["--timeout", "0"], "--timeout is '0', expected seconds above 0"),
         (["--timeout", "nan"], "--timeout is 'nan', expected seconds above 0"),
         (["--timeout", "1e9"], "--timeout is '1e9', expected seconds above 0, a day (86400) at most"),
@@ -208,8 +208,8 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
         (["--json", "/"], "--json: '/' cannot be written: it is not a file path"),
         (["--json", ""], "--json: '' cannot be written: it is not a file path"),
         (["--junit", "/proc/r.xml"], "--junit: '/proc/r.xml' cannot be written: "),
-        (["--json", "-", "--junit", "-"], "--junit is '-', which --json writes to, expected another file"),
-        (["--json", "/tmp/r", "--junit", "/tmp/../tmp/r"], "--junit is '/tmp/../tmp/r', which --json writes to"),
+        (["--json", "-", "--junit", "-"], "--junit is '-', as --json, expected another file"),
+        (["--json", "/tmp/r", "--junit", "/tmp/../tmp/r"], "--junit is '/tmp/../tmp/r', as --json"),
         (["--allow-unchecked=yes"], "--allow-unchecked: ignored explicit argument 'yes'"),
         (["--no-latency=1"], "--no-latency: ignored explicit argument '1'"),
         (["--speed", "1"], "unrecognized arguments: --speed 1"),

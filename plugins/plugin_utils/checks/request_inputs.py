@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import MISTAKEN, End
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import USAGE_ERROR, CommandError
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
 # Options that set an input without its name, if the model has only one input without a value
@@ -21,7 +21,7 @@ SHORT = ("image", "text", "npy")
 def inputs_of(
     options: Sequence[str], short: Sequence[Tuple[str, str]], inputs: Sequence[Mapping[str, Any]]
 ) -> Dict[str, Tuple[str, Any]]:
-    """Return {name: (dtype, array)} for a model with these inputs. Raises End with all errors.
+    """Return {name: (dtype, array)} for a model with these inputs. Raises CommandError with all errors.
 
     `options` are the values of --input. `short` has (kind, value) of the options that name no input.
     """
@@ -55,7 +55,7 @@ def inputs_of(
         except MemoryError:
             errors.append(f"{name} is larger than the memory of this machine, expected smaller data")
     if errors:
-        raise End(MISTAKEN, "; ".join(errors))
+        raise CommandError(USAGE_ERROR, "; ".join(errors))
     return arrays
 
 

@@ -16,12 +16,12 @@ from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, T
 # Without this, the core of gRPC writes its own log to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Exit codes and their meaning. 130 and 141 are the codes of a shell for SIGINT and SIGPIPE.
-RIGHT, WRONG, MISTAKEN, NOT_ASKED, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
+RIGHT, WRONG, USAGE_ERROR, NO_ANSWER, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
 CODES = {
     RIGHT: "right: every answer, check or model is correct",
     WRONG: "wrong: an answer, a check or a model is not",
-    MISTAKEN: "wrong use: an argument is invalid, and no request was sent",
-    NOT_ASKED: "no answer: the server or the model was not reachable, not ready or too late",
+    USAGE_ERROR: "wrong use: an argument is invalid, and no request was sent",
+    NO_ANSWER: "no answer: the server or the model was not reachable, not ready or too late",
     INTERRUPTED: "interrupted",
     PIPE: "the reader of the output closed it",
 }
@@ -29,8 +29,8 @@ TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {words}" for code, words in COD
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 
 
-class End(Exception):
-    """An early end of a command, with an exit code and the reason in one line."""
+class CommandError(Exception):
+    """An error that ends a command: its exit code, and the reason in one line."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # argparse writes "argument --option: message".
         text = message[9:].replace(": is ", " is ", 1) if message.startswith("argument ") else message
-        raise End(MISTAKEN, f"{text}; see --help")
+        raise CommandError(USAGE_ERROR, f"{text}; see --help")
 
 
 def run(command: str, work: Callable[[], int]) -> int:
@@ -68,7 +68,7 @@ def run(command: str, work: Callable[[], int]) -> int:
             code = int(ended.code or 0)
         sys.stdout.flush()
         return code
-    except End as end:
+    except CommandError as end:
         return _ended_with(command, end.code, str(end))
     except KeyboardInterrupt:
         return _ended_with(command, INTERRUPTED, "interrupted")
@@ -78,7 +78,7 @@ def run(command: str, work: Callable[[], int]) -> int:
     except OSError as error:
         # Errors of other files are handled when the files are opened, so this is an error of standard output, such as a full disk.
         _drop_output()
-        return _ended_with(command, MISTAKEN, f"standard output: {error.strerror or error}")
+        return _ended_with(command, USAGE_ERROR, f"standard output: {error.strerror or error}")
 
 
 def _ended_with(command: str, code: int, why: str) -> int:
@@ -125,10 +125,10 @@ def name(text: str) -> str:
 
 
 def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
-    """Return the scheme of a URL, and its host:port with the path. The default is the first of `schemes`. Raises End."""
+    """Return the scheme of a URL, and its host:port with the path. The default is the first of `schemes`. Raises CommandError."""
 
-    def wrong(actual: str, expected: str) -> End:
-        return End(MISTAKEN, f"{option} {actual}, expected {expected}")
+    def wrong(actual: str, expected: str) -> CommandError:
+        return CommandError(USAGE_ERROR, f"{option} {actual}, expected {expected}")
 
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -154,7 +154,7 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
 
 
 def tls_files(given: Any) -> Dict[str, Optional[str]]:
-    """Return {"ca", "cert", "key"}: for each option a file that TLS can use, or None if not set. Raises End with all errors."""
+    """Return {"ca", "cert", "key"}: the file of each option that TLS can use, None if not set. Raises CommandError."""
     files: Dict[str, Optional[str]] = {key: getattr(given, key) for key in ("ca", "cert", "key")}
     wrong = [
         f"--{file} is {path!r}, expected a file" for file, path in files.items() if path is not None and not os.path.isfile(path)
@@ -164,7 +164,7 @@ def tls_files(given: Any) -> Dict[str, Optional[str]]:
     if not wrong:
         wrong += _unusable(files)
     if wrong:
-        raise End(MISTAKEN, "; ".join(wrong))
+        raise CommandError(USAGE_ERROR, "; ".join(wrong))
     return files
 
 
@@ -195,7 +195,7 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
 
 
 def writable(path: str, option: str) -> None:
-    """Check that a result can be written to this path later. Raises End."""
+    """Check that a result can be written to this path later. Raises CommandError."""
     if path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
         return
     try:
@@ -207,7 +207,9 @@ def writable(path: str, option: str) -> None:
         if not existed:
             os.unlink(draft_of(path))
     except (OSError, ValueError) as error:
-        raise End(MISTAKEN, f"{option}: {path!r} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        raise CommandError(
+            USAGE_ERROR, f"{option}: {path!r} cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def draft_of(path: str) -> str:
@@ -216,7 +218,7 @@ def draft_of(path: str) -> str:
 
 
 def write(path: str, content: str, option: str) -> None:
-    """Write a result atomically, or to standard output. Raises End."""
+    """Write a result atomically, or to standard output. Raises CommandError."""
     if path == "-":
         sys.stdout.write(content)
         return
@@ -230,4 +232,4 @@ def write(path: str, content: str, option: str) -> None:
             target.write(content)
         os.replace(draft_of(path), os.path.realpath(path))
     except OSError as error:
-        raise End(MISTAKEN, f"{option}: {path!r} cannot be written: {error.strerror or error}") from None
+        raise CommandError(USAGE_ERROR, f"{option}: {path!r} cannot be written: {error.strerror or error}") from None

@@ -38,7 +38,7 @@ def _work(arguments: Optional[List[str]]) -> int:
     try:
         from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import finding, output, repository
     except ImportError as error:
-        raise command_line.End(command_line.MISTAKEN, f"{error}. Run {NEEDED}") from None
+        raise command_line.CommandError(command_line.USAGE_ERROR, f"{error}. Run {NEEDED}") from None
     options = parser(list(output.FORMATS)).parse_args(arguments)
     try:
         row = None
@@ -49,7 +49,7 @@ def _work(arguments: Optional[List[str]]) -> int:
             row = finding.row_of(options.release, rows[options.release])
         linted = repository.lint(options.repository, options.model, row)
     except Refusal as refusal:
-        raise command_line.End(command_line.MISTAKEN, "; ".join(refusal.reasons)) from None
+        raise command_line.CommandError(command_line.USAGE_ERROR, "; ".join(refusal.reasons)) from None
     sys.stdout.write(output.FORMATS[options.format](linted.findings))
     errors = sum(other.severity == finding.ERROR for other in linted.findings)
     if options.format in ("text", "github"):
