@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
 class ActionModule(ActionBase):
-    """An action on the controller only. What the playbook read from each host is in the variables of that host."""
+    """An action on the controller only, which reads the states of the hosts from their variables."""
 
     _requires_connection = False
     supports_raw_params = False

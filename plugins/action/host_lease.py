@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """A request for the lease of a host. It waits for the present owner, unless that is a run that has ended."""
+    """A request for the lease of a host, which waits for the present owner unless the owner's run has ended."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -29,12 +29,12 @@ class ActionModule(FleetAction):
         }
         lost = run_guard.STEPS.message()
         if lost:
-            # A step has no result, so the state of its host is unknown. No further host is changed.
+            # The host of a step without a result has an unknown state, so no further host is changed.
             return {"failed": True, "msg": f"{host} is not changed. {lost}"}
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
         result = self.call_module("host_lease", {**arguments, "wait": 0}, task_vars, request)
         if result.get("held_by") and wait:
-            # The owner may be a run of this machine that has ended. Its lease is taken over at once.
+            # The lease of a run of this machine that has ended is taken over immediately.
             ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
             result = self.call_module("host_lease", {**arguments, "wait": wait}, task_vars, {**request, **ended})
         return result

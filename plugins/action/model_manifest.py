@@ -20,8 +20,6 @@ SPEC = {
     "models": {"type": "list", "elements": "str"},
     "release": {"type": "str"},
 }
-
-
 # Models by name, findings of the linter, and further errors
 Found = Tuple[Dict[str, Any], List[Finding], List[str]]
 
@@ -51,13 +49,13 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _row(given: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
-        """Return the release row to lint for; None if no release is named. Raises Refusal for an unknown release."""
+        """Return the release row for the linter; None if no release is named. Raises Refusal for an unknown release."""
         name = given or variables.get("rbln_release")
         if name is None:
             return None
         rows = variables["npufleet_release_rows"]
         if str(name) not in rows:
-            raise Refusal([f"release is {name}, there are rows for {', '.join(sorted(rows))}: name one of them"])
+            raise Refusal([f"release is {name}, expected one of {', '.join(sorted(rows))}"])
         return row_of(str(name), rows[str(name)])
 
     @staticmethod
@@ -78,7 +76,7 @@ class ActionModule(FleetAction):
         placed = manifest.placed_here(host)
         unknown = sorted(set(only) - {entry["name"] for entry in placed})
         if unknown:
-            raise Refusal([f"model {name}: triton_models places none of that name on this host: correct it" for name in unknown])
+            raise Refusal([f"model {name}: triton_models does not place it on this host: correct the name" for name in unknown])
         models, findings, more = manifest.linted(host, only)
         keys = ("source", "release", "versions", "files")
         shown = {name: {key: value for key, value in model.items() if key in keys} for name, model in models.items()}

@@ -48,15 +48,13 @@ class ActionModule(FleetAction):
         return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
 
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
-        """Return the reasons why the host was not released. Without a failure, Ansible starts the next batch after a lost host."""
+        """Return the reasons why the lease of the host was not released. An unreachable host alone would not end the rollout."""
         root = self.variables(task_vars)["npufleet_root"]
         try:
             released = self.call_module("host_lease", {"state": "released", "root": root}, task_vars, runs.lease_owner(host))
         except AnsibleConnectionFailure as error:
-            reason = (
-                f"{host} became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
-            )
-            return [f"{reason}: {error.message}"]
+            reason = "became unreachable before its lease was released, no further batch starts. Check the host, and run again"
+            return [f"{host} {reason}: {error.message}"]
         except host_text.InvalidAnswer as invalid:
             return [str(invalid)]
         return [str(released["msg"])] if released.get("failed") else []
@@ -73,11 +71,11 @@ class ActionModule(FleetAction):
 
 
 def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:
-    """Return the reasons to start no further batch. A lost host does not fail the play, so this host fails instead."""
+    """Return the reasons to start no further batch. A lost host does not fail the play, so `host` fails in its place."""
     found = [f"{host} failed the gate, no further batch starts. {failed}"] if failed else []
     if lost:
         others = "" if failed else f". {host} itself is in sync"
-        reason = "became unreachable during the change, no further batch starts. See what runs there, and run again"
+        reason = "became unreachable during the change, no further batch starts. Check the host, and run again"
         found.append(f"{', '.join(lost)} {reason}{others}")
     return found
 

@@ -34,7 +34,7 @@ FOLLOWS = {
     "root": "npufleet_root",
 }
 OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address")
-# Limits of a bundle, because a compromised host may send anything: packed and unpacked size in items of the largest size, and files
+# Limits of a bundle: packed and unpacked size in multiples of the largest item, and files. A compromised host may send anything.
 PACKED = 16
 UNPACKED = 64
 FILES = 500
@@ -74,7 +74,7 @@ class ActionModule(FleetAction):
         }
         if self._task.check_mode:
             return self.call_module("support_bundle", arguments, task_vars, request)
-        # The archive is in a temporary directory of Ansible, because the connecting user has to read it.
+        # The connecting user has to read the archive, so it is in a temporary directory of Ansible.
         directory = self._make_tmp_path()
         try:
             request["archive"] = f"{directory}/bundle.tar.gz"
@@ -91,12 +91,9 @@ class ActionModule(FleetAction):
             self._remove_tmp_path(directory, force=True)
         result["path"] = path
         with host_text.parsing(host):
-            result["msg"] = "{} ({:.0f} KiB, {} files, {} items are missing, {} secrets removed)".format(
-                os.path.relpath(path),
-                os.path.getsize(path) / 1024,
-                len(result["files"]),
-                len(result["errors"]),
-                int(result["redacted"]),
+            result["msg"] = (
+                f"{os.path.relpath(path)} ({os.path.getsize(path) / 1024:.0f} KiB, {len(result['files'])} files, "
+                f"{len(result['errors'])} items are missing, {int(result['redacted'])} secrets removed)"
             )
         return result
 
@@ -112,7 +109,7 @@ class ActionModule(FleetAction):
                 found = secret_values({name: variables.untyped(name)})
             except Exception as error:  # a lookup may fail in any way; the bundle reports it
                 if looks_secret(name):
-                    errors.append(f"redaction.txt: {name} has no value that could be searched for: {type(error).__name__}")
+                    errors.append(f"redaction.txt: {name} has no value to search for: {type(error).__name__}")
                 continue
             if found:
                 values |= found
@@ -129,11 +126,8 @@ class ActionModule(FleetAction):
 
     def _about(self, variables: Templated) -> Dict[str, Any]:
         """Return the versions and the release that the controller uses."""
-        galaxy = (
-            self._loader.load_from_file(os.path.join(COLLECTION, "galaxy.yml"))
-            if os.path.exists(os.path.join(COLLECTION, "galaxy.yml"))
-            else {}
-        )
+        path = os.path.join(COLLECTION, "galaxy.yml")
+        galaxy = self._loader.load_from_file(path) if os.path.exists(path) else {}
         about = {"npufleet": str(galaxy.get("version", "")), "ansible-core": ansible_version}
         for name in ("rbln_release", "npufleet_release_row", "npufleet_npus", "npufleet_card"):
             try:
@@ -145,10 +139,9 @@ class ActionModule(FleetAction):
     def _fetch(
         self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str, bounds: archives.Bounds
     ) -> List[str]:
-        """Fetch the archive as the connecting user and return the names of its files.
+        """Fetch the archive as the connecting user, pack its files again, and return their names.
 
-        The archive must be complete, within bounds and free of known secrets. Its files are packed again, so that nothing else is
-        kept. Raises AnsibleActionFail.
+        Raises AnsibleActionFail unless the archive is complete, within bounds and free of known secrets.
         """
         draft = path + ".draft"
         try:
@@ -158,10 +151,10 @@ class ActionModule(FleetAction):
             os.chmod(draft, 0o600)
             with open(draft, "rb") as archive:
                 raw = archive.read()
-            found = hashlib.sha256(raw).hexdigest()
-            if found != result["sha256"]:
+            digest = hashlib.sha256(raw).hexdigest()
+            if digest != result["sha256"]:
                 raise AnsibleActionFail(
-                    f"{host}: the bundle arrived with digest {found}, expected {result['sha256']}: run it again"
+                    f"{host}: the bundle arrived with digest {digest}, expected {result['sha256']}: run it again"
                 )
             root = os.path.basename(path)[: -len(".tar.gz")]
             members = archives.files(raw, root, bounds)
@@ -189,7 +182,7 @@ class ActionModule(FleetAction):
             if os.path.getsize(draft) < most:
                 raise
             raise AnsibleActionFail(
-                f"{host}: the bundle has more than {most} bytes, expected fewer: nothing of it is kept; take fewer lines "
+                f"{host}: the bundle has more than {most} bytes, expected fewer. It was not kept. Set fewer lines "
                 "(npufleet_support_lines), or find out who changed that host"
             ) from None
 

@@ -26,9 +26,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender im
 
 SUPERVISOR = "process.supervisor"
 # Options of tritonserver that some releases lack
-MAYBE = (*container.CLOUD_SERVICES, "metrics-address")
-# Bytes for the SDK and the packages that it requires, unpacked and as wheels
-ROOM = 3 << 30
+OPTIONAL_OPTIONS = (*container.CLOUD_SERVICES, "metrics-address")
+# Bytes of disk space for the SDK and the packages that it requires, unpacked and as wheels
+SDK_BYTES = 3 << 30
 # Fields of the result of a failed change
 FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 # A path that a shell reads as one word
@@ -94,9 +94,10 @@ class ActionModule(FleetAction):
         if not PLAIN.fullmatch(root):
             reasons.append(f"npufleet_root is {root}, expected a path of letters, digits, dots, hyphens and underlines")
         if variables["triton_server_model_repositories"] != [f"{variables['npufleet_root']}/served"]:
-            reasons.append("triton_server_model_repositories names other paths, expected only the store in a container")
+            reasons.append("triton_server_model_repositories has other paths, expected only npufleet_root/served in a container")
         try:
-            checks = self._checks(variables, host, root)
+            found = host_checks.checks_of(host, host_checks.with_defaults({"image": "this container"}, variables), variables)
+            checks = found.for_change(variables, "", {**found.key, "path": key_path(root)} if found.key else None)
         except Refusal as refusal:
             reasons += refusal.reasons
             checks = {}
@@ -118,7 +119,7 @@ class ActionModule(FleetAction):
             "triton": str(variables["npufleet_release_row"]["triton"]["version"]),
             "cards": container.cards(variables),
             "command": command(variables, sorted(manifests), root),
-            "maybe": list(MAYBE),
+            "maybe": list(OPTIONAL_OPTIONS),
             "environment": {name: str(value) for name, value in variables["triton_server_environment"].items()},
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
@@ -140,16 +141,11 @@ class ActionModule(FleetAction):
         }
         return order, reasons, manifests
 
-    @staticmethod
-    def _checks(variables: Templated, host: str, root: str) -> Dict[str, Any]:
-        found = host_checks.checks_of(host, host_checks.with_defaults({"image": "this container"}, variables), variables)
-        return found.for_change(variables, "", {**found.key, "path": key_path(root)} if found.key else None)
-
 
 def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[str]:
     """Return the server's command line. It listens on the ports that a container would publish, and reads the key below `root`."""
     ports = {f"--{name}-port={inside}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, inside in PORTS}
-    line = [ports.get(word, word) for word in container.command(variables, models, MAYBE)]
+    line = [ports.get(word, word) for word in container.command(variables, models, OPTIONAL_OPTIONS)]
     listen = container.listen_address(variables)
     if listen:
         line += [f"--{name}-address={listen}" for name, _inside in PORTS]
@@ -171,5 +167,5 @@ def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "listen": container.listen_address(variables) or "0.0.0.0",
         "ports": [int(variables[f"npufleet_{name}_port"]) for name, _inside in PORTS if variables[f"triton_server_allow_{name}"]],
         "shm_size": container.size_of(variables, "triton_server_shm_size"),
-        "room": ROOM,
+        "room": SDK_BYTES,
     }

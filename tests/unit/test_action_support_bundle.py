@@ -88,7 +88,7 @@ def test_bundle_arrives_without_any_secret_and_nothing_stays(site: Path) -> None
     # No release row, no cards: the inventory is refused, the bundle is not
     assert "rbln_release is not set" in found["errors.txt"]
     assert "state: npu1 is refused" in found["errors.txt"]
-    assert "redaction.txt: site_password has no value that could be searched for" in found["errors.txt"]
+    assert "redaction.txt: site_password has no value to search for" in found["errors.txt"]
     assert "items are missing" in result["msg"] and str(path.name) in result["msg"]
 
 

@@ -59,7 +59,7 @@ def test_kinds_of_inputs() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (None, "does not tell its config"),
+        (None, "does not return its config"),
         (config(), "names no input"),
         (config(tensor("a", "FP16", 1)), "a is FP16"),
         (config(tensor("a", "FP32", 2), tensor("b", "FP32", 3)), "differ in their first dimension"),
@@ -144,7 +144,7 @@ def test_an_answer_that_is_no_data_leaves_one_model_without_a_check() -> None:
     """What Triton writes for NaN is no JSON."""
     said = answered("NaN")
     assert said[0] == 200
-    with pytest.raises(first_check.NoRequest, match="a number that JSON does not have"):
+    with pytest.raises(first_check.NoRequest, match="a number that JSON lacks"):
         first_check.check("m", {"INPUT__0": np.zeros((1, 3))}, [said, said], ["http"])
 
 
@@ -156,7 +156,7 @@ def test_an_answer_is_data_up_to_the_size_that_is_asked_for() -> None:
 
 def test_a_server_that_refuses_the_request() -> None:
     arrays, _body = first_check.request(RESNET)
-    with pytest.raises(first_check.NoRequest, match=r"answered 500: .*no such token"):
+    with pytest.raises(first_check.NoRequest, match=r"request is 500: .*no such token"):
         first_check.check("words", arrays, [answer([1.0] * 3), (500, {"error": "no such token"})], ["http"])
 
 

@@ -42,7 +42,7 @@ def test_the_key_is_that_of_this_place() -> None:
 
 def test_all_else_is_as_in_a_container_of_its_own() -> None:
     mine = set(command(triton_server_listen_address="", triton_server_restricted_apis=[], triton_server_open_control=True))
-    assert mine == set(desired_container.command(fleet(), ["digits"], subject.MAYBE))
+    assert mine == set(desired_container.command(fleet(), ["digits"], subject.OPTIONAL_OPTIONS))
 
 
 def test_what_the_container_has_to_be_is_the_rows() -> None:

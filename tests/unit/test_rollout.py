@@ -223,7 +223,7 @@ def test_which_models_are_rolled_back(given: Any, names: list[str]) -> None:
 
 
 FAILED = "npu1 failed the gate, no further batch starts. Wrong."
-LOST = "became unreachable during the change, no further batch starts. See what runs there, and run again"
+LOST = "became unreachable during the change, no further batch starts. Check the host, and run again"
 
 
 class Ending(Action):
@@ -254,7 +254,7 @@ class Ending(Action):
         (
             AnsibleConnectionFailure("timed out"),
             {"release": True},
-            "npu1 became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
+            "npu1 became unreachable before its lease was released, no further batch starts. Check the host, and run again"
             ": timed out",
         ),
         (

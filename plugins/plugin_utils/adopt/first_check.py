@@ -30,11 +30,11 @@ class NoRequest(Exception):
 
 
 def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
-    """Return {input: array} and the body of the request for a model. Both are the same in every run. Raises NoRequest."""
+    """Return {input: array} and the body of the request for a model, the same in every run. Raises NoRequest."""
     import numpy as np
 
     if not config:
-        raise NoRequest("its server does not tell its config")
+        raise NoRequest("its server does not return its config")
     if (config.get("model_transaction_policy") or {}).get("decoupled") or config.get("sequence_batching"):
         raise NoRequest("it answers in streams or sequences")
     tensors = config.get("input") or []
@@ -42,11 +42,12 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
         raise NoRequest(f"it has {len(tensors)} inputs, expected at most {INPUTS}")
     random = np.random.RandomState(24)
     arrays: Dict[str, Any] = {}
+    inputs: List[Dict[str, Any]] = []
     left = LARGEST
     for tensor in tensors:
         kind = tensor["data_type"].replace("TYPE_", "").replace("STRING", "BYTES")
         if kind not in NUMPY:
-            raise NoRequest(f"its input {tensor['name']} is {kind}, which JSON has no numbers for")
+            raise NoRequest(f"its input {tensor['name']} is {kind}, whose values JSON cannot represent")
         if tensor.get("optional"):
             continue
         if len(tensor["dims"]) > DIMENSIONS:
@@ -62,13 +63,12 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
         else:
             array = random.randint(0, 2, shape).astype(NUMPY[kind])
         arrays[tensor["name"]] = array
+        data = array.astype(str if kind == "BYTES" else array.dtype).flatten().tolist()
+        inputs.append({"name": tensor["name"], "datatype": kind, "shape": list(array.shape), "data": data})
     if not arrays:
         raise NoRequest("its config names no input")
     if len({array.shape[0] for array in arrays.values()}) > 1:
         raise NoRequest("its inputs differ in their first dimension")
-    inputs = [
-        {"name": name, "datatype": _kind(array), "shape": list(array.shape), "data": _data(array)} for name, array in arrays.items()
-    ]
     return arrays, json.dumps({"inputs": inputs})
 
 
@@ -77,46 +77,34 @@ def _file(form: str, tensor: str) -> str:
     return form.format(host_text.file_name(tensor))
 
 
-def _kind(array: Any) -> str:
-    return next(kind for kind, name in NUMPY.items() if array.dtype == name or (name == "S" and array.dtype.kind == "S"))
-
-
-def _data(array: Any) -> List[Any]:
-    flat = array.flatten().tolist()
-    return [element.decode() for element in flat] if array.dtype.kind == "S" else flat
-
-
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return the check file as a document, and {file name: array}, from two answers to the same request. Raises NoRequest.
 
-    If the values of an output differ between the two answers, the check compares only type and shape of this output.
+    The check compares only the type and the shape of outputs whose values differ between the two answers.
     """
     import numpy as np
 
     for status, answer in answers:
         if status != 200:
-            raise NoRequest("a made-up request is answered {}: {}".format(status, " ".join(str(answer).split())[:300]))
+            raise NoRequest("the answer to a generated request is {}: {}".format(status, " ".join(str(answer).split())[:300]))
         if not isinstance(answer, dict):
-            # Generated inputs may lead to NaN.
-            raise NoRequest("the answer to a made-up request is no JSON: it may have a number that JSON does not have, such as NaN")
+            raise NoRequest("the answer to a generated request is not JSON. It may have a number that JSON lacks, such as NaN")
     count = next(iter(arrays.values())).shape[0]
     files = {_file(INPUT, name): array for name, array in arrays.items()}
     expect: Dict[str, Any] = {}
     for entry, again in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
-        wanted: Dict[str, Any] = {"dtype": entry["datatype"], "shape": entry["shape"]}
+        expectation: Dict[str, Any] = {"dtype": entry["datatype"], "shape": entry["shape"]}
         numbers = entry["datatype"] in NUMPY and entry["datatype"] != "BYTES" and all(value is not None for value in entry["data"])
         if numbers and entry["shape"][:1] == [count] and entry["data"] == again["data"]:
             if math.prod(entry["shape"]) != len(entry["data"]) or len(entry["data"]) > LARGEST:
-                raise NoRequest(
-                    f"its output {entry['name']} is answered with {len(entry['data'])} values for the shape {entry['shape']}"
-                )
+                raise NoRequest(f"its output {entry['name']} has {len(entry['data'])} values for the shape {entry['shape']}")
             array = np.array(entry["data"], NUMPY[entry["datatype"]]).reshape(entry["shape"])
             largest = float(np.abs(array.astype("float64")).max()) if array.size else 0.0
             if array.size and math.isfinite(largest):
                 path = _file(OUTPUT, entry["name"])
                 files[path] = array
-                wanted.update(finite=True, values={"npy": path, "atol": float(f"{largest * TOLERANCE:.3g}")})
-        expect[entry["name"]] = wanted
+                expectation.update(finite=True, values={"npy": path, "atol": float(f"{largest * TOLERANCE:.3g}")})
+        expect[entry["name"]] = expectation
     one_check = {
         "name": "as before adoption",
         "protocols": protocols,
