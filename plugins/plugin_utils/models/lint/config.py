@@ -81,7 +81,7 @@ def _identity(model: Model) -> Iterator[Finding]:
         expected = "a backend that needs no NVIDIA GPU, as an NPU host has none"
         yield model.error("npu host", field, actual, expected, "Compile the model for the NPU, or serve its ONNX")
     if config.max_batch_size < 0:
-        yield model.error("batch", "max_batch_size", str(config.max_batch_size), "0 or more", "Correct it")
+        yield model.error("batch", "max_batch_size", str(config.max_batch_size), "0 or more")
 
 
 def _ensemble(model: Model) -> Iterator[Finding]:
@@ -210,13 +210,13 @@ def _batching(model: Model) -> Iterator[Finding]:
     levels = batcher.priority_levels
     if levels and not 1 <= batcher.default_priority_level <= levels:
         field, actual = "dynamic_batching.default_priority_level", str(batcher.default_priority_level)
-        yield model.error(rule, field, actual, f"1 to {levels}, the priority_levels", "Correct it")
+        yield model.error(rule, field, actual, f"1 to {levels}, the priority_levels")
     policies = [("default_queue_policy", batcher.default_queue_policy)]
     for level, policy in sorted(batcher.priority_queue_policy.items()):
         policies.append((f"priority_queue_policy[{level}]", policy))
         if levels and not 1 <= level <= levels:
             field = f"dynamic_batching.priority_queue_policy[{level}]"
-            yield model.error(rule, field, f"for level {level}", f"1 to {levels}, the priority_levels", "Correct it")
+            yield model.error(rule, field, f"for level {level}", f"1 to {levels}, the priority_levels")
     if batcher.preserve_ordering:
         if levels > 1:
             field = "dynamic_batching.priority_levels"
@@ -233,7 +233,7 @@ def _preferred(model: Model, batcher: str, sizes: Any) -> Iterator[Finding]:
     largest = model.config.max_batch_size
     wrong = [size for size in sizes if not 1 <= size <= largest]
     if wrong:
-        yield model.error("batch", field, listed(wrong), f"1 to {largest}, the max_batch_size", "Correct it")
+        yield model.error("batch", field, listed(wrong), f"1 to {largest}, the max_batch_size")
     compiled_sizes = _compiled_batches(model)
     others = [size for size in sizes if size not in compiled_sizes and size not in wrong]
     if compiled_sizes and others:
@@ -259,7 +259,7 @@ def _sequences(model: Model) -> Iterator[Finding]:
         field = f"sequence_batching.control_input[{index}]"
         if not tensor.name or tensor.name in tensor_names:
             actual = f"{tensor.name} again" if tensor.name else "missing"
-            yield model.error("sequence", f"{field}.name", actual, "a unique name", "Correct it")
+            yield model.error("sequence", f"{field}.name", actual, "a unique name")
         tensor_names.append(tensor.name)
         for place, control in enumerate(tensor.control):
             inner = f"{field}.control[{place}]"
@@ -273,7 +273,7 @@ def _sequences(model: Model) -> Iterator[Finding]:
     share = batcher.direct.minimum_slot_utilization
     # Triton accepts NaN.
     if share < 0 or share > 1:
-        yield model.error("sequence", "sequence_batching.direct.minimum_slot_utilization", f"{share:g}", "0 to 1", "Correct it")
+        yield model.error("sequence", "sequence_batching.direct.minimum_slot_utilization", f"{share:g}", "0 to 1")
 
 
 def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about data in a config: warm-ups, initial states of sequences, and tensors made from a batch.
+"""Rules about data in a config: warm-ups, initial states of sequences, and tensors that Triton makes from a batch.
 
 From triton-inference-server/core: GenerateWarmupData of backend_model_instance.cc, GenerateInitialStateData of
 sequence_batch_scheduler.cc, ValidateBatchIO of model_config_utils.cc.
@@ -8,6 +8,7 @@ sequence_batch_scheduler.cc, ValidateBatchIO of model_config_utils.cc.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, Iterator, Optional, Sequence
 
@@ -16,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 
-# Bytes of one element. An empty string consists of its length, which has 4 bytes.
+# Bytes of one element. The length of a string has 4 bytes.
 SIZES = {
     **dict.fromkeys(("TYPE_BOOL", "TYPE_UINT8", "TYPE_INT8"), 1),
     **dict.fromkeys(("TYPE_UINT16", "TYPE_INT16", "TYPE_FP16", "TYPE_BF16"), 2),
@@ -24,7 +25,6 @@ SIZES = {
     **dict.fromkeys(("TYPE_UINT64", "TYPE_INT64", "TYPE_FP64"), 8),
 }
 BATCH_TYPES = ("TYPE_INT32", "TYPE_FP32")
-CORRECT = "Correct it"
 
 
 def check(model: Model) -> Iterator[Finding]:
@@ -46,10 +46,10 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
             continue
         if 0 < config.max_batch_size < sample.batch_size:
             expected = f"at most {config.max_batch_size}, the max_batch_size"
-            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT)
+            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected)
         if config.max_batch_size == 0 and sample.batch_size > 1:
             expected = "1 with max_batch_size 0"
-            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT, effects.CRASHES)
+            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, "Correct it", effects.CRASHES)
         missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
         if missing:
             actual, expected = f"without {listed(missing)}", "data for every input that is not optional"
@@ -68,10 +68,10 @@ def _like(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: st
     """Yield the errors of data whose data type or shape differs from that of its tensor."""
     if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
         actual, expected = schema.enum_name(data, "data_type"), f"{schema.enum_name(tensor, 'data_type')}, as the {owner}"
-        yield model.error(rule, f"{field}.data_type", actual, expected, CORRECT)
+        yield model.error(rule, f"{field}.data_type", actual, expected)
     if (tensor.dims or owner == "state") and min(data.dims, default=0) >= 0 and not _fits(data.dims, tensor.dims):
         actual, expected = str(list(data.dims)), f"sizes for {list(tensor.dims)} of the {owner}, without the batch"
-        yield model.error(rule, f"{field}.dims", actual, expected, CORRECT)
+        yield model.error(rule, f"{field}.dims", actual, expected)
 
 
 def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> Iterator[Finding]:
@@ -90,25 +90,18 @@ def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> It
             actual, expected = f"{name}, which does not exist", f"a file below {directory}/"
             yield model.error(rule, f"{field}.{key}", actual, expected, "Add the file, or correct its name")
         elif schema.enum_name(entry, "data_type") != "TYPE_STRING" and min(entry.dims, default=0) >= 0:
-            length, needed = _length(model, path), _bytes(entry)
+            length, needed = _length(model, path), SIZES.get(schema.enum_name(entry, "data_type"), 0) * math.prod(entry.dims)
             if length is not None and length < needed:
                 actual, expected = f"{name} of {length} bytes", f"{needed} bytes for its data type and dims"
                 yield model.error(rule, f"{field}.{key}", actual, expected, "Correct one of them")
 
 
 def _length(model: Model, path: str) -> Optional[int]:
-    """Return the size of a file in bytes, or None if the file is not in the directory of the model."""
+    """Return the size of a file in bytes, or None if the inventory adds the file."""
     try:
         return os.path.getsize(os.path.join(model.directory, path))
     except OSError:
         return None
-
-
-def _bytes(entry: Any) -> int:
-    count = SIZES.get(schema.enum_name(entry, "data_type"), 0)
-    for size in entry.dims:
-        count *= size
-    return count
 
 
 def _fits(sizes: Sequence[int], expected: Sequence[int]) -> bool:
@@ -131,7 +124,7 @@ def _states(model: Model) -> Iterator[Finding]:
             yield model.error("sequence", f"{field}.initial_state", actual, "one for each state", "Remove the others")
         if state.input_name and state.input_name in names:
             actual, expected = f"{state.input_name} again", "one initial state for each input"
-            yield model.error("sequence", f"{field}.input_name", actual, expected, CORRECT)
+            yield model.error("sequence", f"{field}.input_name", actual, expected)
         names.append(state.input_name)
         first, inner = state.initial_state[0], f"{field}.initial_state[0]"
         if not first.name:
@@ -154,16 +147,16 @@ def _batch_io(model: Model) -> Iterator[Finding]:
                 todo = "Add its target, or remove the entry"
                 yield model.error(rule, f"{field}.target_name", "missing", "an output of the model", todo, effects.CRASHES)
             if len(sources) != 1:
-                yield model.error(rule, f"{field}.source_input", listed(sources), "one input of the model", CORRECT)
+                yield model.error(rule, f"{field}.source_input", listed(sources), "one input of the model")
             if side == "batch_input" and schema.enum_name(entry, "data_type") not in BATCH_TYPES:
                 actual = schema.enum_name(entry, "data_type")
                 yield model.error(rule, f"{field}.data_type", actual, f"one of {listed(BATCH_TYPES)}", "Change it")
             targets = list(entry.target_name) if side == "batch_output" else []
             for key, tensors, known in (("source_input", sources, names["input"]), ("target_name", targets, names["output"])):
-                for place, name in enumerate(tensors):
-                    inner = f"{field}.{key}[{place}]"
+                for number, name in enumerate(tensors):
+                    inner = f"{field}.{key}[{number}]"
                     if name not in known:
                         todo = with_suggestion(name, known, "Correct the name")
                         yield model.error(rule, inner, name, f"one of {listed(known)}", todo)
-                    elif key == "target_name" and name in tensors[:place]:
+                    elif key == "target_name" and name in tensors[:number]:
                         yield model.error(rule, inner, f"{name} again", "each target once", "Remove one of them")

@@ -100,7 +100,7 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], l
         if entry.has_all_files and step.model_version != -1 and step.model_version not in entry.served():
             expected = f"-1 for the latest, or one of {listed(entry.served())}, which {step.model_name} serves"
             actual = str(step.model_version) if step.model_version else "0, the default of a step without a version"
-            yield model.error(RULE, f"{field}.model_version", actual, expected, "Correct it")
+            yield model.error(RULE, f"{field}.model_version", actual, expected)
         if 0 < entry.config.max_batch_size < largest:
             expected = f"at most {entry.config.max_batch_size}, as step {step.model_name}"
             yield model.error(RULE, "max_batch_size", str(largest), expected, "Reduce it, or increase that of the step")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Iterator, Sequence
@@ -207,9 +208,7 @@ def _labels(model: Model) -> Iterator[Finding]:
             actual = f"{tensor.label_filename}, which is not in the model's directory"
             yield model.error("labels", field, actual, "a file with a label on each line", "Add it beside config.pbtxt")
             continue
-        classes = 1
-        for size in tensor.dims:
-            classes *= size
+        classes = math.prod(tensor.dims)
         path = os.path.join(model.directory, file)
         if not os.path.isfile(path) or not model.readable(file):
             continue

@@ -60,7 +60,9 @@ class Model:
 
     # Findings
 
-    def error(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = effects.REFUSES) -> Finding:
+    def error(
+        self, rule: str, field: str, actual: str, expected: str, todo: str = "Correct it", triton: str = effects.REFUSES
+    ) -> Finding:
         """Return an error in the config."""
         path = os.path.join(self.directory, self.file)
         return Finding(self.name, path, self._line(field), field, actual, expected, todo, ERROR, rule, triton)
