@@ -48,10 +48,13 @@ def test_what_an_sdk_cannot_say_is_not_held_against_it(said: str) -> None:
         (seen(0), "the SDK in the new container sees 0 NPUs, expected 2. See that the host has /dev/rsd0"),
         (seen(3, *3 * ["RBLN-CA25"]), "sees 3 NPUs"),
         (seen(2, "RBLN-CA25", "RBLN-CA22"), "the SDK in the new container sees RBLN-CA22, expected RBLN-CA25. Set npufleet_card"),
-        ("Traceback\nImportError: librbln-thunk.so", "does not tell which cards it sees .it ended with 0.: Traceback ImportError"),
-        (seen("2"), "does not tell which cards it sees"),
-        (json.dumps([2]), "does not tell which cards it sees"),
-        ("", "does not tell which cards it sees"),
+        (
+            "Traceback\nImportError: librbln-thunk.so",
+            "does not report which cards it sees .it ended with 0.: Traceback ImportError",
+        ),
+        (seen("2"), "does not report which cards it sees"),
+        (json.dumps([2]), "does not report which cards it sees"),
+        ("", "does not report which cards it sees"),
     ],
 )
 def test_other_cards_are_refused(said: str, words: str) -> None:

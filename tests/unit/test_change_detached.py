@@ -107,7 +107,7 @@ def test_a_process_that_ends_without_a_result_is_told_with_its_last_words(root: 
     (root / library.CURRENT).mkdir()
     (root / library.CURRENT / "__main__.py").write_text("raise SystemExit('no such program')")
     with pytest.raises(
-        detached.NoResult, match="the change ended without a result: no such program: the next run goes on from here"
+        detached.NoResult, match="the change ended without a result: no such program: the next run continues from this state"
     ):
         changed(root)
 
@@ -226,7 +226,7 @@ def test_it_begins_while_somebody_looks(root: Path) -> None:
 
 def test_a_host_that_knows_of_no_change_says_so(root: Path) -> None:
     assert detached.last(str(root)) is None
-    with pytest.raises(detached.NoResult, match="the change that was begun is unknown on this host"):
+    with pytest.raises(detached.NoResult, match="this host does not know the change that was started"):
         detached.wait(str(root), "1", 0)
 
 

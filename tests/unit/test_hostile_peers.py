@@ -207,7 +207,7 @@ def test_any_words_of_the_vendors_tool_are_data_or_a_reason(said: str) -> None:
     "said", [body.decode("latin-1") for body in BODIES] + ['{"npus": true}', '{"names": 1}'], ids=lambda said: repr(said[:40])
 )
 def test_any_words_of_the_sdk_are_a_reason(said: str) -> None:
-    with pytest.raises(container.ContainerError, match="does not tell which cards it sees"):
+    with pytest.raises(container.ContainerError, match="does not report which cards it sees"):
         cards.judge(0, said, {"npus": 1, "card": "x"}, "here")
 
 

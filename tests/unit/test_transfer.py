@@ -269,7 +269,7 @@ def incoming(tmp_path: Path) -> Path:
 
 
 def order(name: str, **files: Any) -> dict[str, Any]:
-    return {"do": name, "user": getpass.getuser(), "by": "jane@desk", "blobs": files, "way": {}, "bundle": ""}
+    return {"do": name, "user": getpass.getuser(), "by": "jane@desk", "blobs": files, "fetch_options": {}, "bundle": ""}
 
 
 def test_no_room_is_told_before_anything_is_written(incoming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_no_room_is_told_before_anything_is_written(incoming: Path, monkeypatch:
 def test_a_pull_ends_when_its_controller_is_silent(incoming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = incoming / blobs.CONTROLLER
     mark.write_text("jane@desk")
-    alive = receive.watched(str(incoming))
+    alive = receive.cancellation(str(incoming))
     alive()
     later = time.monotonic() + receive.SILENCE + 5
     monkeypatch.setattr(receive.time, "monotonic", lambda: later)

@@ -23,12 +23,18 @@ LIMIT = 120.0
 
 def prove(engine: Docker, name: str, desired: Mapping[str, Any]) -> None:
     """Raise ContainerError unless the SDK in the container `<name>-next` sees the desired cards: {"npus": count, "card": type}."""
-    judge(*_ask(engine, name), desired, "the new container")
+    judge(*_query_sdk(engine, name), desired, "the new container")
 
 
 def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> None:
-    """Raise ContainerError unless PROGRAM printed the desired cards. It ran in `where` and ended with the exit code `code`."""
-    seen = _answer(code, output, where)
+    """Raise ContainerError unless PROGRAM, which ran in `where` and ended with exit code `code`, printed the desired cards."""
+    try:
+        seen: Dict[str, Any] = shapes.parse_as(output.strip().rpartition("\n")[2], SHAPE)
+    except ValueError:
+        seen = {}
+    if code or not seen:
+        tail = " ".join(output.split())[-500:]
+        raise ContainerError(f"the SDK in {where} does not report which cards it sees (it ended with {code}): {tail}")
     if seen["npus"] is not None and seen["npus"] != desired["npus"]:
         raise ContainerError(
             f"the SDK in {where} sees {seen['npus']} NPUs, expected {desired['npus']}. See that the host has /dev/rsd0 "
@@ -42,12 +48,13 @@ def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> Non
         )
 
 
-def _ask(engine: Docker, name: str) -> Tuple[int, str]:
+def _query_sdk(engine: Docker, name: str) -> Tuple[int, str]:
+    """Return (exit code, output) of PROGRAM in a copy of the new container."""
     upcoming = engine.inspect(name + "-next")
     if upcoming is None:
-        raise ContainerError(f"container {name}-next is missing, expected it before it takes the place of {name}")
+        raise ContainerError(f"container {name}-next is missing, expected it before it replaces {name}")
     config, host = upcoming["Config"], upcoming["HostConfig"]
-    config_of_client = {
+    client_config = {
         "Image": upcoming["Image"],
         "Env": config.get("Env"),
         "User": config.get("User"),
@@ -63,17 +70,6 @@ def _ask(engine: Docker, name: str) -> Tuple[int, str]:
         },
     }
     try:
-        return engine.run(name + "-cards", config_of_client, LIMIT)
+        return engine.run(name + "-cards", client_config, LIMIT)
     except OSError as error:
         raise ContainerError(f"the SDK in the new container could not run: {error}") from None
-
-
-def _answer(code: int, output: str, where: str) -> Dict[str, Any]:
-    try:
-        answer: Dict[str, Any] = shapes.parse_as(output.strip().rpartition("\n")[2], SHAPE)
-    except ValueError:
-        answer = {}
-    if code or not answer:
-        words = " ".join(output.split())[-500:]
-        raise ContainerError(f"the SDK in {where} does not tell which cards it sees (it ended with {code}): {words}")
-    return answer

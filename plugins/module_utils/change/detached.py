@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, Optional, TextIO
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
@@ -23,20 +23,20 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, read_text, timestamp, which
 
-# ORDER is removed as soon as it is read, because the checks' headers may be secret. STEPS gets one JSON line for each begun step.
+# ORDER is removed as soon as it is read, because the checks' headers may be secret. STEPS gets one JSON line for each started step.
 ORDER, RESULT, STEPS = "change.order.json", "change.result.json", "change.steps"
 # The file that accepts or rejects a proven change
 DECISION = "change.decision.json"
 # The process holds a lock on this file as long as it runs. The file contains the id of the latest order.
 LOCK = "change.lock"
-# The rollback report of a change that failed outside of its own error handling
-UNKNOWN = "what serves now is not known: run playbooks/status.yml"
-# Largest size of a result in bytes. A result contains the checks' results, which can be as long as their client's output.
-LARGEST = 2 * OUTPUT
-# Characters that an error shows of the output of a process that left no result
-SHOWN = 2000
-# First pause, in seconds, of a call that waits for the result, and the factor by which each further pause is longer
-FIRST_PAUSE, LONGER = 0.02, 1.02
+# The report on the rollback of a change that failed outside of its own error handling
+UNKNOWN = "the serving state is unknown: run playbooks/status.yml"
+# Largest size of a result in bytes. The checks' results in it can be as long as their client's output.
+MAX_RESULT = 2 * OUTPUT
+# Number of characters of its output that the error for a process without a result shows
+MAX_OUTPUT_SHOWN = 2000
+# First pause in seconds of a call that waits for the result, and the factor by which each pause grows
+FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
 # Exists if systemd runs. A process in its own scope survives the end of its session, even if logind kills user processes.
 SYSTEMD = "/run/systemd/system"
 
@@ -77,10 +77,10 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
         lock.truncate(0)
         lock.write(str(order["id"]))
         lock.flush()
-        with _private(os.path.join(root, ORDER)) as sink:
-            json.dump(order, sink)
+        lease.write(os.path.join(root, ORDER), order, 0o600)
         # Output other than steps is read only if the process leaves no result
-        with _private(os.path.join(root, STEPS)) as output:
+        steps_file = os.open(os.path.join(root, STEPS), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(steps_file, "w", encoding="utf-8") as output:
             subprocess.Popen(
                 [*_scope(), sys.executable, "-IS", library.path(), "change", root],
                 stdin=subprocess.DEVNULL,
@@ -106,7 +106,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
     try:
         lock = open(os.path.join(root, LOCK), "rb")  # noqa: SIM115 (closed below)
     except FileNotFoundError:
-        raise NoResult("the change that was begun is unknown on this host: run again") from None
+        raise NoResult("this host does not know the change that was started: run again") from None
     deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
     with lock:
         while locks.held(lock):
@@ -114,11 +114,11 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
             if found or time.monotonic() >= deadline:
                 return found
             time.sleep(pause)
-            pause = min(pause * LONGER, locks.POLL_SECONDS)
+            pause = min(pause * PAUSE_GROWTH, locks.POLL_SECONDS)
         result = last(root)
     if result is None or result["id"] != ident or "seconds_to_accept" in result:
-        words = " ".join((read_text(os.path.join(root, STEPS)) or "").split())[-SHOWN:]
-        raise NoResult(f"the change ended without a result: {words}: the next run goes on from here")
+        output = " ".join((read_text(os.path.join(root, STEPS)) or "").split())[-MAX_OUTPUT_SHOWN:]
+        raise NoResult(f"the change ended without a result: {output}: the next run continues from this state")
     return result
 
 
@@ -151,7 +151,7 @@ def begun(root: str, ident: str) -> str:
 
 def last(root: str) -> Optional[Dict[str, Any]]:
     """Return the result of the latest change of this host, None if there was no change or it left no result."""
-    found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, LARGEST)
+    found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, MAX_RESULT)
     return dict(found.content) if found.exists and not found.flaw else None
 
 
@@ -179,7 +179,7 @@ def perform(root: str) -> int:
 
     result: Dict[str, Any] = {"id": order["id"], "run": order["run"], **nothing._asdict(), "refused": None}
 
-    def ask(proven: host_change.Outcome) -> Optional[str]:
+    def wait_for_decision(proven: host_change.Outcome) -> Optional[str]:
         _write(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["acceptance_timeout"]})
         why = _decision(root, order)
         # The change continues, so this intermediate result is no longer valid
@@ -187,7 +187,7 @@ def perform(root: str) -> int:
         return why
 
     try:
-        result.update(host_change.HostChange(order, log_step=log_step, decide=ask).run()._asdict())
+        result.update(host_change.HostChange(order, log_step=log_step, decide=wait_for_decision).run()._asdict())
     except lease.LeaseError as error:
         result["refused"] = str(error)
     except Exception as error:
@@ -214,14 +214,4 @@ def _decision(root: str, order: Mapping[str, Any]) -> Optional[str]:
 
 
 def _write(root: str, name: str, content: Mapping[str, Any]) -> None:
-    draft = os.path.join(root, name + ".new")
-    with _private(draft) as sink:
-        json.dump(content, sink)
-    os.replace(draft, os.path.join(root, name))
-
-
-def _private(path: str) -> TextIO:
-    """Create a file that only its owner can read."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8")
+    lease.write(os.path.join(root, name), content, 0o600)

@@ -3,8 +3,8 @@
 """Downloads of large files from web servers, object stores and bundles, by the controller or by hosts.
 
 An interrupted download is resumed: from web servers by a Range request, from object stores by an offset of rclone. The caller
-verifies the digest. `way` are settings of the access that may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint",
-"region"}, "gs": {"endpoint"}}. `secrets` must not be shown: {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
+verifies the digest. `options` are settings that may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
+"gs": {"endpoint"}}. `secrets` must not be shown: {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import object_stores
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch.object_stores import store_of
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source import (
-    BrokeOff,
+    ConnectionLost,
     FileBudget,
     Source,
     SourceError,
@@ -32,12 +32,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source impor
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # The header Content-Range: first byte, last byte, and size of the file
 RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/(?:([0-9]{1,15})|\*)")
 
 
-def shown(origin: Mapping[str, Any]) -> str:
+def display_name(origin: Mapping[str, Any]) -> str:
     """Return the name of a source for messages, without a login or a signature."""
     return str(
         origin.get("bundle") or origin.get("file") or (http_probe.public_address(origin["url"]) if origin.get("url") else "nowhere")
@@ -51,16 +51,16 @@ def bundled(path: str) -> Dict[str, int]:
     """Return {digest: size} of the blobs in a bundle. A bundle is a directory with blobs/sha256/<digest>, or a tar of it."""
     if not path:
         return {}
-    with _refusing(path):
+    with _source_errors(path):
         if os.path.isdir(path):
             with os.scandir(os.path.join(path, "blobs", "sha256")) as found:
                 return {entry.name: entry.stat().st_size for entry in found if entry.is_file()}
         with tarfile.open(path) as archive:
-            return {os.path.basename(member.name): member.size for member in archive if member.isfile() and _in_home(member.name)}
+            return {os.path.basename(member.name): member.size for member in archive if member.isfile() and _is_blob(member.name)}
 
 
 @contextmanager
-def _refusing(path: str) -> Iterator[None]:
+def _source_errors(path: str) -> Iterator[None]:
     """Turn every error while a bundle is read into a SourceError."""
     try:
         yield
@@ -72,7 +72,7 @@ def _refusing(path: str) -> Iterator[None]:
         ) from None
 
 
-def _in_home(name: str) -> bool:
+def _is_blob(name: str) -> bool:
     return os.path.dirname(os.path.normpath(name)) == os.path.join("blobs", "sha256")
 
 
@@ -80,47 +80,47 @@ def _in_home(name: str) -> bool:
 def _member(path: str, digest: str) -> Iterator[Any]:
     """Yield an open file of a bundle, None if the bundle does not have it."""
     if os.path.isdir(path):
-        inside = os.path.join(path, "blobs", "sha256", digest)
-        with open(inside, "rb") if os.path.isfile(inside) else nullcontext() as source:
+        blob = os.path.join(path, "blobs", "sha256", digest)
+        with open(blob, "rb") if os.path.isfile(blob) else nullcontext() as source:
             yield source
         return
-    with _refusing(path):
+    with _source_errors(path):
         archive = tarfile.open(path)  # noqa: SIM115 (closed below)
     with archive:
-        with _refusing(path):
+        with _source_errors(path):
             found = next(
                 (
                     member
                     for member in archive
-                    if member.isfile() and _in_home(member.name) and os.path.basename(member.name) == digest
+                    if member.isfile() and _is_blob(member.name) and os.path.basename(member.name) == digest
                 ),
                 None,
             )
         yield archive.extractfile(found) if found else None
 
 
-def _from_bundle(path: str, digest: str, sink: Any, alive: Callable[[], None]) -> None:
+def _from_bundle(path: str, digest: str, sink: Any, check_cancelled: Callable[[], None]) -> None:
     with _member(path, digest) as source:
         if source is None:
             raise SourceError(f"bundle {path} has no blobs/sha256/{digest}. Make the bundle again")
 
         def read(count: int) -> bytes:
-            with _refusing(path):
+            with _source_errors(path):
                 return bytes(source.read(count))
 
-        with _refusing(path):
-            whole = source.seek(0, os.SEEK_END)
-            if sink.tell() > whole:
+        with _source_errors(path):
+            size_in_bundle = source.seek(0, os.SEEK_END)
+            if sink.tell() > size_in_bundle:
                 empty(sink)
             source.seek(sink.tell())
-        copy(read, sink, alive, whole)
+        copy(read, sink, check_cancelled, size_in_bundle)
 
 
 # Sizes
 
 
-def size(origin: Mapping[str, Any], digest: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
-    """Return the size of a file at its source, None if it is unknown. Raises SourceError if the file or the access is missing."""
+def size(origin: Mapping[str, Any], digest: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
+    """Return the size of a file at its source, None if the source does not report it. Raises SourceError without access."""
     if origin.get("bundle"):
         return bundled(origin["bundle"]).get(digest)
     if origin.get("file"):
@@ -131,8 +131,8 @@ def size(origin: Mapping[str, Any], digest: str, way: Mapping[str, Any], secrets
     if not origin.get("url"):
         raise SourceError("it has no `url`, no `file`, and is in no bundle. Name one")
     if store_of(origin["url"]):
-        return object_stores.size(origin["url"], way, secrets)
-    found, why = http_probe.measure(origin["url"], http_probe.access(way, secrets.get("password")))
+        return object_stores.size(origin["url"], options, secrets)
+    found, why = http_probe.measure(origin["url"], http_probe.access(options, secrets.get("password")))
     if why:
         raise SourceError(why)
     return found
@@ -145,26 +145,32 @@ def fetch(
     origin: Mapping[str, Any],
     digest: str,
     target: str,
-    way: Mapping[str, Any],
+    options: Mapping[str, Any],
     secrets: Mapping[str, str],
-    alive: Callable[[], None] = lambda: None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download a file to `target`, or the rest of it. `alive` is called between blocks and may raise an error to end the download.
+    """Download a file to `target`, or the rest of it. `check_cancelled` is called between blocks, and raises an error to end it.
 
-    An interrupted connection is opened again as long as bytes arrive at the minimum rate (source.py). The `size` of an origin is
-    enforced. A partial file stays for the next run, unless the disk is full or the file is larger than announced.
+    An interrupted connection is opened again as long as bytes arrive at the minimum rate (source.py). The download fails if the
+    file does not have the `size` of its origin. A partial file is kept for the next run, unless the disk is full or the file is
+    larger than announced.
     """
     source = Source(origin.get("size"))
     while True:
         with _partial(target) as sink:
             before = sink.tell()
             try:
-                _stream(origin, digest, sink, source, way, secrets, alive)
+                if origin.get("bundle"):
+                    _from_bundle(origin["bundle"], digest, sink, check_cancelled)
+                elif store_of(origin["url"]):
+                    object_stores.fetch(origin["url"], sink, source, options, secrets, check_cancelled)
+                else:
+                    _from_web(origin["url"], sink, source, options, secrets, check_cancelled)
                 return
-            except BrokeOff as why:
-                source.broke_off(why, before, sink.tell())
+            except ConnectionLost as why:
+                source.count_interruption(why, before, sink.tell())
             except OSError as error:
-                if error.errno in FULL:
+                if error.errno in DISK_FULL:
                     written = sink.tell()
                     os.unlink(target)
                     raise SourceError(
@@ -176,7 +182,7 @@ def fetch(
 
 @contextmanager
 def _partial(target: str) -> Iterator[Any]:
-    """Open a partial file at its end. A link that another account has planted is replaced by an empty file."""
+    """Open a partial file at its end. An entry that is not a regular file, such as a planted link, is replaced by an empty file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)
@@ -196,31 +202,18 @@ def _partial(target: str) -> Iterator[Any]:
         yield sink
 
 
-def _stream(
-    origin: Mapping[str, Any],
-    digest: str,
+def _from_web(
+    url: str,
     sink: Any,
     source: Source,
-    way: Mapping[str, Any],
+    options: Mapping[str, Any],
     secrets: Mapping[str, str],
-    alive: Callable[[], None],
-) -> None:
-    """Copy the rest of a file from its source into `sink`."""
-    if origin.get("bundle"):
-        _from_bundle(origin["bundle"], digest, sink, alive)
-    elif store_of(origin["url"]):
-        object_stores.fetch(origin["url"], sink, source, way, secrets, alive)
-    else:
-        _from_web(origin["url"], sink, source, way, secrets, alive)
-
-
-def _from_web(
-    url: str, sink: Any, source: Source, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]
+    check_cancelled: Callable[[], None],
 ) -> None:
     import urllib.error
     from http.client import HTTPException
 
-    access = http_probe.access(way, secrets.get("password"))
+    access = http_probe.access(options, secrets.get("password"))
     have = sink.tell()
     headers = {"Range": f"bytes={have}-"} if have else {}
     budget = FileBudget(source)
@@ -232,31 +225,31 @@ def _from_web(
             source.tag = tag
             if start and before not in ("", tag):
                 source.restart(sink, "its file has changed")
-                raise BrokeOff("its file has changed")
+                raise ConnectionLost("its file has changed")
             if start != have:
-                source.restart(sink, "it does not go on where it broke off")
+                source.restart(sink, "it does not resume at the requested byte")
             budget.begin()
-            copy(answer.read1, sink, alive, source.most, end)
+            copy(answer.read1, sink, check_cancelled, source.most, end)
             if source.size is not None and sink.tell() != source.size:
-                raise BrokeOff(f"{sink.tell()} of {source.size} bytes came")
+                raise ConnectionLost(f"{sink.tell()} of {source.size} bytes arrived")
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 416 and str(error.headers.get("Content-Range", "")) == f"bytes */{have}" and have <= source.most:
                 return
             if error.code == 416:
-                source.restart(sink, "what was here is more than there is")
-                raise BrokeOff("what was here is more than there is") from None
+                source.restart(sink, "the partial file is larger than its file")
+                raise ConnectionLost("the partial file is larger than its file") from None
             if error.code >= 500:
-                raise BrokeOff(f"status {error.code}") from None
+                raise ConnectionLost(f"status {error.code}") from None
             raise SourceError(str(http_probe.status_error(error.code, str(error.reason), access.login))) from None
     except urllib.error.URLError as error:
-        raise BrokeOff(str(error.reason)) from None
+        raise ConnectionLost(str(error.reason)) from None
     except http_probe.AddressError as error:
         raise SourceError(str(error)) from None
     except (HTTPException, OSError) as error:
-        if getattr(error, "errno", None) in FULL:
+        if getattr(error, "errno", None) in DISK_FULL:
             raise
-        raise BrokeOff(str(error) or type(error).__name__) from None
+        raise ConnectionLost(str(error) or type(error).__name__) from None
 
 
 def _announced(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int]]:
@@ -270,4 +263,4 @@ def _announced(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int
         start, end, whole = int(found[1]), int(found[2]) + 1, int(found[3]) if found[3] else None
         if start in (0, have) and start < end <= (whole or end):
             return start, end, whole
-    raise SourceError(f"it answers with the Content-Range {given[:80]!a}, expected one from byte {have} on: its Range is broken")
+    raise SourceError(f"it answers with the Content-Range {given[:80]!a}, expected a range from byte {have}: correct the source")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads from object stores with rclone. download.py describes `way` and `secrets`."""
+"""Downloads from object stores with rclone. download.py describes `access` and `secrets`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source import (
-    SECONDS,
-    BrokeOff,
+    INTERVAL,
+    ConnectionLost,
     FileBudget,
     Source,
     SourceError,
@@ -29,7 +29,7 @@ STORES = {"s3": "s3://", "gs": "gs://"}
 # Exit codes of rclone if the file, directory or bucket does not exist
 MISSING = (3, 4)
 # Largest description of an object, and largest error message, in bytes
-SAID = 1 << 20
+MAX_OUTPUT = 1 << 20
 
 
 def store_of(url: str) -> Optional[str]:
@@ -37,54 +37,59 @@ def store_of(url: str) -> Optional[str]:
     return next((name for name, head in STORES.items() if url.startswith(head)), None)
 
 
-def size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
+def size(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
     """Return the size of an object in bytes. Raises SourceError if the object is missing or cannot be accessed."""
-    budget = Budget(SECONDS, SAID)
-    said = b""
-    with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, way, secrets) as process:
+    budget = Budget(INTERVAL, MAX_OUTPUT)
+    output = b""
+    with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, options, secrets) as process:
         read = _reader(process, budget)
         try:
-            for block in iter(lambda: read(SAID), b""):
-                said += block
+            for block in iter(lambda: read(MAX_OUTPUT), b""):
+                output += block
         except OSError as error:
             process.kill()
             raise SourceError(f"rclone: {error}") from None
-        why = _ended(process)
+        why = _exit_error(process)
     if why:
         raise SourceError(why)
     try:
-        found = shapes.parse(said or b"null")
+        found = shapes.parse(output or b"null")
     except ValueError:
-        raise SourceError(f"rclone says {said[:200]!a} of it, expected JSON: see its version") from None
+        raise SourceError(f"rclone returned {output[:200]!a}, expected JSON: see its version") from None
     if not isinstance(found, dict) or found.get("IsDir"):
-        raise SourceError("there is no such object, expected a file")
+        raise SourceError("the object does not exist, expected a file")
     count = found.get("Size")
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise SourceError(f"rclone says that it has {str(count)[:40]!a} bytes, expected a number: see its version")
+        raise SourceError(f"rclone returned the size {str(count)[:40]!a}, expected a number of bytes: see its version")
     return count
 
 
 def fetch(
-    url: str, sink: Any, source: Source, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]
+    url: str,
+    sink: Any,
+    source: Source,
+    options: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    check_cancelled: Callable[[], None],
 ) -> None:
     """Copy the rest of an object into `sink`."""
-    source.announced(size(url, way, secrets))
+    source.announced(size(url, options, secrets))
     if sink.tell() > source.most:
-        source.restart(sink, "what was here is more than there is")
+        source.restart(sink, "the partial file is larger than its object")
     if sink.tell() == source.most:
         return
     # Without --no-traverse, rclone would list the whole directory of the object
-    with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], url, way, secrets) as process:
+    with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], url, options, secrets) as process:
         budget = FileBudget(source)
         budget.begin()
         try:
-            copy(_reader(process, budget), sink, alive, source.most)
+            copy(_reader(process, budget), sink, check_cancelled, source.most)
         except BaseException:
             process.kill()
             raise
-        why = _ended(process)
+        why = _exit_error(process)
     if why or sink.tell() != source.most:
-        raise BrokeOff(why or f"{sink.tell()} of {source.most} bytes came")
+        raise ConnectionLost(why or f"{sink.tell()} of {source.most} bytes arrived")
 
 
 def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
@@ -103,20 +108,20 @@ def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
     return read
 
 
-def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment that configures rclone. `ps` shows options to other users, but not the environment."""
+def environment(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
+    """Return the environment that configures rclone. `ps` shows rclone to other users, but not the environment."""
     kind = str(store_of(url))
-    given = dict(way.get(kind) or {})
-    options = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
+    given = dict(options.get(kind) or {})
+    rclone = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
     if kind == "s3":
-        options.update(provider=given.get("provider"), region=given.get("region"))
-        options.update(access_key_id=secrets.get("s3_access_key"), secret_access_key=secrets.get("s3_secret_key"))
+        rclone.update(provider=given.get("provider"), region=given.get("region"))
+        rclone.update(access_key_id=secrets.get("s3_access_key"), secret_access_key=secrets.get("s3_secret_key"))
         # If no keys are configured, rclone uses the credentials of the machine, such as its IAM role.
-        options["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
+        rclone["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
     else:
-        options.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))
-    made = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in options.items() if value}
-    proxies = way.get("proxies") or {}
+        rclone.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))
+    made = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in rclone.items() if value}
+    proxies = options.get("proxies") or {}
     made.update({f"{scheme}_proxy".upper(): proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)})
     if proxies.get("no_proxy"):
         made["NO_PROXY"] = proxies["no_proxy"]
@@ -124,20 +129,20 @@ def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) ->
 
 
 @contextmanager
-def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
-    """Run rclone for one object without a configuration file. `_ended` reads its exit code and error messages."""
+def _rclone(arguments: List[str], url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
+    """Run rclone for one object without a configuration file. The caller reads its exit code and errors with `_exit_error`."""
     program = shutil.which("rclone")
     if not program:
         raise SourceError("rclone is missing on this machine, which object stores need: `apt-get install rclone`")
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
-    settings = {**untranslated(), **environment(url, way, secrets)}
+    settings = {**untranslated(), **environment(url, options, secrets)}
     # rclone's transport cannot work with this variable of Amazon's tools, so set its own variable instead
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:
         settings.setdefault("RCLONE_CA_CERT", bundle)
     # pylint: disable=contextmanager-generator-missing-cleanup
-    with tempfile.TemporaryFile() as complaints, _authorities(way.get("ca")) as authorities:
+    with tempfile.TemporaryFile() as complaints, _authorities(options.get("ca")) as authorities:
         if authorities:
             settings["RCLONE_CA_CERT"] = authorities
         command.append(f"{kind}:{url[len(STORES[kind]) :]}")
@@ -167,19 +172,19 @@ def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
         yield both.name
 
 
-def _ended(process: Any) -> Optional[str]:
+def _exit_error(process: Any) -> Optional[str]:
     """Return the last error message of rclone if it failed, otherwise None."""
     try:
-        code = process.wait(SECONDS)
+        code = process.wait(INTERVAL)
     except subprocess.TimeoutExpired:
         process.kill()
-        return f"rclone did not end within {SECONDS:.0f} s after its answer"
+        return f"rclone did not end within {INTERVAL:.0f} s after its output"
     if not code:
         return None
     process.complaints.seek(0)
-    said = process.complaints.read(SAID).decode("utf-8", "replace").strip()
+    output = process.complaints.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
     for secret in process.secrets.values():
-        said = said.replace(secret, "***") if secret else said
+        output = output.replace(secret, "***") if secret else output
     if code in MISSING:
-        return "there is no such object, expected a file"
-    return "rclone: " + " ".join((said.splitlines() or [f"it ended with {code}"])[-1].split())[:400]
+        return "the object does not exist, expected a file"
+    return "rclone: " + " ".join((output.splitlines() or [f"it ended with {code}"])[-1].split())[:400]

@@ -3,7 +3,8 @@
 """The host's steps of a transfer: prepare the directory, download the files that it fetches itself, and take over all files.
 
 `order` is the request of the controller: {"do": the step, "user": the connecting user, "by": the person, "blobs": {digest: origin},
-"way", "bundle": a path on this host}. An origin has the fields of download.py, `size` if known, and `source`, a name for messages.
+"fetch_options": `options` of download.py, "bundle": a path on this host}. An origin has the fields of download.py, `size` if known,
+and `source`, a name for messages.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign
 
-# Seconds without a sign of life of the controller after which a download ends and releases its lock
+# Seconds without a new time stamp of the controller after which a download ends and releases its lock
 SILENCE = 60.0
 # Largest size of a controller's name in bytes, and the name of an unknown controller
-HOLDER, UNKNOWN = 800, "another controller"
+MAX_NAME, UNKNOWN = 800, "another controller"
 
 
 def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Run one step of a transfer. Returns {"busy": its name} if another controller transfers to this host. Raises StoreError."""
+    """Run one step of a transfer. Return {"busy": name} if another controller transfers to this host. Raises StoreError."""
     steps: Dict[str, Callable[..., Dict[str, Any]]] = {"prepare": _prepare, "take": _take, "drop": _drop}
     try:
         return steps[order["do"]](root, incoming, order, secrets)
@@ -40,7 +41,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
         user = pwd.getpwnam(order["user"])
     except KeyError:
         raise store.StoreError(
-            "user {} is missing on this host, expected the one that connects. Set ansible_user".format(order["user"])
+            "user {} is missing on this host, expected the connecting user. Set ansible_user".format(order["user"])
         ) from None
     with blobs.locked(incoming, wait=False):
         _write(incoming, blobs.CONTROLLER, order["by"])
@@ -77,7 +78,7 @@ def _write(incoming: str, name: str, content: str) -> None:
 def _holder(incoming: str) -> str:
     """Return the name that the transferring controller has written."""
     try:
-        return foreign.read(os.path.join(incoming, blobs.CONTROLLER), HOLDER).decode("utf-8", "replace") or UNKNOWN
+        return foreign.read(os.path.join(incoming, blobs.CONTROLLER), MAX_NAME).decode("utf-8", "replace") or UNKNOWN
     except (foreign.Untrusted, OSError):
         return UNKNOWN
 
@@ -99,15 +100,15 @@ def _pull(
     # Imported here, because most hosts download nothing, and the import of TLS is slow
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 
-    way = order["way"]
+    options = order["fetch_options"]
     with blobs.locked(incoming, wait=False):
         sizes: Dict[str, Optional[int]] = {}
         reasons: List[str] = []
-        inside = download.bundled(order["bundle"])
-        pulls.update({digest: {"bundle": order["bundle"], "source": order["bundle"]} for digest in set(pulls) & set(inside)})
+        bundled = download.bundled(order["bundle"])
+        pulls.update({digest: {"bundle": order["bundle"], "source": order["bundle"]} for digest in set(pulls) & set(bundled)})
         for digest, pull in sorted(pulls.items()):
             try:
-                sizes[digest] = pull.get("size") or download.size(pull, digest, way, secrets)
+                sizes[digest] = pull.get("size") or download.size(pull, digest, options, secrets)
             except download.SourceError as error:
                 reasons.append(f"blob {digest[:12]} from {pull['source']}: {error}")
         reasons += filter(None, [blobs.space_problem(root, incoming, sizes)])
@@ -117,13 +118,14 @@ def _pull(
             # A partial file that is larger than the blob is useless
             if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
                 os.unlink(os.path.join(incoming, digest))
-        alive = watched(incoming)
+        check_cancelled = cancellation(incoming)
         if all(sizes.values()):
             _write(incoming, blobs.TOTAL, f"total {sum(filter(None, sizes.values()))}\n")
         try:
             for digest, pull in sorted(pulls.items()):
                 try:
-                    download.fetch({**pull, "size": sizes[digest]}, digest, os.path.join(incoming, digest), way, secrets, alive)
+                    target = os.path.join(incoming, digest)
+                    download.fetch({**pull, "size": sizes[digest]}, digest, target, options, secrets, check_cancelled)
                 except (download.SourceError, OSError) as error:
                     raise store.StoreError(f"blob {digest[:12]} from {pull['source']}: {error}") from None
         finally:
@@ -131,28 +133,28 @@ def _pull(
                 os.unlink(os.path.join(incoming, blobs.TOTAL))
 
 
-def watched(incoming: str) -> Callable[[], None]:
+def cancellation(incoming: str) -> Callable[[], None]:
     """Return a function that raises StoreError if the controller has not renewed the time stamp of its file for SILENCE seconds."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
     # The clock of the time stamp may be set, so only changes of the time stamp count
     renewed, seen = 0, time.monotonic()
 
-    def alive() -> None:
+    def check_cancelled() -> None:
         nonlocal renewed, seen
         with suppress(FileNotFoundError):
             now = os.lstat(mark).st_mtime_ns
             if now != renewed:
                 renewed, seen = now, time.monotonic()
         if time.monotonic() - seen > SILENCE:
-            raise store.StoreError(f"the controller was silent for {SILENCE:.0f} s: run again, it goes on from there")
+            raise store.StoreError(f"the controller was silent for {SILENCE:.0f} s: run again to resume the transfer")
 
-    return alive
+    return check_cancelled
 
 
 def _drop(_root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
     """Remove the partial files of these blobs, so that they do not fill the disk. Return {"dropped": {digest: size}}."""
     with blobs.locked(incoming, wait=False):
-        partial = blobs.arrived(incoming)
-        for digest in sorted(set(order["blobs"]) & set(partial)):
+        dropped = {digest: size for digest, size in sorted(blobs.arrived(incoming).items()) if digest in order["blobs"]}
+        for digest in dropped:
             os.unlink(os.path.join(incoming, digest))
-        return {"dropped": {digest: partial[digest] for digest in sorted(set(order["blobs"]) & set(partial))}}
+        return {"dropped": dropped}

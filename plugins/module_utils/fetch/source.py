@@ -10,13 +10,13 @@ from typing import Any, Callable, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import FRAMING, LINE, LINES, Budget
 
 BLOCK = 1 << 20
-# Limit of consecutive interrupted attempts that are slower than RATE, and also of restarts from the first byte
+# Limit of consecutive interrupted attempts that are slower than RATE, and limit of restarts from the first byte
 TRIES = 3
 # Interrupted attempts after which a download fails in any case
 ATTEMPTS = 100
-# SECONDS: time limit until a response begins, and length of an interval of its body. RATE: minimum bytes per second.
-SECONDS, RATE = 60.0, 1 << 16
-# Largest size in bytes of all that comes before the body, including redirects
+# INTERVAL: time limit until a response begins, and length of an interval of its body. RATE: minimum bytes per second.
+INTERVAL, RATE = 60.0, 1 << 16
+# Largest number of bytes before the body, including redirects
 HEAD = 8 << 20
 # Largest file in bytes if the source does not announce the size
 LARGEST = 1 << 36
@@ -26,7 +26,7 @@ class SourceError(Exception):
     """The reason why a file cannot be downloaded from its source."""
 
 
-class BrokeOff(Exception):
+class ConnectionLost(Exception):
     """An error because the connection ended before the file was complete."""
 
 
@@ -35,7 +35,7 @@ class Source:
 
     def __init__(self, size: Optional[int]) -> None:
         self.size, self.tag = size, ""
-        self.ends = 0.0
+        self.deadline = 0.0
         self._began = self._attempt = time.monotonic()
         self._idle = self._attempts = self._restarts = 0
         self._limit()
@@ -46,7 +46,7 @@ class Source:
         return LARGEST if self.size is None else self.size
 
     def _limit(self) -> None:
-        self.ends = self._began + TRIES * SECONDS + self.most / RATE
+        self.deadline = self._began + TRIES * INTERVAL + self.most / RATE
 
     def announced(self, size: Optional[int]) -> None:
         """Record the size that the source announces. Raises SourceError if it announced another size before."""
@@ -63,51 +63,53 @@ class Source:
         empty(sink)
         self._restarts += 1
         if self._restarts > TRIES:
-            raise SourceError(f"it has the file begun again and again ({why}): correct the source")
+            raise SourceError(f"it started the file more than {TRIES + 1} times ({why}): correct the source")
 
-    def broke_off(self, why: object, before: int, now: int) -> None:
+    def count_interruption(self, why: object, before: int, now: int) -> None:
         """Count an interrupted attempt. Raises SourceError if no further attempt is allowed."""
-        moment = time.monotonic()
-        slow = now - before <= RATE * (moment - self._attempt)
-        self._attempt = moment
+        time_now = time.monotonic()
+        slow = now - before <= RATE * (time_now - self._attempt)
+        self._attempt = time_now
         self._attempts += 1
         self._idle = self._idle + 1 if slow else 0
-        again = f"after {now} bytes ({why}): run again, it goes on from there"
+        again = f"after {now} bytes ({why}): run again to resume the download"
         if self._idle >= TRIES:
             raise SourceError(f"it broke off {again}")
         if self._attempts >= ATTEMPTS:
             raise SourceError(f"it broke off {ATTEMPTS} times, the last time {again}")
-        if moment >= self.ends:
-            raise SourceError(f"its {self.most} bytes did not come within {self.ends - self._began:.0f} s, it broke off {again}")
+        if time_now >= self.deadline:
+            raise SourceError(
+                f"its {self.most} bytes did not arrive within {self.deadline - self._began:.0f} s, it broke off {again}"
+            )
 
 
 class FileBudget(Budget):
     """The budget of one attempt: the limits of an exchange until the body begins, then a minimum rate in every interval."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__(SECONDS, HEAD)
+        super().__init__(INTERVAL, HEAD)
         self._source = source
-        self._begun = False
-        self._came = 0
+        self._body_begun = False
+        self._received = 0
 
     def begin(self) -> None:
         """Apply the minimum rate from now on, because the body begins."""
-        self._begun = True
+        self._body_begun = True
         self._span(LINES * LINE + FRAMING * self._source.most)
 
     def _span(self, size: int) -> None:
-        self._came = 0
-        self.allow(max(min(SECONDS, self._source.ends - time.monotonic()), 0.0), size)
+        self._received = 0
+        self.allow(max(min(INTERVAL, self._source.deadline - time.monotonic()), 0.0), size)
 
     def late(self) -> str:
-        if not self._begun:
+        if not self._body_begun:
             return super().late()
-        return f"{self._came} bytes came within {self.seconds:.0f} s, expected at least {RATE * self.seconds:.0f}"
+        return f"{self._received} bytes arrived within {self.seconds:.0f} s, expected at least {RATE * self.seconds:.0f}"
 
     def receive(self, count: int) -> None:
         super().receive(count)
-        self._came += count
-        if self._begun and self._came >= RATE * SECONDS:
+        self._received += count
+        if self._body_begun and self._received >= RATE * INTERVAL:
             self._span(self._left)
 
 
@@ -117,22 +119,24 @@ def empty(sink: Any) -> None:
     sink.truncate()
 
 
-def copy(read: Callable[[int], bytes], sink: Any, alive: Callable[[], None], most: int, until: Optional[int] = None) -> None:
-    """Copy to the end, or until the file has `until` bytes. Raises SourceError if the file would get more than `most` bytes."""
+def copy(
+    read: Callable[[int], bytes], sink: Any, check_cancelled: Callable[[], None], most: int, until: Optional[int] = None
+) -> None:
+    """Copy to the end, or until the file has `until` bytes. Raises SourceError if there are more than `most` bytes."""
     from http.client import HTTPException
 
     have = sink.tell()
     while have != until:
-        alive()
+        check_cancelled()
         try:
             block = memoryview(read(BLOCK if until is None else min(BLOCK, until - have)))
         except (HTTPException, OSError) as error:
-            raise BrokeOff(str(error) or type(error).__name__) from None
+            raise ConnectionLost(str(error) or type(error).__name__) from None
         if not block:
             return
         have += len(block)
         if have > most:
             empty(sink)
-            raise SourceError(f"it brings more than the {most} bytes that it announced: what came was removed; correct the source")
+            raise SourceError(f"it sends more than the announced {most} bytes: the partial file was removed. Correct the source")
         while block:
             block = block[sink.write(block) :]

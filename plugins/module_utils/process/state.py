@@ -45,7 +45,8 @@ def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
     root = desired["root"]
     program = conditions.tritonserver() or "tritonserver"
     known = conditions.options(program)
-    line = [word for word in desired["command"] if not _is_unknown(word, desired["maybe"], known)]
+    unknown = tuple(f"--{name}" for name in desired["maybe"] if name not in known)
+    line = [word for word in desired["command"] if word.partition("=")[0] not in unknown]
     line = [program if word == "tritonserver" else word for word in line]
     line += ["--backend-directory=" + backends_path(root, desired["backends"])]
     # The stub of Triton's python backend runs the first Python in PATH
@@ -56,17 +57,12 @@ def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
     return supervised.configuration(line, environment, desired["stop_timeout"], program, desired["stuck_load_limit"])
 
 
-def _is_unknown(word: str, maybe: List[str], known: List[str]) -> bool:
-    name = word[2:].partition("=")[0]
-    return word.startswith("--") and name in maybe and name not in known
-
-
-def masked(desired: Mapping[str, Any], words: str) -> str:
+def masked(desired: Mapping[str, Any], message: str) -> str:
     """Return a message in which the secret values of the server's options and environment are replaced."""
     key = secret.new_key()
     environment, line = desired["environment"], desired["command"]
     shown = [*secret.seal_values(environment, key).values(), *secret.seal_command(line, key), keys.SHELL]
-    return secret.remove_values(words, [*environment.values(), *line], map(str, shown))
+    return secret.remove_values(message, [*environment.values(), *line], map(str, shown))
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
@@ -89,7 +85,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         status, metadata = query(desired, "GET", "/v2")
         actual["version"] = version_of(metadata) if status == 200 else None
     if actual["served"] is None:
-        actual["log"] = masked(desired, supervised.ending(log))
+        actual["log"] = masked(desired, supervised.log_tail(log))
     return actual
 
 
@@ -104,15 +100,15 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         return [*plan, item(CONCERN, "process", None, "a supervised tritonserver", "start")]
     differs = sorted(name for name in expected if found.get(name) != expected[name])
     if differs or not actual["backends"]:
-        words = "started with other " + (", ".join(differs) or "backends")
-        plan.append(item(CONCERN, "process", words, "with those of the inventory", "replace"))
+        other = "started with other " + (", ".join(differs) or "backends")
+        plan.append(item(CONCERN, "process", other, "with those of the inventory", "replace"))
     if actual["served"] is not None and actual["version"] != desired["triton"]:
         plan.append(item(CONCERN, VERSION, actual["version"], f"{desired['triton']}, as rbln_release has it", INSPECT))
     return [*plan, *diff_serving(desired, actual)]
 
 
 def write_key(desired: Mapping[str, Any], own: str) -> bool:
-    """Write the key of the server if it is missing or wrong: the operator's own key or a new one. Return True if it was written."""
+    """Write the operator's key or a new key, if the server's key is missing or wrong. Return True if a key was written."""
     path = key_path(desired["root"])
     if not desired["key"] or not keys.flaw(path, desired["fingerprint"])["flaw"]:
         return False
@@ -123,11 +119,11 @@ def write_key(desired: Mapping[str, Any], own: str) -> bool:
 
 
 def make_backends(desired: Mapping[str, Any]) -> bool:
-    """Create the directory of backends with our files and links to the container's backends. Return True if it was missing."""
+    """Create the directory of backends: the desired files, and links to the container's backends. Return False if it exists."""
     path = backends_path(desired["root"], desired["backends"])
     if os.path.isdir(path):
         return False
-    theirs = os.path.join(conditions.server_home(conditions.tritonserver() or ""), "backends")
+    image_backends = os.path.join(conditions.server_home(conditions.tritonserver() or ""), "backends")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     draft = tempfile.mkdtemp(prefix=".", dir=os.path.dirname(path))
     for name, content in desired["backends"].items():
@@ -135,9 +131,9 @@ def make_backends(desired: Mapping[str, Any]) -> bool:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target, "wb") as sink:
             sink.write(base64.b64decode(content))
-    for name in os.listdir(theirs):
+    for name in os.listdir(image_backends):
         if not os.path.lexists(os.path.join(draft, name)):
-            os.symlink(os.path.join(theirs, name), os.path.join(draft, name))
+            os.symlink(os.path.join(image_backends, name), os.path.join(draft, name))
     os.chmod(draft, 0o755)
     os.rename(draft, path)
     return True

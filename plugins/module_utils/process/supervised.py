@@ -34,13 +34,13 @@ SHAPE = {
     "since?": int,
 }
 # Fields that differ at every start
-OF_START = ("since",)
-# Log lines of the supervisor: the server has ended (ENDED), and a stuck load is being ended (STUCK)
+START_FIELDS = ("since",)
+# Log lines of the supervisor: the server has ended (ENDED), or the supervisor ends a stuck load (STUCK)
 ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
     re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
 )
-# Seconds for a supervisor to start, and to end in addition to the server's stop_timeout
+# Seconds for a supervisor to start. Also the seconds for its end in addition to the server's stop_timeout.
 GRACE = 20.0
 # Seconds between two checks
 LOOK = 0.1
@@ -78,7 +78,7 @@ def holder(root: str) -> Optional[int]:
 
 def running(root: str) -> Optional[Dict[str, Any]]:
     """Return the configuration of the running supervisor: empty if it is unknown, None if no supervisor runs."""
-    return None if holder(root) is None else {name: value for name, value in _config(root).items() if name not in OF_START}
+    return None if holder(root) is None else {name: value for name, value in _config(root).items() if name not in START_FIELDS}
 
 
 def _config(root: str) -> Dict[str, Any]:
@@ -123,7 +123,7 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
     deadline = time.monotonic() + GRACE
     while not holder(root):
         if started.poll() is not None or time.monotonic() >= deadline:
-            raise ProcessError(f"the supervisor does not run: {last_words(root)}")
+            raise ProcessError(f"the supervisor does not run: {log_tail(log_since(root, 0))}")
         time.sleep(LOOK)
 
 
@@ -153,12 +153,7 @@ def stop(root: str) -> bool:
     return True
 
 
-def last_words(root: str) -> str:
-    """Return the end of the log in one line."""
-    return ending(log_since(root, 0))
-
-
-def ending(log: str) -> str:
+def log_tail(log: str) -> str:
     """Return the end of a log text in one line."""
     return " ".join(log.split())[-600:] or "its log is empty"
 
@@ -188,7 +183,7 @@ def log_size(root: str) -> int:
 
 
 class Guard:
-    """The stuck loads that the supervisor ends during a change. triton/stuck_load.py has the same interface for a container."""
+    """The stuck loads that the supervisor ends during a change. It has the interface of stuck_load.Guard."""
 
     def __init__(self, root: str) -> None:
         self._root, self._rounds = root, 0

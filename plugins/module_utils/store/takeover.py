@@ -72,18 +72,14 @@ def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
     os.fchown(handle, os.geteuid(), os.getegid())
     os.fchmod(handle, mode)
     # Check again, because the sender could create a second name until root became the owner.
-    _refuse_names(handle)
+    if not foreign.plain(os.fstat(handle)):
+        raise RejectedFile("found a link or a directory in its place")
     if not _lease(handle):
         return _copy(source, path, mode, limit)
     proven = foreign.digest(source, limit)
     if fcntl.fcntl(handle, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
         raise RejectedFile("somebody opened it for writing while it was read")
     return proven
-
-
-def _refuse_names(handle: int) -> None:
-    if not foreign.plain(os.fstat(handle)):
-        raise RejectedFile("found a link or a directory in its place")
 
 
 def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[str, str]:

@@ -68,7 +68,7 @@ def _downloads(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
     if variables["model_repository_fetch"] == "controller":
         return {}
     files = {
-        digest: {**origin, "model": name, "source": download.shown(origin), "todo": _todo(origin)}
+        digest: {**origin, "model": name, "source": download.display_name(origin), "todo": _todo(origin)}
         for name, manifest in sorted(manifests.items())
         for digest, origin in manifest["origins"].items()
         if "file" not in origin
@@ -325,7 +325,7 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
                 try:
                     sizes[digest] = download.size(origin, digest, *fetch_options(variables, True))
                 except download.SourceError as error:
-                    yield f"model {name}: compiled file {download.shown(origin)}: {error}. Correct {_todo(origin)}."
+                    yield f"model {name}: compiled file {download.display_name(origin)}: {error}. Correct {_todo(origin)}."
     if "free" in store:
         yield from filter(None, [blobs.shortage(variables["npufleet_root"], store["free"], store["arrived"], sizes)])
 

@@ -106,7 +106,7 @@ class Sender:
             if digest in in_bundle:
                 entry = {"bundle": bundle}
             entry["pull"] = not self.from_controller and not entry.get("file")
-            entry["source"] = download.shown(entry)
+            entry["source"] = download.display_name(entry)
             routes[digest] = entry
             if entry["pull"]:
                 continue
@@ -158,7 +158,7 @@ class Sender:
             "by": f"{getpass.getuser()}@{socket.gethostname()}",
             "blobs": routes,
             "bundle": "" if self.from_controller else self.variables["model_repository_bundle"],
-            "way": options,
+            "fetch_options": options,
         }
         request = {"step": step, "secrets": {**secrets, "addresses": secret.address_secrets(step)}}
         arguments = {"root": self.root, "incoming": self.incoming, "sha256": sorted(routes)}
