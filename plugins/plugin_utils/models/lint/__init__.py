@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A linter for the models of a Triton repository. Controller only.
 
-It checks a model as Triton will serve it: with the files that the inventory adds, and with the config fields that follow from the
-record of the compiled file. `check` is for one model, `check_together` for ensembles.
+The linter checks a model as Triton will serve it: with the files that the inventory adds, and with the config fields that follow
+from the record of the compiled file. `check` is for one model, `check_together` for ensembles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 
 
 def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
-    """Return the findings about one model. Its config is completed from the compiled file's record first."""
+    """Return the findings about one model. The rules of config.py come first, as they complete the config."""
     rules = (names.check, environment.check, data.check, layout.check)
     return [*config.check(model, row), *(finding for rule in rules for finding in rule(model))]
 
@@ -33,6 +33,6 @@ def check_together(
 ) -> List[Finding]:
     """Return the findings about ensembles and their steps.
 
-    `unread` are models that exist but could not be read. `refused` are models that Triton refuses because of other findings.
+    `unread` are existing models that could not be read. `refused` are models that Triton refuses because of other findings.
     """
     return list(ensemble.check(models, unread, location, set(refused)))

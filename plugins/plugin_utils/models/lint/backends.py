@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of NVIDIA's images by release, and Triton's rules for choosing a backend if the config does not name one.
+"""Backends of NVIDIA's images by release, and Triton's rules for the backend of a config that does not name one.
 
-From triton-inference-server/core (constants.h and AutoCompleteBackendFields of model_config_utils.cc) and from `all_backends` in
-build.py of triton-inference-server/server, both of branches r24.01 to r26.07.
+Sources: constants.h and AutoCompleteBackendFields (model_config_utils.cc) of triton-inference-server/core, and `all_backends`
+(build.py) of triton-inference-server/server, in branches r24.01 to r26.07.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NEWEST = (999, 0)  # Newer than every version
 
 
 class Backend(NamedTuple):
-    """A backend: its default model file, and the files that can implement the backend, with the default first.
+    """A backend: its default model file, and the files that can implement the backend, of which the first is the default.
 
-    `completes` is True if the backend adds inputs and outputs of the model file to the config.
+    `completes` is True if the backend adds the inputs and outputs of the model file to the config.
     """
 
     file: str = ""
@@ -54,7 +54,7 @@ ALL: Dict[str, Backend] = dict(
 
 
 class Identity(NamedTuple):
-    """The backend, platform and file name of a model after Triton has completed them. Each may be ""."""
+    """The backend, platform and file name of a model after Triton has completed the config. Each may be ""."""
 
     backend: str
     platform: str
@@ -67,7 +67,7 @@ def triton_version(triton: str) -> Tuple[int, ...]:
 
 
 def known(triton: str) -> Tuple[str, ...]:
-    """Return the names of the backends in images of this Triton version, or of all versions for ""."""
+    """Return the names of the backends in images of this Triton version, or in images of all versions for ""."""
     removed = ("tensorflow",) if triton and triton_version(triton) >= NO_TENSORFLOW else ()
     return tuple(name for name in ALL if name not in removed)
 

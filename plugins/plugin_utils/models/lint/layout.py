@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about a model's directory: its versions as Triton counts them, the files of its backend, and files in its config."""
+"""Rules about a model's directory: its versions as Triton counts them, the backend's files, and the files that the config names."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from typing import Iterator, Sequence
+from typing import Iterator
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, python_model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, listed
@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK
 
-# {file name ending: the only backend that reads files with this ending}
+# {ending of file names: the only backend that reads such files}
 ENDINGS = {".rbln": "rbln", ".onnx": "onnxruntime", ".plan": "tensorrt", ".pt": "pytorch", ".dali": "dali"}
 # Backends that need a file in each version directory
 BACKENDS_WITH_FILES = ("rbln", "python", "onnxruntime", "openvino", "pytorch", "tensorrt", "tensorflow", "dali", "vllm")
@@ -33,7 +33,7 @@ def check(model: Model) -> Iterator[Finding]:
     yield from _policy(model)
     served = set(model.served())
     for version, directory in sorted(model.versions().items()):
-        # If the directory has another name, such as 9.bak for version 9, `_directories` reports it.
+        # `_directories` reports a directory with another name, such as 9.bak for version 9.
         if directory in model.directories:
             yield from _version(model, directory, version in served)
     yield from _links(model)
@@ -42,7 +42,7 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _directories(model: Model) -> Iterator[Finding]:
-    """Yield the findings about directory names that Triton reads as an unexpected version, or does not read as a version."""
+    """Yield the findings about directories that Triton counts as an unexpected version, or not as a version."""
     rule, served = "version directory", model.served()
     for name in model.directories:
         number = directory_version(name)
@@ -71,7 +71,7 @@ def _reads_files(model: Model) -> bool:
 
 
 def _effect_of_missing(model: Model) -> str:
-    """Return the effect on Triton of a version without its file."""
+    """Return the effect on Triton if a version lacks its file."""
     return effects.HANGS_BEFORE_25_08 if model.backend == "python" else effects.REFUSES
 
 
@@ -84,7 +84,7 @@ def _links(model: Model) -> Iterator[Finding]:
 
 
 def _policy(model: Model) -> Iterator[Finding]:
-    """Yield the findings about a version policy that selects no version, or that names versions that do not exist."""
+    """Yield the findings about a version policy that selects no version, or that names missing versions."""
     versions, served = sorted(model.versions()), model.served()
     policy = model.config.version_policy
     kind = policy.WhichOneof("policy_choice")
@@ -109,13 +109,12 @@ def _policy(model: Model) -> Iterator[Finding]:
 
 
 def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
-    """Yield the findings about the files of one version. If the version is not served, a missing file is only a warning."""
+    """Yield the findings about the files of one version. In a version that is not served, a missing file is only a warning."""
     files, file = model.below(directory), _backend_file(model)
     if (not files and not model.has_all_files) or directory in model.outside:
         return
     finding, triton = (model.file_error, _effect_of_missing(model)) if served else (model.file_warning, effects.IGNORES)
     if not files and not _exists(model, directory) and not _needs_file(model):
-        # Triton loads the model, but git and the store do not keep an empty directory.
         expected = "a directory with a file, as git and the store do not keep an empty one"
         entry = model.file_warning("files", directory, "an empty version directory", expected, "Add its file, or a README", "")
         yield entry._replace(store=effects.STORE_OMITS)
@@ -124,7 +123,8 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     elif not _has_file(model, directory):
         path = f"{directory}/{file}"
         content = model.special_files.get(path, "") or ("a directory" if path in model.all_directories else "")
-        actual = f"a version whose {file} is {content}" if content else f"a version with {_few(files)}"
+        few = listed(files[:5]) + (", ..." if len(files) > 5 else "")
+        actual = f"a version whose {file} is {content}" if content else f"a version with {few}"
         todo = "Add the file, or set default_model_filename to another one"
         if model.backend == "rbln" and not any(name.endswith(".rbln") for name in files):
             todo = COMPILE_FIRST
@@ -135,14 +135,12 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
         yield from _stray_files(model, directory, path)
 
 
-def _few(files: Sequence[str]) -> str:
-    return listed(files[:5]) + (", ..." if len(files) > 5 else "")
-
-
 def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
-    """Yield the finding about a file of a version that the backend does not read, or whose content Git LFS has not fetched."""
+    """Yield the findings about a file of a version that the backend does not read, or that Git LFS has not fetched."""
     full = f"{directory}/{path}"
-    yield from _pointer(model, full)
+    is_compiled = os.path.splitext(path)[1] in ENDINGS
+    if is_compiled and python_model.is_pointer(python_model.content(model, full) or b""):
+        yield model.file_error("files", full, "a pointer of Git LFS", "the compiled file", "Fetch it: git lfs pull")
     owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(os.path.basename(path))[1])
     unknown = not model.ensemble and model.backend not in backends.ALL
     reads_python = unknown or model.backend == "python" or model.config.runtime == backends.MODEL_PY
@@ -155,14 +153,8 @@ def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
         yield model.file_warning("files", full, actual, expected, "Remove it, or correct the backend", effects.IGNORES)
 
 
-def _pointer(model: Model, path: str) -> Iterator[Finding]:
-    """Yield the error of a compiled file that is a pointer of Git LFS."""
-    if os.path.splitext(path)[1] in ENDINGS and python_model.is_pointer(python_model.content(model, path) or b""):
-        yield model.file_error("files", path, "a pointer of Git LFS", "the compiled file", "Fetch it: git lfs pull")
-
-
 def _backend_file(model: Model) -> str:
-    """Return the file that the backend reads in each version, or "" if the linter does not know this file."""
+    """Return the file that the backend reads in each version, or "" if this file is unknown."""
     if model.ensemble:
         return ""
     if model.identity.file and model.backend != "vllm":
@@ -172,7 +164,7 @@ def _backend_file(model: Model) -> str:
 
 
 def _needs_file(model: Model) -> bool:
-    """Return True if a version without the file of its backend cannot be loaded."""
+    """Return True if Triton cannot load a version without the backend's file."""
     return not model.ensemble and model.has_all_files and model.backend in BACKENDS_WITH_FILES and bool(_backend_file(model))
 
 
@@ -188,7 +180,7 @@ def _exists(model: Model, directory: str) -> bool:
 
 
 def _has_file(model: Model, directory: str) -> bool:
-    """Return True if a version has the backend's file, has an alternative to this file, or needs no file."""
+    """Return True if a version has the backend's file or an alternative, or needs no file."""
     if not _needs_file(model) or _exists(model, directory):
         return True
     files = set(model.below(directory))
@@ -198,7 +190,7 @@ def _has_file(model: Model, directory: str) -> bool:
 
 
 def _labels(model: Model) -> Iterator[Finding]:
-    """Yield the findings about label files that are missing, or whose number of lines is not the number of classes."""
+    """Yield the findings about label files that are missing or do not have one line for each class."""
     for index, tensor in enumerate(model.config.output):
         if not tensor.label_filename:
             continue

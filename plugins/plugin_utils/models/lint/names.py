@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the names of a model, of its backend, its runtime and its repository agents, and about the tags of its metrics."""
+"""Rules about the names of a model, its backend, its runtime, its repository agents, and the tags of its metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _model(model: Model) -> Iterator[Finding]:
-    """Yield the error of a name that no request can contain, or that the shell that starts a Python model would misread."""
+    """Yield the error of a name that no request can contain, or that the shell misreads when it starts a Python model."""
     rule, todo = "model name", "Rename its directory"
     python = model.backend in ("python", "rbln")
     if not is_url_safe(model.name):
@@ -43,14 +43,12 @@ def _model(model: Model) -> Iterator[Finding]:
 
 def _own_libraries(model: Model) -> Set[str]:
     """Return the names of the libraries in those directories of the model where Triton looks for a backend."""
-    places = ["", *(f"{model.versions()[version]}/" for version in model.served())]
-    return {
-        os.path.basename(path) for path in model.files if path.endswith(".so") and path[: -len(os.path.basename(path))] in places
-    }
+    directories = ["", *(model.versions()[version] for version in model.served())]
+    return {os.path.basename(path) for path in model.files if path.endswith(".so") and os.path.dirname(path) in directories}
 
 
 def _backend(model: Model) -> Iterator[Finding]:
-    """Yield the findings about a backend that neither NVIDIA's images nor the model contain."""
+    """Yield the findings about a backend that is neither in NVIDIA's images nor in the model."""
     name, known = model.backend, backends.known(model.triton)
     library = f"libtriton_{name}.so"
     if model.ensemble or not name:
@@ -98,7 +96,7 @@ def platform_todo(name: str, triton: str) -> str:
 
 
 def _runtime(model: Model) -> Iterator[Finding]:
-    """Yield the error of a `runtime` that is none of the files that can implement the backend."""
+    """Yield the error of a `runtime` that is not a file of the backend."""
     runtime, name = model.config.runtime, model.backend
     if not runtime or model.ensemble or runtime in _own_libraries(model):
         return
@@ -109,7 +107,7 @@ def _runtime(model: Model) -> Iterator[Finding]:
 
 
 def _agents(model: Model) -> Iterator[Finding]:
-    """Yield the errors of repository agents. Triton calls the agents of a model before it reads anything else of the model."""
+    """Yield the errors of repository agents, which Triton calls before it reads the model."""
     agents = model.config.model_repository_agents
     if model.config.HasField("model_repository_agents") and not agents.agents:
         yield model.error("agents", "model_repository_agents", "empty", "one agent or more", "Remove the field", effects.CRASHES)
@@ -122,7 +120,7 @@ def _agents(model: Model) -> Iterator[Finding]:
 
 
 def _tags(model: Model) -> Iterator[Finding]:
-    """Yield the errors of metric tags. Each tag becomes a Prometheus label, and an invalid label raises an exception in Triton."""
+    """Yield the errors of metric tags. A tag becomes a label of Prometheus, and an invalid label raises an exception in Triton."""
     for key in sorted(model.config.metric_tags):
         if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_]*)?", key):
             expected = "ASCII letters, digits and _, without a _ at its beginning, as it becomes a label of Prometheus"

@@ -52,7 +52,7 @@ def sarif(findings: Sequence[Finding]) -> str:
     rules = list(dict.fromkeys(other.rule for other in findings))
     results = []
     for finding in findings:
-        # GitHub does not show a result without a line. Therefore a finding about a whole file gets line 1.
+        # GitHub shows only results with a line. Therefore a finding about a whole file gets line 1.
         location = {"artifactLocation": _artifact(finding.file), "region": {"startLine": finding.line or 1}}
         name = f"{finding.model}/{finding.field}" if finding.field else finding.model
         results.append(
@@ -76,14 +76,9 @@ def _id(rule: str) -> str:
 def _artifact(path: str) -> Dict[str, Any]:
     """Return a path in the form of SARIF. The root of the source is the current directory."""
     shown = relative(path)
-    if os.path.isabs(shown):
-        return {"uri": "file://" + _quoted(shown)}
-    return {"uri": _quoted(shown), "uriBaseId": "%SRCROOT%"}
-
-
-def _quoted(path: str) -> str:
     # The path may have any encoding.
-    return urllib.parse.quote(os.fsencode(path))
+    uri = urllib.parse.quote(os.fsencode(shown))
+    return {"uri": f"file://{uri}"} if os.path.isabs(shown) else {"uri": uri, "uriBaseId": "%SRCROOT%"}
 
 
 def relative(path: str) -> str:

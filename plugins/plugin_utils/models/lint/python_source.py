@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A parser for programs that run with the Python version of the release's image, which may differ from this Python.
 
-`ast` knows the syntax up to this Python's version. The syntax of 3.12 (PEP 695: type parameters; PEP 701: f-strings that contain
-their own quotes, backslashes or comments) is rewritten if this Python is older, and is an error if the image's Python is older.
+`ast` knows the syntax up to this Python's version. Python 3.12 added type parameters (PEP 695), and f-strings that contain their
+own quotes, backslashes or comments (PEP 701). This syntax is rewritten if this Python is older. It is an error in an older image.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 class Program(NamedTuple):
-    """A parsed program. A program that was rewritten for this Python lacks type parameters and the fields of f-strings."""
+    """A parsed program. A program that was rewritten has no type parameters and no fields of f-strings."""
 
     tree: ast.Module
     rewritten: bool
@@ -44,7 +44,7 @@ def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
             # The compiler finds further errors, such as `return` outside a function.
             compile(tree, "model.py", "exec", dont_inherit=True)
         except SyntaxError:
-            # If the image has a newer Python than this one, that may accept the program.
+            # A newer Python in the image may accept the program.
             if here >= NEW_SYNTAX or (image or NEW_SYNTAX) < NEW_SYNTAX:
                 raise
             older, rewritten = _older(_text(raw)), True
@@ -75,12 +75,12 @@ def _older(text: str) -> str:
     for match in reversed(list(GENERIC.finditer(plain))):
         end = _closing(plain, match.end())
         plain = plain[: match.end()] + plain[end:] if end else plain
-    # A `type` statement with parameters now has a second =, which followed the parameters.
+    # A `type` statement with parameters now has two =.
     return re.sub(r" = [ \t]*=", " =", plain)
 
 
 def _closing(text: str, at: int) -> int:
-    """Return the position after the bracket that closes the bracket at `at`, or 0 if it is not on the same line."""
+    """Return the position after the closing bracket of the bracket at `at`, or 0 if the closing bracket is on another line."""
     depth = 0
     for index in range(at, len(text)):
         depth += {"[": 1, "]": -1}.get(text[index], 0)

@@ -30,7 +30,7 @@ SYNONYMS = {
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known word, or "". The word may lack a prefix such as TYPE_, and its case may be wrong."""
+    """Return the nearest known word, or "". Case and a missing prefix, such as TYPE_, do not matter."""
     words = list(known)
     prefix = words[-1].partition("_")[0] + "_" if len(words) > 1 else ""
     prefix = prefix if all(entry.startswith(prefix) for entry in words) else ""
@@ -45,6 +45,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def with_suggestion(word: str, known: Iterable[str], todo: str) -> str:
-    """Return the next step for an unknown word, preceded by a suggestion if there is one."""
+    """Return the next step for an unknown word, after a suggestion if a known word is near."""
     suggestion = nearest(word, known)
     return f"Did you mean {suggestion}? {todo}" if suggestion else todo

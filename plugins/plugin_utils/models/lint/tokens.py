@@ -13,7 +13,7 @@ CONTROLS, FOREIGN = re.compile(r"[\0-\x1f]+"), re.compile(r"[^\0-\x7f]+")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HEXADECIMAL, OCTAL = re.compile(r"0[xX]([0-9a-fA-F]*)"), re.compile(r"0([0-9]+)")
 DECIMAL = re.compile(r"(?:\.[0-9]+|[0-9]+(\.[0-9]*)?)(?:([eE])[+-]?([0-9]*))?([fF]?)")
-# One character or one escape sequence of a string. The group `error` is the character after \ in an invalid sequence.
+# A character or an escape sequence of a string. The group `error` is the character after \ in an invalid sequence.
 PIECE = re.compile(
     r"""[^\\\n\0]|\\(?:[abfnrtv\\?'"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00[01][0-9a-fA-F]{5}|(?P<error>[xuU]|.|\n|))""",
     re.DOTALL,
@@ -28,7 +28,7 @@ INTEGER, FLOAT, STRING, IDENTIFIER, SYMBOL, END = "integer", "float", "string", 
 
 
 class Token(NamedTuple):
-    """One token, with the number of the line on which it starts and the position of its end."""
+    """A token, the number of the line on which it starts, and the position of its end."""
 
     kind: str
     text: str
@@ -37,9 +37,9 @@ class Token(NamedTuple):
 
 
 class SyntaxProblem(NamedTuple):
-    """A message of the parser, with the path of the field. For an unknown word, `word` and the known words are set.
+    """A message of the parser about a line and a field. For an unknown word, `word` and `known` words are set.
 
-    `line` is the line of the error. For fields and values, protobuf itself reports the line of the next token.
+    For fields and values, protobuf itself reports the line of the next token instead of `line`.
     """
 
     line: int
@@ -94,7 +94,7 @@ class Tokenizer:
                 self.report("Invalid control characters encountered in text.", todo="Remove them")
                 self._skip(controls.end())
             elif foreign:
-                # protobuf makes a token of each of these bytes. Without them, the parser can read the rest.
+                # protobuf makes a token of each of these bytes. This parser skips them, so that it can read the rest.
                 byte = foreign.group().encode("utf-8", "surrogateescape")[0]
                 todo = "Remove it, or write an ASCII character"
                 self.report(f"Interpreting non ascii codepoint {byte}.", _character_name(foreign.group()[0]), todo)
@@ -141,7 +141,7 @@ class Tokenizer:
             if error is not None:
                 todo = f"Write \\\\{error} for a backslash, or remove it" if error.isprintable() else "Remove the backslash"
                 self.report(ESCAPES.get(error, "Invalid escape sequence in string literal."), f"\\{error} in a string", todo)
-                # The character after the backslash is read again, as it may end the string.
+                # The character after the backslash may end the string.
                 self.at += 2 if error in ESCAPES else 1
                 continue
             self.at = piece.end()
@@ -166,7 +166,7 @@ class Tokenizer:
         start, self.at = self.at, match.end()
         following = WORD.match(self.text, self.at)
         if following:
-            # protobuf starts another token here. If the word counts as a part of the number, the parser can read the rest.
+            # protobuf starts another token here. This parser adds the word to the number, so that it can read the rest.
             self.at = following.end()
             number = self.text[start : self.at]
             value = integer_of(number)
@@ -179,7 +179,7 @@ class Tokenizer:
 
 
 def integer_of(text: str) -> Optional[int]:
-    """Return the value of an integer token, or None for an invalid token, which the tokenizer has already reported."""
+    """Return the value of an integer token, or None for an invalid token, which the tokenizer has reported."""
     try:
         return int(text, 8 if re.fullmatch("0[0-7]+", text) else 0)
     except ValueError:
@@ -206,7 +206,7 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
 
 
 def _character_name(letter: str) -> str:
-    """Return the name of a character. Most of the characters that are reported are invisible."""
+    """Return the name of a character, which is often invisible."""
     if "\ud800" <= letter <= "\udfff":
         return "bytes that are no UTF-8"
     name = unicodedata.name(letter, f"character {ord(letter)}").lower()
