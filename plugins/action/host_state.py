@@ -179,7 +179,7 @@ class ActionModule(FleetAction):
         except AnsibleError as error:
             result = {"failed": True, "msg": str(error.message)}
         if result.get("failed"):
-            raise Refusal([cls._failure_reason(result)])
+            raise Refusal(cls._failure_reason(result))
         return result
 
     def _call_host_state(self, arguments: Dict[str, Any], request: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:

@@ -55,7 +55,7 @@ class ActionModule(FleetAction):
             return None
         rows = variables["npufleet_release_rows"]
         if str(name) not in rows:
-            raise Refusal([f"release is {name}, expected one of {', '.join(sorted(rows))}"])
+            raise Refusal(f"release is {name}, expected one of {', '.join(sorted(rows))}")
         return row_of(str(name), rows[str(name)])
 
     @staticmethod

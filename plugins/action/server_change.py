@@ -20,8 +20,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 # Seconds that a call waits for the end of the change if npufleet_progress is 0
 PROGRESS = 10.0
-# Fields of the result of a failed change
-FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 
 
 class ActionModule(FleetAction):
@@ -45,8 +43,7 @@ class ActionModule(FleetAction):
             if path and result.get("checks"):
                 check_results.write(path, host, result.get("msg", ""), result["checks"])
             if result.get("failed"):
-                # More fields would hide the message.
-                return {key: result[key] for key in FAILED if key in result}
+                return self.failed_change(result)
             host_text.require(result, "proven")
             result["answered"] = bool(with_checks and result.get("proven"))
             if with_checks and checks.unchecked and result.get("proven"):
@@ -58,7 +55,7 @@ class ActionModule(FleetAction):
         names = self._task.args.get("release") or []
         unknown = sorted(set(names) - set(manifests))
         if unknown:
-            raise Refusal([f"triton_models places no {', '.join(unknown)} on this host"])
+            raise Refusal(f"triton_models places no {', '.join(unknown)} on this host")
         return {
             **runs.lease_owner(host),
             "id": uuid.uuid4().hex,

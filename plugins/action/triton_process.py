@@ -11,7 +11,6 @@ from typing import Any, Dict, List, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.process.state import key_path
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import FILE
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import host_checks
@@ -29,8 +28,6 @@ SUPERVISOR = "process.supervisor"
 OPTIONAL_OPTIONS = (*container.CLOUD_SERVICES, "metrics-address")
 # Bytes of disk space for the SDK and the packages that it requires, unpacked and as wheels
 SDK_BYTES = 3 << 30
-# Fields of the result of a failed change
-FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 # A path that a shell reads as one word
 PLAIN = re.compile(r"/[\w./-]+")
 
@@ -60,13 +57,9 @@ class ActionModule(FleetAction):
             if state == "planned":
                 return plan
             if not self._task.check_mode:
+                origins = {digest: origin for model in manifests.values() for digest, origin in model["origins"].items()}
                 with self.refusing(host):
-                    order["blobs"] = self._blobs(host, variables, task_vars, list(plan["missing"]), manifests)
-        return self._change(host, arguments, request, task_vars, variables)
-
-    def _change(
-        self, host: str, arguments: Mapping[str, Any], request: Dict[str, Any], task_vars: Dict[str, Any], variables: Templated
-    ) -> Dict[str, Any]:
+                    order["blobs"] = Sender(self, host, variables, task_vars).local(list(plan["missing"]), origins)
         result = self.call_module("triton_process", arguments, task_vars, request)
         checks = result.pop("checks", None)
         if checks:
@@ -74,18 +67,7 @@ class ActionModule(FleetAction):
             with host_text.parsing(host):
                 check_results.write(path, host, result.get("msg", ""), checks)
             result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
-        # More fields would hide the message.
-        return {name: result[name] for name in FAILED if name in result} if result.get("failed") else result
-
-    def _blobs(
-        self, host: str, variables: Templated, task_vars: Dict[str, Any], missing: List[str], manifests: Mapping[str, Any]
-    ) -> Dict[str, str]:
-        """Return {digest: path on this machine} for the blobs that the store lacks."""
-        origins = {digest: origin for model in manifests.values() for digest, origin in model["origins"].items()}
-        try:
-            return Sender(self, host, variables, task_vars).local(missing, origins)
-        except StoreError as error:
-            raise Refusal([str(error)]) from None
+        return self.failed_change(result) if result.get("failed") else result
 
     def _order(self, variables: Templated, root: str, host: str) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
         """Return the request for the change, the reasons against it, and the manifests by model."""

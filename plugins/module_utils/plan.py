@@ -8,7 +8,7 @@ Status, check mode, the rollout and the proof after a change use these items.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Literal, TypedDict
+from typing import Any, Dict, List, Literal, TypedDict, Union
 
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import mask_logins
 
@@ -30,11 +30,11 @@ LINE = 300
 
 
 class Refusal(Exception):
-    """An error that has every reason why an input is refused."""
+    """An error with one or all reasons why an input is refused."""
 
-    def __init__(self, reasons: List[str]) -> None:
-        super().__init__("; ".join(reasons))
-        self.reasons = reasons
+    def __init__(self, reasons: Union[str, List[str]]) -> None:
+        self.reasons = [reasons] if isinstance(reasons, str) else reasons
+        super().__init__("; ".join(self.reasons))
 
 
 def item(concern: str, name: str, current: Any, desired: Any, action: str) -> Item:

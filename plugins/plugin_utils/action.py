@@ -40,6 +40,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 NOT_A_RESULT = ("invocation", "ansible_stats")
 # Keys of a result whose texts Ansible displays
 DISPLAYED = ("msg", "report", "refusals", "warnings", "errors")
+# Keys of the result of a failed change. More keys would hide the message.
+FAILED_CHANGE = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 # The prefix of the facts in which Ansible reports the interpreter of a host
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
 # Seconds for which a lost connection is retried even after the time limit, and seconds between two attempts
@@ -132,6 +134,11 @@ class FleetAction(ActionBase):
     def concerns(variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> List[str]:
         """Return the concerns of a host by its groups."""
         return concerns_of(list(task_vars.get("group_names", [])), str(variables["npufleet_group"]))
+
+    @staticmethod
+    def failed_change(result: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return the part of the result of a failed change that Ansible displays."""
+        return {name: result[name] for name in FAILED_CHANGE if name in result}
 
     @staticmethod
     def container(variables: Mapping[str, Any]) -> Dict[str, Any]:

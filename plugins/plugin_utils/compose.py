@@ -196,10 +196,8 @@ def _env(values: Mapping[str, str], host: str) -> str:
     crooked = [name for name, value in values.items() if AMBIGUOUS.search(value)]
     if crooked:
         raise Refusal(
-            [
-                f"{host}: {len(crooked)} values of triton_server_environment, triton_server_extra_args and "
-                "triton_server_log_options that may be secret have a quote, a backslash, a line break or ${, expected none, as "
-                "Compose 1.29 and 2 read these differently in .env"
-            ]
+            f"{host}: {len(crooked)} values of triton_server_environment, triton_server_extra_args and "
+            "triton_server_log_options that may be secret have a quote, a backslash, a line break or ${, expected none, as "
+            "Compose 1.29 and 2 read these differently in .env"
         )
     return "".join(f"{name}='{value}'\n" for name, value in values.items())

@@ -87,7 +87,7 @@ def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
     return Parameters(values, secrets)
 
 
-class _AsItIs(Dict[str, Any]):
+class _NotCopied(Dict[str, Any]):
     """A map that the validator does not copy, because it may hold megabytes of files and needs no conversion."""
 
     def __deepcopy__(self, _memo: Any) -> Dict[str, Any]:
@@ -102,7 +102,7 @@ def _validated(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -
         if "~" in path or "$" in path
     ]
     maps = {name: value for name, value in options.items() if isinstance(value, dict) and "options" not in spec.get(name, {})}
-    found = ArgumentSpecValidator(spec).validate({**options, **{name: _AsItIs(value) for name, value in maps.items()}})
+    found = ArgumentSpecValidator(spec).validate({**options, **{name: _NotCopied(value) for name, value in maps.items()}})
     reasons += [f"{name}: {error}" for error in found.error_messages]
     if reasons:
         raise Refusal(reasons)

@@ -575,7 +575,7 @@ def test_size(words: Any, expected: int) -> None:
 def test_size_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
         desired_container.size_of({"triton_server_memory": words}, "triton_server_memory")
-    assert refusal.value.reasons == [f"triton_server_memory: {words} is no size, expected whole bytes or such as 512m or 1g"]
+    assert refusal.value.reasons == [f"triton_server_memory: {words} is not a size, expected bytes, or a size such as 512m or 1g"]
 
 
 @pytest.mark.parametrize("words", ["memlock", "memlock:", "memlock:unlimited", "memlock:1:2:3", ""])

@@ -212,9 +212,12 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
     [
         (
             {"triton_server_shm_size": "plenty"},
-            "triton_server_shm_size: plenty is no size, expected whole bytes or such as 512m or 1g",
+            "triton_server_shm_size: plenty is not a size, expected bytes, or a size such as 512m or 1g",
         ),
-        ({"triton_server_memory": "1.5g"}, "triton_server_memory: 1.5g is no size, expected whole bytes or such as 512m or 1g"),
+        (
+            {"triton_server_memory": "1.5g"},
+            "triton_server_memory: 1.5g is not a size, expected bytes, or a size such as 512m or 1g",
+        ),
         (
             {"triton_server_ulimits": ["memlock"]},
             "triton_server_ulimits has memlock, expected limit:soft:hard such as memlock:-1:-1",

@@ -20,15 +20,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest im
 # numpy is loaded here, so that the processes of a run inherit it. The code that needs numpy reports if it is missing.
 with suppress(ImportError):
     importlib.import_module("numpy")
-# {option of the module inference_check: variable that contains the option's default}
-DEFAULTS = {
-    "image": "inference_check_image",
-    "timeout": "inference_check_timeout",
-    "latency": "inference_check_latency",
-    "require_checks": "inference_check_require_checks",
-    "checks_dir": "inference_check_checks_dir",
-    "golden_dir": "inference_check_golden_dir",
-}
+# Options of the module inference_check whose default is the variable inference_check_<option>
+OPTIONS = ("image", "timeout", "latency", "require_checks", "checks_dir", "golden_dir")
 
 
 class Checks(NamedTuple):
@@ -49,7 +42,7 @@ class Checks(NamedTuple):
 
 def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return a task's arguments, completed by the values of the inventory."""
-    arguments: Dict[str, Any] = {option: variables[name] for option, name in DEFAULTS.items()}
+    arguments: Dict[str, Any] = {option: variables[f"inference_check_{option}"] for option in OPTIONS}
     own = {name: value for name, value in (given.get("server") or {}).items() if value is not None}
     server = {name: value for name, value in server_of(variables).items() if value is not None}
     return {**arguments, "host_index": host_index(variables), **given, "server": {**server, **own}}
@@ -62,12 +55,12 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
         if models is None:
             models = [str(entry["name"]) for entry in placed_here(variables)]
         if not arguments["image"]:
-            raise Refusal(["image is empty, expected the one that is locked for the release. Run playbooks/site.yml, or set image"])
+            raise Refusal("image is empty, expected the one that is locked for the release. Run playbooks/site.yml, or set image")
         checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS], [*arguments["golden_dir"], GOLDEN]
         server, key = with_pem(arguments["server"]), server_key.for_checks(variables)
         document = documents(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
-        raise Refusal([f"{error.args[0]} is not set, expected the models to check. Set triton_models, or name models"]) from None
+        raise Refusal(f"{error.args[0]} is not set, expected the models to check. Set triton_models, or name models") from None
     unchecked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("no_check_file")]
     program = base64.b64encode(archive.program(check_client.ENTRY)).decode()
     return Checks({"host": host, **document, "unchecked": unchecked}, program, key, server, unchecked)

@@ -63,10 +63,8 @@ def listen_address(variables: Mapping[str, Any]) -> str:
         return str(ipaddress.ip_address(bare)) if address_given else ""
     except ValueError:
         raise Refusal(
-            [
-                f"triton_server_listen_address is {address_given}, expected an IP address of the host, or none for every address. "
-                "Ports are published on addresses, not on names"
-            ]
+            f"triton_server_listen_address is {address_given}, expected an IP address of the host, or none for every address. "
+            "Ports are published on addresses, not on names"
         ) from None
 
 
@@ -126,7 +124,7 @@ def size(value: Any) -> int:
     """Return a size such as `1g`, `512m`, `64k` or a number in bytes. Raises Refusal."""
     match = re.fullmatch(r"(\d+)([kmg]?)b?", str(value).strip().lower())
     if not match:
-        raise Refusal([f"{value} is no size, expected whole bytes or such as 512m or 1g"])
+        raise Refusal(f"{value} is not a size, expected bytes, or a size such as 512m or 1g")
     return int(match.group(1)) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match.group(2)]
 
 
@@ -135,7 +133,7 @@ def size_of(variables: Mapping[str, Any], name: str) -> int:
     try:
         return size(variables[name])
     except Refusal as refusal:
-        raise Refusal([f"{name}: {refusal}"]) from None
+        raise Refusal(f"{name}: {refusal}") from None
 
 
 def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
@@ -144,7 +142,7 @@ def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
     for entry in variables[name]:
         match = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(entry))
         if not match:
-            raise Refusal([f"{name} has {entry}, expected limit:soft:hard such as memlock:-1:-1"])
+            raise Refusal(f"{name} has {entry}, expected limit:soft:hard such as memlock:-1:-1")
         limits[match.group(1)] = f"{match.group(2)}:{match.group(3) or match.group(2)}"
     return limits
 
@@ -155,7 +153,7 @@ def volume(bind: str) -> str:
     if len(parts) == 2 and parts[1].startswith("/"):
         return bind + ":rw"
     if len(parts) != 3:
-        raise Refusal([f"triton_server_volumes has {bind}, expected host path:container path, or these followed by :ro"])
+        raise Refusal(f"triton_server_volumes has {bind}, expected host path:container path, or these followed by :ro")
     return bind
 
 

@@ -51,10 +51,8 @@ def uses_cdi(variables: Mapping[str, Any]) -> bool:
     driver = variables["npufleet_release_row"]["driver"]["version"]
     if int(str(driver).partition(".")[0]) < cdi.OLDEST_DRIVER:
         raise Refusal(
-            [
-                f"the driver of release {variables['rbln_release']} is {driver}, expected {cdi.OLDEST_DRIVER}.0 or newer for "
-                f"npufleet_device_access: {CDI}, whose container toolkit needs librbln-ml. Set {DEVICES}, or choose another release"
-            ]
+            f"the driver of release {variables['rbln_release']} is {driver}, expected {cdi.OLDEST_DRIVER}.0 or newer for "
+            f"npufleet_device_access: {CDI}, whose container toolkit needs librbln-ml. Set {DEVICES}, or choose another release"
         )
     return True
 
@@ -68,7 +66,7 @@ def user(variables: Mapping[str, Any]) -> int:
     """Return the user ID of an unprivileged server, which is also its group ID. Raises Refusal."""
     number = int(variables["triton_server_user"])
     if not 0 < number <= LARGEST_USER:
-        raise Refusal([f"triton_server_user is {number}, expected the number of a user that is not root, such as 61100"])
+        raise Refusal(f"triton_server_user is {number}, expected the number of a user that is not root, such as 61100")
     return number
 
 

@@ -48,10 +48,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     driver, form, npus = row["driver"], variables["rbln_driver_form"], int(variables["npufleet_npus"])
     if form not in FORMS:
         raise Refusal(
-            [
-                f"driver {driver['version']} of release {variables['rbln_release']} is a .{form} package, expected .deb or .run. "
-                f"Install it manually and set rbln_driver_form: {PRESENT}, or choose a release whose driver is one of these"
-            ]
+            f"driver {driver['version']} of release {variables['rbln_release']} is a .{form} package, expected .deb or .run. "
+            f"Install it manually and set rbln_driver_form: {PRESENT}, or choose a release whose driver is one of these"
         )
     return {
         "form": form,

@@ -88,6 +88,6 @@ def drop_in(limits: Mapping[str, str], environment: str = "") -> str:
     """Return a systemd drop-in that sets the limits and, if given, the environment file. Raises Refusal."""
     lines = [f"{name}={limits[name]}" for name in sorted(limits)]
     if not all(re.fullmatch(r"\w+=[^\x00-\x1f\x7f]*", line) for line in lines):
-        raise Refusal(["docker_engine_unit_limits has a limit of more than one line. Write each as a name and a value"])
+        raise Refusal("docker_engine_unit_limits has a limit of more than one line. Write each as a name and a value")
     lines += [f"EnvironmentFile={environment}"] if environment else []
     return "# Written by npufleet\n[Service]\n" + "".join(line + "\n" for line in lines)

@@ -42,7 +42,7 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     """Raise Refusal with all reasons if variables that all concerns need are missing or contradict each other."""
     unknown = sorted(set(concerns) - set(CONCERNS))
     if unknown:
-        raise Refusal([f"concerns contains {', '.join(unknown)}, expected some of {', '.join(CONCERNS)}"])
+        raise Refusal(f"concerns contains {', '.join(unknown)}, expected some of {', '.join(CONCERNS)}")
     proxy_errors: List[str] = []
     with collected(proxy_errors):
         proxy_errors += proxy_reasons(variables)

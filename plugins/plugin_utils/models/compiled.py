@@ -94,7 +94,7 @@ def refuse_conflicting_path(model: str, path: str, files: Collection[str]) -> No
     conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
     if conflicts:
         expected = f"expected one beside {conflicts[0]} of the model's directory"
-        raise Refusal([f"model {model}: the path of its compiled file is {path}, {expected}. Correct `path`."])
+        raise Refusal(f"model {model}: the path of its compiled file is {path}, {expected}. Correct `path`.")
 
 
 def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:

@@ -91,7 +91,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     name = entry["name"]
     directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
     if not os.path.lexists(os.path.join(directory, CONFIG)):
-        raise Refusal([f"model {name}: {directory}/config.pbtxt is missing, expected a config for each model. Add it"])
+        raise Refusal(f"model {name}: {directory}/config.pbtxt is missing, expected a config for each model. Add it")
     walked = walk(directory, os.path.dirname(directory))
     findings = store_errors(name, walked.problems)
     if CONFIG not in walked.files:
@@ -221,10 +221,8 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
     key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_release_row"]["sdk"]["shape"])
     if key not in artefacts:
         raise Refusal(
-            [
-                f"model {name} has compiled files for {', '.join(sorted(artefacts))}, expected one for {key}. Compile it for this "
-                "card and SDK, and list the file under `artefacts`"
-            ]
+            f"model {name} has compiled files for {', '.join(sorted(artefacts))}, expected one for {key}. Compile it for this "
+            "card and SDK, and list the file under `artefacts`"
         )
     errors = [
         f"model {name}: artefact {other} is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"

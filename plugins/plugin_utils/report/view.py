@@ -123,7 +123,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         }
         for item in plan
     ]
-    times = {"read": _at(status, "when"), "checked": _at(result, "when")}
+    times = {"read": moment(_at(status, "when")), "checked": moment(_at(result, "when"))}
     cards = _cards(actual)
     row: Row = {
         "host": host,
@@ -142,7 +142,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "answers": _answers(checks),
         "asked": len(checks),
         "right": len(checks) - len(wrong),
-        "times": [{"what": what, "when": iso(at), "stale": _old(at, now)} for what, at in _moments(times)],
+        "times": [{"what": what, "when": iso(at), "stale": now - at > STALE} for what, at in times.items() if at],
     }
     row["stale"] = any(time_["stale"] for time_ in row["times"])
     # The page shows the first line under the state of the host.
@@ -289,11 +289,6 @@ def _place_pictures(rows: Sequence[Row]) -> None:
                     answer["picture"] = answer["picture"] if first else ""
 
 
-def _moments(times: Mapping[str, Any]) -> List[Tuple[str, datetime]]:
-    found = [(what, moment(when)) for what, when in times.items()]
-    return [(what, when) for what, when in found if when is not None]
-
-
 def moment(text: Any) -> Optional[datetime]:
     """Return the time in a text of the form that iso() returns; None for any other value."""
     try:
@@ -305,10 +300,6 @@ def moment(text: Any) -> Optional[datetime]:
 def iso(when: datetime) -> str:
     """Return a UTC time as text such as 2026-01-31T12:00:00Z."""
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _old(when: datetime, now: datetime) -> bool:
-    return now - when > STALE
 
 
 def natural(name: str) -> List[Tuple[int, str]]:

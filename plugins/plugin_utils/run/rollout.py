@@ -49,10 +49,8 @@ def parse_serial(value: Any) -> List[Size]:
     wrong = [short(entry, 60) or '""' for entry, size in zip(entries, found) if size is None]
     if wrong or not entries:
         raise Refusal(
-            [
-                f"{SERIAL} is {', '.join(wrong) or 'an empty list'}, expected numbers of hosts of 1 or more, or percentages from "
-                '1% to 100%: correct it, such as [1, "25%", "100%"]'
-            ]
+            f"{SERIAL} is {', '.join(wrong) or 'an empty list'}, expected numbers of hosts of 1 or more, or percentages from "
+            '1% to 100%: correct it, such as [1, "25%", "100%"]'
         )
     return [size for size in found if size is not None]
 
@@ -76,10 +74,8 @@ def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
     if len(hosts) > 1:
         text = "; ".join(f"{value} of {', '.join(names)}" for value, names in hosts.items())
         raise Refusal(
-            [
-                f"{SERIAL} is {text}, expected one value for all hosts that one run changes: give it with -e, or run once for each "
-                "with --limit"
-            ]
+            f"{SERIAL} is {text}, expected one value for all hosts that one run changes: give it with -e, or run once for each "
+            "with --limit"
         )
     return list(next(iter(values.values()), ["100%"]))
 

@@ -45,7 +45,7 @@ def _work(arguments: Optional[List[str]]) -> int:
         if options.release is not None:
             rows = finding.release_rows()
             if options.release not in rows:
-                raise Refusal([f"--release is {options.release!r}, expected one of {', '.join(sorted(rows))}. Correct it"])
+                raise Refusal(f"--release is {options.release!r}, expected one of {', '.join(sorted(rows))}. Correct it")
             row = finding.row_of(options.release, rows[options.release])
         linted = repository.lint(options.repository, options.model, row)
     except Refusal as refusal:

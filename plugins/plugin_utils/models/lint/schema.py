@@ -32,7 +32,7 @@ def load() -> Tuple[Any, Mapping[str, str]]:
     try:
         from google.protobuf import descriptor_pool, message_factory
     except ImportError:
-        raise Refusal(["the controller has no protobuf. Run `pip install -r requirements.txt`"]) from None
+        raise Refusal("the controller has no protobuf. Run `pip install -r requirements.txt`") from None
     with open(FILE, encoding="utf-8") as source:
         document = json.load(source)
     # The default pool may already have another version of the same file, which tritonclient has registered.
