@@ -155,7 +155,7 @@ def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path_factory.mktemp("watchdog") / "lock"))
     engine = PlayedEngine()
     monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: engine.serving(str(port)) is not None)
-    monkeypatch.setattr(resume, "serve_linked", lambda *_given, **_more: None)
+    monkeypatch.setattr(resume, "serve_current_releases", lambda *_given, **_more: None)
     monkeypatch.setattr(drivers.contexts, "POLL_SECONDS", 0.01)
     engine.add("triton")
     yield Host(proven, engine, monkeypatch)

@@ -176,7 +176,7 @@ def test_one_that_cannot_be_read_is_taken_over_and_told(tmp_path: Path, content:
 
 
 def test_a_call_at_work_keeps_it_live_however_long_it_takes(tmp_path: Path, at_work: None) -> None:
-    with pytest.raises(lease.Held, match="ends with the call that is at work"):
+    with pytest.raises(lease.Held, match="ends with its running call"):
         take(tmp_path, BOB)
     # Its controller is gone, the call is not
     with pytest.raises(lease.Held):
@@ -244,7 +244,7 @@ def test_a_host_in_maintenance_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(lease.LeaseError, match=r"the host is in maintenance: swap card 2 \(carol since 2026-01-02T03:04:05Z\)"):
         take(tmp_path, ALICE)
     mark.write_text("{")
-    with pytest.raises(lease.LeaseError, match="the host is in maintenance: not to be read from"):
+    with pytest.raises(lease.LeaseError, match="the host is in maintenance: unreadable, see"):
         take(tmp_path, ALICE)
     assert take(tmp_path, ALICE._replace(maintenance=True))[0] is True
 
@@ -267,7 +267,7 @@ def test_it_is_not_taken_while_the_watchdog_is_at_work(tmp_path: Path, watchdog:
     monkeypatch.setattr(lease, "WATCHDOG_WAIT", 0.0)
     with watchdog.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(lease.Held, match="the watchdog is at work"):
+        with pytest.raises(lease.Held, match="the watchdog has been working"):
             take(tmp_path, ALICE)
     assert take(tmp_path, ALICE)[0] is True
 

@@ -339,4 +339,4 @@ def test_mark_that_cannot_be_read_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     path = tmp_path / "maintenance.json"
     path.write_text(content)
     mark = run(monkeypatch, {}, mark=str(path))["maintenance"]
-    assert mark == {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
+    assert mark == {"reason": f"unreadable, see {path}", "by": "unknown", "since": "unknown"}

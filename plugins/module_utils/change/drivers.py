@@ -17,7 +17,6 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, TypedDi
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, container, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, server
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.process import state, supervised
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, log
@@ -69,6 +68,8 @@ class Driver(ABC):
     noun: str
     # Actions of a plan that call `prepare` first
     prepares: FrozenSet[str]
+    # The functions `read` and `diff` of the server, as those of a concern
+    host_side: Any
     # Context manager that ends stuck loads
     guard: Any
 
@@ -78,14 +79,6 @@ class Driver(ABC):
         self.settings: Mapping[str, Any] = order["container"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
         self.holder = lease.Holder(order["run"], order["by"])
-
-    @abstractmethod
-    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the actual server."""
-
-    @abstractmethod
-    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-        """Return the differences between the desired and the actual server."""
 
     @abstractmethod
     def log_lines(self, since: float) -> List[str]:
@@ -151,19 +144,13 @@ class Driver(ABC):
 class ContainerDriver(Driver):
     """A server in a container of the host's engine."""
 
-    noun, prepares = "container", REPLACES
+    noun, prepares, host_side = "container", REPLACES, server
 
     def __init__(self, order: Order, engine: Optional[container.Docker] = None) -> None:
         super().__init__(order)
         self.engine = engine or container.Docker()
         self.name: str = self.settings["name"]
         self.guard = container.guard(self.engine, self.name, self.settings)
-
-    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
-        return server.read(desired)
-
-    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-        return server.diff(desired, actual)
 
     def log_lines(self, since: float) -> List[str]:
         return log.log_lines(self.engine, self.name, since)
@@ -219,18 +206,12 @@ class ContainerDriver(Driver):
 class ProcessDriver(Driver):
     """A server under a supervisor, in the container in which Ansible runs. `key` is the operator's own key, or empty."""
 
-    noun, prepares = "server", STARTS
+    noun, prepares, host_side = "server", STARTS, state
 
     def __init__(self, order: Order, key: str = "") -> None:
         super().__init__(order)
         self.key = key
         self.guard = supervised.Guard(self.root)
-
-    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
-        return state.read(desired)
-
-    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-        return state.diff(desired, actual)
 
     def log_lines(self, since: float) -> List[str]:
         return self.masked(supervised.log_since(self.root, self.guard.since)).splitlines()

@@ -335,7 +335,7 @@ class HostChange:
             if failure is not None:
                 raise failure
             if restored is None and moves:
-                self._serve_linked()
+                self._serve_current_releases()
             if (restored or moves) and self.driver.serves_store(previous):
                 again = self._wait_until_served(["server"], serve_current=True)
                 if again.plan:
@@ -364,7 +364,7 @@ class HostChange:
         own = {name: model for name, model in self.models.items() if model["release"] is not None}
         return {**own, **{name: dict(server.OBJECT_STORE_MODEL) for name in served_without_release(previous["served"])}}
 
-    def _serve_linked(self) -> None:
+    def _serve_current_releases(self) -> None:
         """Make the running server serve the releases that the served/ links point to. Restart it if it does not load them."""
         polls = self.server["mode"] == "poll"
         try:

@@ -26,17 +26,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import time
 # This file exists while the host is in maintenance
 MARK = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
-# Names the run that took the lease last, also after its release
+# The file with the id of the run that took the lease last, even after its release
 LAST = "lease.last"
 # The watchdog holds a lock on this file while it checks for a lease, and then reloads models or restarts the server
 WATCHDOG = "/run/npufleet-watchdog.lock"
 # Longest time in seconds that the watchdog holds its lock
 WATCHDOG_WAIT = 900.0
-# Seconds that every call may take in addition to the time limits of the container
+# Time limit in seconds of a call, in addition to the time limits of the container
 CALL = 3600.0
-# Longest time in seconds that signal.alarm is called with
+# Largest argument of signal.alarm in seconds
 MAX_ALARM = 2.0**30
-# How often one call may use up all time limits of the container, for example to replace it and then to restore it
+# How often one call may use all time limits of the container, for example to replace it and then to restore it
 LIMIT_REPEATS = 4
 SHAPE = {
     "run": str,
@@ -91,7 +91,7 @@ class Holder(NamedTuple):
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the lease, None if no run holds one. Return UNREADABLE for an unreadable file, because a run was changing the host."""
+    """Return the lease, None if no run holds one, or UNREADABLE: the file cannot be read, and some run was changing the host."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
     if not found.exists:
         return None
@@ -105,12 +105,12 @@ def last_run(root: str) -> str:
 
 
 def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Write a JSON file in one piece, flushed to the disk before it counts."""
+    """Replace a JSON file as a whole, and flush it to the disk."""
     durable.write(path, json.dumps(value, indent=1, sort_keys=True), mode)
 
 
 def remaining(lease: Mapping[str, Any]) -> float:
-    """Return the seconds until the lease ends without another call. Return 0 for a lease of another boot or of the future."""
+    """Return the seconds until the lease ends without another call, 0 for a lease from another boot or from the future."""
     if lease["boot"] != boot():
         return 0.0
     if "uptime" in lease:
@@ -123,7 +123,7 @@ def remaining(lease: Mapping[str, Any]) -> float:
 
 
 def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
-    """Return True if the run may still be working. A run that is known to be gone (`ended`) is live only while its call runs."""
+    """Return True if the run of the lease may still work. A run that is known to be gone (`ended`) is live only during its call."""
     return (lease["run"] != ended and remaining(lease) > 0) or at_work(root)
 
 
@@ -151,16 +151,16 @@ def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
 def _locked(root: str) -> Iterator[None]:
     """Hold the lock of lease.json while it is read and written. Raises Held after 60 s."""
     path = os.path.join(root, LOCK)
-    with _flocked(path, time.monotonic() + 60, f"{path} is locked for 60 s. See `fuser {path}`"):
+    with _flocked(path, time.monotonic() + 60, f"{path} has been locked for 60 s. See `fuser {path}`"):
         yield
 
 
 def watchdog_idle() -> Any:
-    """Hold the lock of the watchdog, so that it takes no action. Raises Held."""
+    """Hold the lock of the watchdog, which then takes no action. Raises Held."""
     return _flocked(
         WATCHDOG,
         time.monotonic() + WATCHDOG_WAIT,
-        f"the watchdog is at work for {WATCHDOG_WAIT:.0f} s, expected it to end. See journalctl --unit npufleet-watchdog",
+        f"the watchdog has been working for {WATCHDOG_WAIT:.0f} s, expected it to end. See journalctl --unit npufleet-watchdog",
     )
 
 
@@ -169,7 +169,7 @@ def maintenance(path: str) -> Optional[Dict[str, Any]]:
     found = shapes.read(path, {"reason": str, "by": str, "since": str})
     if not found.exists:
         return None
-    unreadable = {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
+    unreadable = {"reason": f"unreadable, see {path}", "by": "unknown", "since": "unknown"}
     return unreadable if found.flaw else dict(found.content)
 
 
@@ -216,7 +216,7 @@ def acquire(
 
 def _busy(lease: Mapping[str, Any]) -> str:
     left = remaining(lease)
-    until = f"ends in {left:.0f} s without it" if left else "ends with the call that is at work"
+    until = f"ends in {left:.0f} s without it" if left else "ends with its running call"
     return (
         f"another run is changing this host: {lease['by']} since {lease['since']}. Wait for it to end and run again; "
         f"if it is dead, its lease {until}"
@@ -255,7 +255,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
         if holder and (lease is None or lease["run"] != holder.run):
             found = f"that of {lease['by']} since {lease['since']}" if lease else "none"
             raise LeaseError(
-                f"the lease of the host is {found}, expected that of this run. It has ended meanwhile, and its change was rolled "
+                f"the lease of the host is {found}, expected that of this run. It has ended, and its change was rolled "
                 "back or taken over. Run again"
             )
         calls = _shared(root) if lease else None

@@ -33,9 +33,9 @@ def read_host(
     units = system.unit_states(*(concern.unit for name, concern in CONCERNS.items() if concern.unit and name in desired))
     for name, concern in CONCERNS.items():
         if name in desired:
-            reader = driver if driver and name == server.CONCERN else concern.host_side
-            actual[name] = {**reader.read(desired[name]), **units.get(concern.unit, {})}
-            plan += reader.diff(desired[name], actual[name])
+            host_side = driver.host_side if driver and name == server.CONCERN else concern.host_side
+            actual[name] = {**host_side.read(desired[name]), **units.get(concern.unit, {})}
+            plan += host_side.diff(desired[name], actual[name])
     if "server" in desired and root:
         plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), ended)
     return actual, plan

@@ -32,7 +32,7 @@ LOOK = 0.5
 
 
 class Outcome(NamedTuple):
-    """The result of `resume`: `did` is what was done, `busy` names a run that still works, `failed` is why the rollback failed."""
+    """The result of `resume`: `did` reports the rollback, `busy` names a run that may still work, `failed` is an error."""
 
     did: str = ""
     busy: str = ""
@@ -45,32 +45,32 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
     if found is None:
         return Outcome()
     # Do not wait for the end of the lease if a replacement was interrupted: its call has ended, and no server runs
-    dead = replacement.interrupted(root, found["run"]) and not lease.at_work(root)
-    if not dead and lease.live(root, found):
+    interrupted = replacement.interrupted(root, found["run"]) and not lease.at_work(root)
+    if not interrupted and lease.live(root, found):
         return Outcome(busy=f"{found['by']} since {found['since']}")
-    me = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
+    host = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
     try:
-        lease.acquire(root, me, patience=0.0, container=found["container"], ended=found["run"])
+        lease.acquire(root, host, patience=0.0, container=found["container"], ended=found["run"])
     except lease.LeaseError as error:
         return Outcome(busy=str(error))
     try:
-        with lease.working(root, me):
-            words = _end(root, engine or container.Docker(), found["container"], f"{found['by']} since {found['since']}")
-        return Outcome(did=words)
+        with lease.working(root, host):
+            done = _roll_back(root, engine or container.Docker(), found["container"], f"{found['by']} since {found['since']}")
+        return Outcome(did=done)
     except Exception as error:
         why = failures.reason(error, EXPECTED)
         return Outcome(
             failed=f"the change of {found['by']} since {found['since']} could not be rolled back, run playbooks/site.yml: {why}"
         )
     finally:
-        # Release the lease after a failure too. What is left shows as a difference of the host, and is not retried forever. If the
-        # release fails, the lease is no longer live either.
+        # Release the lease even after a failure: a later run finds the remaining differences. If the release fails, the lease has
+        # expired anyway.
         with suppress(lease.LeaseError, OSError):
-            lease.release(root, me)
+            lease.release(root, host)
 
 
 def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Item]:
-    """Return plan items for what a dead run left: an open replacement, and its lease.
+    """Return plan items for an open replacement, and for the lease of a dead run.
 
     `previous` is True if a previous container exists. `ended` is a run that is known to be gone.
     """
@@ -88,8 +88,13 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
     return items
 
 
-def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose: str) -> str:
-    run = store.Run("host", "the host itself", os.uname().nodename)
+def _run_of_host() -> store.Run:
+    return store.Run("host", "the host itself", os.uname().nodename)
+
+
+def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any], owner: str) -> str:
+    """Roll back the change of a dead run. Return what was done."""
+    run = _run_of_host()
     moves: Dict[str, Any] = {}
     failure: Optional[Exception] = None
     opened = store.read_transaction(root) is not None
@@ -97,14 +102,14 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
         try:
             with store.locked(root, time.monotonic() + STORE_WAIT):
                 damage.mend(root)
-                moves = store.restore(root, run, f"{whose}: {WHY}")
+                moves = store.restore(root, run, f"{owner}: {WHY}")
         except Exception as error:
             # Restore the container even if the links could not be restored
             failure = error
     name = settings.get("name")
     entry = replacement.read(root)
     if entry is not None and not name:
-        raise container.ContainerError(f"the lease of {whose} does not name the container, expected its name to restore it")
+        raise container.ContainerError(f"the lease of {owner} does not name the container, expected its name to restore it")
     settings = {**SETTINGS, **settings}
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
     if name:
@@ -114,21 +119,19 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
             if restored:
                 done.append(restored)
             if moves and engine.inspect(name):
-                serve_linked(engine, root, name, settings, fresh=restored is not None, guard=guard)
+                serve_current_releases(engine, root, name, settings, fresh=restored is not None, guard=guard)
         done += guard.did()
     if failure is not None:
         raise failure
     if opened:
         with store.locked(root, time.monotonic() + STORE_WAIT):
-            store.close_transaction(root, run, "proven", f"{whose}: {WHY}")
-    return (
-        f"rolled back what {whose} had begun: {'; '.join(done)}"
-        if done
-        else f"ended the lease of {whose}, under which nothing was begun"
-    )
+            store.close_transaction(root, run, "proven", f"{owner}: {WHY}")
+    if done:
+        return f"rolled back what {owner} had begun: {'; '.join(done)}"
+    return f"ended the lease of {owner}, under which nothing was begun"
 
 
-def serve_linked(
+def serve_current_releases(
     engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
 ) -> None:
     """Make the server serve the linked releases and wait for that. Restart it unless it polls or was just started (`fresh`)."""
@@ -145,18 +148,16 @@ def serve_linked(
         if at is None:
             return
         served = read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
-        # Ignore models that come from object stores, because the host has no list of them
+        # Ignore models from object stores, because the host has no list of them
         foreign = [] if served is None else served_without_release(served)
-        known = {name: versions for name, versions in (served or {}).items() if name in desired["models"] or name not in foreign}
-        left = None if served is None else server.diff_models(desired, known)
+        relevant = {name: versions for name, versions in (served or {}).items() if name in desired["models"] or name not in foreign}
+        left = None if served is None else server.diff_models(desired, relevant)
         if left == []:
             return
         if left and mode == "poll" and guard.repeats(ended):
             ended = len(guard.ended)
-            releases.touch_served(
-                root, store.Run("host", "the host itself", os.uname().nodename), [entry["name"] for entry in left]
-            )
+            releases.touch_served(root, _run_of_host(), [entry["name"] for entry in left])
         if time.monotonic() >= deadline:
-            words = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"
-            raise container.ContainerError(f"the server does not serve what served before: {words}")
+            differences = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"
+            raise container.ContainerError(f"the server does not serve the previous releases: {differences}")
         time.sleep(LOOK)

@@ -8,7 +8,6 @@ longer matches its stamp.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -57,9 +56,7 @@ def locked(directory: str, wait: bool = True) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
+        except BlockingIOError:
             raise Busy(f"{directory} is locked") from None
         yield
     finally:

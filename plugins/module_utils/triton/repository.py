@@ -56,17 +56,9 @@ def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
 
 def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
     """Return the models whose old release, assumed to be as large as the new one, does not fit on an NPU next to all new models."""
-    needed = [
-        sum((model.get("memory") or [])[npu] for model in models.values() if npu < len(model.get("memory") or []))
-        for npu in range(len(totals))
-    ]
-    return {
-        name
-        for name, model in models.items()
-        if any(
-            share and npu < len(totals) and needed[npu] + share > totals[npu] for npu, share in enumerate(model.get("memory") or [])
-        )
-    }
+    shares = {name: model.get("memory") or [] for name, model in models.items()}
+    free = [total - sum(memory[npu] for memory in shares.values() if npu < len(memory)) for npu, total in enumerate(totals)]
+    return {name for name in models if any(share > left for share, left in zip(shares[name], free) if share)}
 
 
 def pauses() -> Iterator[float]:

@@ -19,8 +19,9 @@ SECONDS = 60.0
 VERSION = re.compile(r"[0-9]{1,19}")
 # Limits of the characters of a state, and of Triton's reason for the state
 STATE, REASON = 40, 2000
-# Shapes of a server's metadata, and of an ensemble's config
+# Shapes of a server's metadata, of the config of a release, and of an ensemble's config
 METADATA = {"version": str}
+RELEASED = {"parameters": {RELEASE: {"string_value": str}}}
 ENSEMBLE = {"ensemble_scheduling": {"step": [{"model_name": str}]}}
 
 
@@ -95,9 +96,6 @@ def served_without_release(served: Mapping[str, Any]) -> List[str]:
 def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:
     """Return the release digest in a model's config as the server has it in memory, or None if the config has no digest."""
     status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
-    if status != 200 or not isinstance(config, dict):
+    if status != 200 or shapes.mismatch(config, RELEASED):
         return None
-    parameters = config.get("parameters")
-    found = parameters.get(RELEASE) if isinstance(parameters, dict) else None
-    release = found.get("string_value") if isinstance(found, dict) else None
-    return release if isinstance(release, str) else None
+    return str(config["parameters"][RELEASE]["string_value"])

@@ -30,9 +30,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs impor
 
 # Numbers of the system calls `wait4` and `futex`, by machine architecture
 CALLS = {"x86_64": (61, 202), "aarch64": (260, 98)}
-# Default seconds that a wait has to last (LIMIT), seconds between two samples (LOOK), fewest samples that prove a wait (LOOKS)
-LIMIT, LOOK, LOOKS = 15.0, 1.0, 4
-# How often one change repeats a stuck load
+# Default seconds that a wait has to last (LIMIT), seconds between two samples (SAMPLE_PAUSE), and the smallest number of samples
+# that proves a wait (MIN_SAMPLES)
+LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
+# Largest number of times that one change repeats stuck loads
 ROUNDS = 10
 # The share of a processor that both threads together may use, because a waiting stub checks for a message once a second
 IDLE = 0.01
@@ -70,22 +71,22 @@ class Sample(NamedTuple):
 def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) -> List[Wait]:
     """Return the waits that were in every sample of the last `limit` seconds, and used no processor time meanwhile.
 
-    With a limit of 0 or less, or with fewer than LOOKS samples, return an empty list.
+    With a limit of 0 or less, or with fewer than MIN_SAMPLES samples, return an empty list.
     """
     found: List[Wait] = []
     if not samples or limit <= 0:
         return found
     latest = samples[-1]
     for wait, used in latest.waits.items():
-        looks, lasted = 0, 0.0
+        count, lasted = 0, 0.0
         for sample in reversed(samples):
             seconds = latest.at - sample.at
             # A difference of one tick may be due to rounding.
             idle = 1 + IDLE * ticks_per_second * seconds
             if wait not in sample.waits or used - sample.waits[wait] > idle:
                 break
-            looks, lasted = looks + 1, seconds
-        if looks >= LOOKS and lasted >= limit:
+            count, lasted = count + 1, seconds
+        if count >= MIN_SAMPLES and lasted >= limit:
             found.append(wait)
     return found
 
@@ -103,7 +104,7 @@ class History:
         self._samples.append(sample)
         if not sample.waits:
             self._samples.clear()
-        while len(self._samples) > LOOKS and sample.at - self._samples[1].at >= self.limit:
+        while len(self._samples) > MIN_SAMPLES and sample.at - self._samples[1].at >= self.limit:
             del self._samples[0]
         return lasting(self._samples, self.limit, self._ticks_per_second)
 
@@ -126,7 +127,7 @@ def look(root: int) -> Sample:
             continue
         waited = _waited_for(server, calls[0])
         for pid, stat in stubs.items():
-            number = _number_inside(pid) if waited and stat.parent == server else None
+            number = _pid_in_container(pid) if waited and stat.parent == server else None
             if number not in waited or not _awaits_message(pid, calls[1]):
                 continue
             thread = waited[number]
@@ -161,7 +162,7 @@ class Guard:
         self,
         root: Callable[[], Optional[int]],
         limit: float,
-        pause: float = LOOK,
+        pause: float = SAMPLE_PAUSE,
         tell: Callable[[Wait], None] = lambda wait: None,
     ) -> None:
         self._root, self._pause, self._tell = root, pause, tell
@@ -260,7 +261,7 @@ def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
     return found
 
 
-def _number_inside(pid: int) -> Optional[int]:
+def _pid_in_container(pid: int) -> Optional[int]:
     """Return the ID of a process in its own PID namespace, in which its server runs, too."""
     with suppress(OSError, ValueError, IndexError), open(f"{PROC}/{pid}/status", encoding="utf-8", errors="replace") as source:
         for line in source:
