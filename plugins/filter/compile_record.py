@@ -37,11 +37,11 @@ _value:
 
 from typing import Any, Callable, Dict
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compile_record
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 
 
 class FilterModule:
     """Filters of the collection."""
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
-        return {"compile_record": compile_record.received}
+        return {"compile_record": compiled.validate_sent_record}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compile_record
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 from helpers import ROOT, ansible_playbook
 from hostile_user import HostileUser
 from test_house import PLAYBOOKS, TASK_FILES, load, relative, tasks_of, tasks_of_playbook
@@ -147,7 +147,7 @@ def test_nothing_of_the_host_is_fetched_that_a_source_leads_to(build: Build, wha
 )
 def test_a_record_that_is_none_is_refused(record: Any, found: str) -> None:
     text = record if isinstance(record, str) else json.dumps(record)
-    judged = compile_record.received(base64.b64encode(text.encode()).decode(), RECORD["sha256"])
+    judged = compiled.validate_sent_record(base64.b64encode(text.encode()).decode(), RECORD["sha256"])
     assert found in judged["flaw"]
     assert judged["text"] == ""
     assert SECRET not in judged["flaw"]

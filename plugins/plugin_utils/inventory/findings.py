@@ -75,9 +75,7 @@ def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
     usable = _Usable(variables, unusable)
     for rules in (_contradictions, _group_errors):
         with collected(reasons):
-            # `+=` would lose the reasons before an exception.
-            for reason in rules(usable):
-                reasons.append(reason)
+            reasons += rules(usable)
     return reasons
 
 

@@ -53,7 +53,8 @@ def current_release(label: Optional[str], inventory: str, new: str, rows: Mappin
 def row_changes(old: Optional[Release], new: Release) -> Iterator[str]:
     """Yield the differences between two rows."""
     if old is None or not old.row:
-        yield f"{'release ' + old.name if old else 'unknown release'} to {new.name}: {', '.join(_parts(new.row))}"
+        parts = ", ".join(f"{name} {value}" for name, value in _facts(new.row).items())
+        yield f"{'release ' + old.name if old else 'unknown release'} to {new.name}: {parts}"
     elif old.name != new.name:
         yield f"release {old.name} to {new.name}: {', '.join(_steps(old.row, new.row))}"
         yield from _support(old.row, new)
@@ -72,10 +73,6 @@ def _facts(row: Row) -> Dict[str, str]:
         "tritonclient": triton["tritonclient"],
         "base image": triton["image"],
     }
-
-
-def _parts(row: Row) -> List[str]:
-    return [f"{name} {value}" for name, value in _facts(row).items()]
 
 
 def _steps(old: Row, new: Row) -> List[str]:

@@ -57,11 +57,9 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     ]
     if not reasons:
         with collected(reasons):
-            # `+=` would lose the reasons before an exception.
-            for reason in _required_errors(variables):
-                reasons.append(reason)
+            reasons += _required_errors(variables)
     if reasons or proxy_errors:
-        raise Refusal(list(dict.fromkeys([*type_errors(variables), *reasons, *proxy_errors])))
+        raise Refusal(list(dict.fromkeys([*getattr(variables, "type_errors", []), *reasons, *proxy_errors])))
 
 
 def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
@@ -84,11 +82,6 @@ def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
         yield f"triton_models contains {', '.join(duplicates)} several times for the same hosts. Remove all but one."
 
 
-def type_errors(variables: Mapping[str, Any]) -> List[str]:
-    """Return the type errors of the variables that the inventory or the command line sets."""
-    return variables.type_errors if isinstance(variables, Templated) else []
-
-
 def collect_desired(
     variables: Mapping[str, Any], concerns: List[str], proof: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
@@ -100,7 +93,7 @@ def collect_desired(
     validate(variables, concerns)
     states: Dict[str, Any] = {}
     by_model: Dict[str, Manifest] = {}
-    reasons = list(type_errors(variables))
+    reasons = list(getattr(variables, "type_errors", []))
     if {"models", "server"} & set(concerns):
         with collected(reasons):
             by_model, model_errors = manifests(variables)

@@ -10,8 +10,10 @@ is null if the SDK does not keep it. This code runs on the controller, which has
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
@@ -27,11 +29,19 @@ SHAPE = {
     "device_memory": [int],
     "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
 }
+# The record that a build host sends. Only plan and validation of a compilation need the additional fields.
+SENT_SHAPE = {
+    **SHAPE,
+    "sha256": re.compile("[0-9a-f]{64}"),
+    "compiler_version": str,
+    "source": {"kind": str, "sha256": str, "spec": str},
+}
 # Limits of a record: its bytes, NPUs of an instance, bytes of device memory on an NPU, and buckets
 MAX_BYTES, MAX_DEVICES, MAX_MEMORY, MAX_BUCKETS = 1 << 24, 256, 1 << 50, 1000
 # Limits of a bucket: inputs or outputs, characters of a name, dimensions, and size of a dimension
 MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
-MAX_SHOWN = 120  # Characters of a value in a message
+# Characters of a value, and of a parser's message, in a message
+MAX_SHOWN, MAX_PARSER_MESSAGE = 120, 200
 SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
 # {name of a dtype in numpy: its name in config.pbtxt}
 DTYPES = {
@@ -81,6 +91,20 @@ def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
         return None, f"unreadable ({error})"
     flaw = _flaw(raw) if raw is not None else None
     return (None, f"a record that is not valid ({flaw})") if flaw else (raw, "")
+
+
+def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
+    """Return {"text": the record of a build host for the controller's disk, "flaw": the reason why it is refused, or ""}.
+
+    `content` is the record in Base64, which may be any text. `sha256` is the digest of the compiled file.
+    """
+    try:
+        record = json.loads(base64.b64decode(content))
+        text = json.dumps(record, allow_nan=False, indent=1, sort_keys=True) + "\n"
+    except (ValueError, RecursionError) as error:
+        return {"text": "", "flaw": f"it is not JSON ({str(error)[:MAX_PARSER_MESSAGE]})"}
+    flaw = shapes.mismatch(record, SENT_SHAPE) or "; ".join(record_of({"record": record, "sha256": sha256}, record["npu"])[1])
+    return {"text": "" if flaw else text, "flaw": flaw}
 
 
 def with_digest(artefact: Mapping[str, Any]) -> Dict[str, Any]:
