@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping
 
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -39,52 +39,33 @@ def _limits(found: Mapping[str, str]) -> Dict[str, Any]:
     return {name: {"soft": int(soft), "hard": int(hard)} for name, (soft, hard) in pairs.items()}
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _cdi_reservation(requests: Any) -> Dict[str, Any]:
     """Return device requests such as ["cdi rebellions.ai/npu=0"] as a reservation. The engine ignores the required capabilities."""
     names = [name for request in requests for name in request.removeprefix("cdi ").split(",")]
     return {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names, "capabilities": ["npu"]}]}}}
 
 
-# {fact of a container: (option of Compose, function that converts the value for Compose)}
-OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
-    "image": ("image", _same),
-    "command": ("command", list),
-    "environment": ("environment", dict),
-    "log": ("logging", lambda log: {"driver": log["driver"], "options": dict(log["options"])}),
-    "ports": ("ports", lambda ports: [f"{where}:{inside}" for inside, where in sorted(ports.items())]),
-    "privileged": ("privileged", _same),
-    "restart": ("restart", _same),
-    "shm_size": ("shm_size", _same),
-    "stop_timeout": ("stop_grace_period", "{}s".format),
-    "ulimits": ("ulimits", _limits),
-    "volumes": ("volumes", list),
-    "cap_add": ("cap_add", list),
-    "cap_drop": ("cap_drop", list),
-    "cpuset": ("cpuset", _same),
-    "device_requests": ("deploy", _cdi_reservation),
-    "devices": ("devices", list),
-    "entrypoint": ("entrypoint", list),
-    "extra_hosts": ("extra_hosts", list),
-    "groups": ("group_add", list),
-    "ipc": ("ipc", _same),
-    "cpus": ("cpus", _same),
-    "memory": ("mem_limit", _same),
+# Facts of a container that Compose has options for, in the order of the file
+FACTS = (
+    "image", "command", "environment", "log", "ports", "privileged", "restart", "shm_size", "stop_timeout", "ulimits", "volumes",
+    "cap_add", "cap_drop", "cpuset", "device_requests", "devices", "entrypoint", "extra_hosts", "groups", "ipc", "cpus", "memory",
+    "network", "pid", "pids_limit", "read_only", "security", "tmpfs", "user", "working_dir",
+)  # fmt: skip
+# {fact: option of Compose} for the options that have another name than the fact
+NAMES = {
+    "log": "logging", "stop_timeout": "stop_grace_period", "device_requests": "deploy", "groups": "group_add",
+    "memory": "mem_limit", "network": "network_mode", "security": "security_opt",
+}  # fmt: skip
+# {fact: function that converts its value for Compose}
+CONVERSIONS: Dict[str, Callable[[Any], Any]] = {
+    "log": lambda log: {"driver": log["driver"], "options": log["options"]},
+    "ports": lambda ports: [f"{address}:{port}" for port, address in sorted(ports.items())],
+    "stop_timeout": "{}s".format,
+    "ulimits": _limits,
+    "device_requests": _cdi_reservation,
     # Without this option, Compose would create a network of its own.
-    "network": ("network_mode", lambda network: "bridge" if network == ENGINE_DEFAULTS["network"] else network),
-    "pid": ("pid", _same),
-    "pids_limit": ("pids_limit", _same),
-    "read_only": ("read_only", _same),
-    "security": ("security_opt", list),
-    "tmpfs": ("tmpfs", list),
-    "user": ("user", _same),
-    "working_dir": ("working_dir", _same),
+    "network": lambda network: "bridge" if network == ENGINE_DEFAULTS["network"] else network,
 }
-# Facts that are written even if they equal the engine's default, because Compose has another default
-ALWAYS = ("network",)
 
 
 def compose_file(
@@ -106,9 +87,9 @@ def compose_file(
     for fact in ("command", "environment", "log"):
         container[fact] = _without_secrets(container[fact], sealed["container"][fact], values)
     service: Dict[str, Any] = {"container_name": desired["name"], "pull_policy": "never"}
-    for fact, (option, form) in OPTIONS.items():
-        if fact in ALWAYS or container[fact] != ENGINE_DEFAULTS.get(fact):
-            service[option] = form(container[fact])
+    for fact in FACTS:
+        if fact == "network" or container[fact] != ENGINE_DEFAULTS.get(fact):
+            service[NAMES.get(fact, fact)] = CONVERSIONS.get(fact, lambda value: value)(container[fact])
     service["healthcheck"] = _health(desired, health)
     # JSON turns Ansible's string types into plain strings, which YAML can dump.
     plain = json.loads(json.dumps({"services": {SERVICE: service}}))
@@ -119,7 +100,7 @@ def compose_file(
 def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
     """Return the reasons why the Compose file of this host cannot be written."""
     reasons = []
-    unknown = sorted(fact for fact in set(container) - set(OPTIONS) if container[fact] != ENGINE_DEFAULTS.get(fact, ...))
+    unknown = sorted(fact for fact in set(container) - set(FACTS) if container[fact] != ENGINE_DEFAULTS.get(fact, ...))
     if unknown:
         reasons.append(f"{host}: container.{', container.'.join(unknown)} is set, expected only options that a Compose file has")
     if not container["image"]:
@@ -138,7 +119,7 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
 
 
 def _without_secrets(value: Any, shown: Any, values: Dict[str, str]) -> Any:
-    """Return a value for the file. Each part that is a digest in `shown` becomes a variable, and `values` gets its value."""
+    """Return a value for the file. Parts that are digests in `shown` become variables, whose values are added to `values`."""
     if isinstance(value, Mapping):
         return {name: _without_secrets(entry, shown[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -147,16 +128,11 @@ def _without_secrets(value: Any, shown: Any, values: Dict[str, str]) -> Any:
     if value == shown or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
         return _plain(value)
     # A digest replaces the end of a text such as --cache-config=redis,password=...
-    head = _text_before_digest(str(value), str(shown)) if isinstance(value, str) else ""
+    head = str(shown).partition("digest:")[0] if isinstance(value, str) else ""
+    head = head if str(value).startswith(head) else ""
     name = f"{PREFIX}{len(values) + 1}"
     values[name] = str(value)[len(head) :]
     return f"{_plain(head)}${{{name}:?found no {name} in .env beside this file}}"
-
-
-def _text_before_digest(value: str, shown: str) -> str:
-    """Return the part of a text before its digest; empty if the digest replaces the whole text."""
-    head = shown.partition("digest:")[0]
-    return head if value.startswith(head) else ""
 
 
 def _plain(value: Any) -> Any:
@@ -181,12 +157,12 @@ def _head(desired: Mapping[str, Any], host: str, kept_out: bool) -> str:
     """Return the comment at the top of the file."""
     lines = [
         f"The container {desired['name']} of {json.dumps(host)}, equal to the one that playbooks/site.yml starts. Written by",
-        "playbooks/compose.yml: change the inventory and run it again. The host has to have the image, under this ID, and what is",
-        "mounted; two containers of this name, or on these ports, cannot run at once.",
+        "playbooks/compose.yml: change the inventory and run it again. The host must have the image under this ID and the sources",
+        "of the mounts. Two containers with this name, or on these ports, cannot run at once.",
     ]
     if kept_out:
         lines.append(
-            "Values that may be secret are in the file .env, which has to be beside this one and readable only for its owner."
+            "Values that may be secret are in the file .env, which must be in this directory and readable only for its owner."
         )
     return "".join(f"# {line}\n" for line in lines)
 

@@ -134,7 +134,7 @@ def test_cards_that_the_host_does_not_open_are_told() -> None:
 def test_every_option_of_a_container_has_a_form() -> None:
     """Whoever adds one to the concern adds its form here."""
     part = wanted()
-    assert set(subject.OPTIONS) == set(part["container"])
+    assert set(subject.FACTS) == set(part["container"])
     texts = [option for option, _form in subject.OPTIONS.values()]
     assert len(set(texts)) == len(texts)
     part["container"].update(cap_add=["IPC_LOCK"], cap_drop=["ALL"], user="1000", read_only=True, tmpfs=["/tmp"])

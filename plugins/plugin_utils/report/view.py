@@ -221,7 +221,7 @@ def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks:
                 "reason": _word(_at(entry, "reason")),
                 "release": _word(_at(entry, "release")),
                 # The release follows from the source, so the served source is known if the served release is the desired one.
-                "source": _word(_at(wanted.get(model), "source")) if _is_wanted(entry, wanted.get(model)) else "",
+                "source": _word(_at(wanted.get(model), "source")) if _is_desired(entry, wanted.get(model)) else "",
             }
             for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
         ]
@@ -245,7 +245,7 @@ def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks:
     return cells
 
 
-def _is_wanted(served: Any, wanted: Any) -> bool:
+def _is_desired(served: Any, wanted: Any) -> bool:
     release = _at(served, "release")
     return release is not None and release == _at(wanted, "release")
 

@@ -91,9 +91,6 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-# Values of options
-
-
 def index(text: str, least: int = 0) -> int:
     """Return a whole number of at least `least`. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and int(text) >= least):
@@ -189,9 +186,6 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
                 "expected a certificate and its own key without a passphrase, as PEM"
             )
     return wrong
-
-
-# Files of results
 
 
 def writable(path: str, option: str) -> None:

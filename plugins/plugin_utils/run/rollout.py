@@ -124,9 +124,6 @@ def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Du
     return f"about {seconds:.0f} s, as the last time"
 
 
-# The record of durations
-
-
 def read(path: str) -> Dict[str, Duration]:
     """Return {host: duration of its last change}; empty if the record is missing or invalid."""
     found: Dict[str, Duration] = {}

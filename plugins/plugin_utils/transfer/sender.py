@@ -92,8 +92,6 @@ class Sender:
         with _store_errors():
             return self._local(self._routes(missing, origins)) if missing else {}
 
-    # Routes
-
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
         """Return {digest: origin}, each with `pull` (True if the host fetches it), `source` for messages, and `size` if known."""
         options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller)
@@ -119,8 +117,6 @@ class Sender:
         if reasons:
             raise StoreError("; ".join(reasons))
         return routes
-
-    # Steps
 
     def _send(self, routes: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
         deadline = time.monotonic() + int(self.variables["model_repository_lock_timeout"])
@@ -187,8 +183,6 @@ class Sender:
                     os.unlink(path)
             raise
         return answer.get("taken")
-
-    # Pushing
 
     def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
         """Push files with rsync. Return False if another controller came first."""
@@ -306,8 +300,6 @@ class Sender:
         """Return the bytes that this process has fetched; None before the first fetch."""
         partials = self.fetching.values()
         return sum(max(_size_of(path), _size_of(path[: -len(".partial")])) for path in partials) if partials else None
-
-    # Progress
 
     def _arrived(self, digests: Mapping[str, Any]) -> int:
         """Return the bytes of these blobs that were on the host before this run."""
