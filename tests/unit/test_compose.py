@@ -135,8 +135,8 @@ def test_every_option_of_a_container_has_a_form() -> None:
     """Whoever adds one to the concern adds its form here."""
     part = wanted()
     assert set(subject.FACTS) == set(part["container"])
-    texts = [option for option, _form in subject.OPTIONS.values()]
-    assert len(set(texts)) == len(texts)
+    assert set(subject.NAMES) | set(subject.CONVERSIONS) <= set(subject.FACTS)
+    assert len({subject.NAMES.get(fact, fact) for fact in subject.FACTS}) == len(subject.FACTS)
     part["container"].update(cap_add=["IPC_LOCK"], cap_drop=["ALL"], user="1000", read_only=True, tmpfs=["/tmp"])
     part["container"].update(security=["no-new-privileges"], ipc="host", pid="host", network="host", cpus=1.5, pids_limit=100)
     part["container"].update(entrypoint=["/bin/sh"], working_dir="/srv", extra_hosts=["a:10.0.0.1"])
