@@ -27,7 +27,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> PlayedEngine:
 
 
 def replace(engine: PlayedEngine, root: Path) -> list[str]:
-    return container.replace(engine, str(root), ME, "triton", SETTINGS)
+    return container.replace(engine, str(root), ME, "triton", SETTINGS, {})
 
 
 def put_back(engine: PlayedEngine, root: Path) -> str | None:
@@ -52,7 +52,7 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
     [
         ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", 20, "the cards are still held 0 s after"),
         ("exit 3", 20, "does not report who has the cards open \\(it ended with 3\\) 0 s after"),
-        ("exec tail -f /dev/null", 0.2, "does not report who has the cards open \\(.* timed out"),
+        ("exec tail -f /dev/null", 0.2, "does not report who has the cards open \\(.* did not answer within"),
     ],
 )
 def test_a_new_one_is_not_started_where_the_cards_may_be_held(
@@ -67,7 +67,7 @@ def test_a_new_one_is_not_started_where_the_cards_may_be_held(
     monkeypatch.setattr(container.vendor_tool, "TOOLS", (str(tool),))
     settings = {**SETTINGS, "free_timeout": 0}
     with pytest.raises(container.ContainerError, match=why):
-        container.replace(engine, str(tmp_path / "store"), ME, "triton", settings)
+        container.replace(engine, str(tmp_path / "store"), ME, "triton", settings, {})
     assert "running" not in engine.names().values()
     # What served before goes on, free or not
     assert container.restore(engine, str(tmp_path / "store"), "triton", settings)
@@ -146,7 +146,7 @@ def test_an_old_container_that_does_not_come_up_is_told_with_its_exit_code(engin
 def test_a_container_aside_without_a_word_is_what_to_go_back_to(engine: PlayedEngine, tmp_path: Path) -> None:
     proven = engine.add("triton-previous", "exited")
     engine.add("triton", works=False)
-    assert container.open_replacement(engine, str(tmp_path), "triton") == replacement.UNKNOWN
+    assert replacement.read(str(tmp_path), previous=True) == replacement.UNKNOWN
     put_back(engine, tmp_path)
     assert engine.serving() == proven
 

@@ -40,7 +40,7 @@ def exchange(engine: PlayedEngine, root: Path, works: bool = False, run: lease.H
     """A replacement up to its proof; returns the container that was proven."""
     old = engine.add("triton")
     engine.add("triton-next", "created", works=works)
-    container.replace(engine, str(root), run, "triton", SETTINGS)
+    container.replace(engine, str(root), run, "triton", SETTINGS, {})
     return old
 
 
@@ -241,7 +241,7 @@ def test_models_of_an_object_store_are_not_superfluous(
         old = {"words": {"1": {"state": "READY", "reason": "", "release": B["words"]["release"]}}} if len(looks) < 3 else {}
         return {**linked, **old, "cloudy": {"3": {"state": state, "reason": "", "release": None}}}
 
-    monkeypatch.setattr(resume, "LOOK", 0.01)
+    monkeypatch.setattr(resume, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(resume, "read_served", read_served)
     outcome = resume.resume(str(proven), engine)
     assert not outcome.failed and "digits serves 0" in outcome.did

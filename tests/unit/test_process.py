@@ -104,7 +104,7 @@ def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setattr(conditions, "HOME", str(home))
     monkeypatch.setattr(proof, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(supervised, "LOOK", 0.02)
+    monkeypatch.setattr(supervised, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(check_client, "run_in_process", lambda *_given: [{"name": "digits", "ok": True, "why": ""}])
     return home
 

@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     refuse_absent,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, read_text, untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run, untranslated
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
@@ -39,21 +39,13 @@ RESPONSE_TIMEOUT = 5.0
 TOOL_TIMEOUT = 20.0
 
 
-def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str, Any]]:
-    """Return the open replacement from its record. Without a record, a previous container counts as an unknown replacement."""
-    entry = replacement.read(root)
-    if entry is None and engine.inspect(name + "-previous"):
-        entry = dict(replacement.UNKNOWN)
-    return entry
-
-
 def replace(
-    engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any], manual: Optional[Mapping[str, Any]] = None
+    engine: Docker, root: str, holder: lease.Holder, name: str, settings: Mapping[str, Any], manual: Mapping[str, Any]
 ) -> List[str]:
     """Replace `<name>` by `<name>-next`. Keep the old container as `<name>-previous` until `keep` or `restore`.
 
-    `manual` is a server that was started manually in the old container: {"pid", "options" of docker exec}. If `<name>` was never
-    proven, it is removed, because the proven container still exists as `<name>-previous`. Raises ContainerError.
+    `manual` is {"pid", "options" of docker exec} of a server that was started manually in the old container, or empty. If `<name>`
+    was never proven, it is removed, because the proven container still exists as `<name>-previous`. Raises ContainerError.
     """
     _end_kept(engine, root, name)
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
@@ -62,12 +54,12 @@ def replace(
     refuse_absent(upcoming)
     before = replacement.read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
-    recorded = before["inside"] if before and previous else _with_command(manual or {})
-    replacement.begin(root, run, ran=ran, old=(previous or current or {}).get("Id"), inside=recorded)
+    recorded = before["inside"] if before and previous else _with_command(manual)
+    replacement.begin(root, holder, ran=ran, old=(previous or current or {}).get("Id"), inside=recorded)
     done = []
     if current:
         # Stop before the rename: the engine refuses to rename a container that it is about to restart
-        _stop(engine, current, settings, {} if previous else manual or {})
+        _stop(engine, current, settings, {} if previous else manual)
         if previous:
             engine.remove(current["Id"])
             done.append(f"removed {current['Id'][:12]}, which was never proven")
@@ -86,7 +78,7 @@ def replace(
     return [*done, f"started {upcoming['Id'][:12]}"]
 
 
-def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
+def stop(engine: Docker, root: str, holder: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
     """Stop the container for another change, such as one of the driver. The stop stays recorded until `keep` or `restore`.
 
     Returns False if the container did not run.
@@ -96,7 +88,7 @@ def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapp
     if not found or not found["State"]["Running"]:
         return False
     if replacement.read(root) is None and not engine.inspect(name + "-previous"):
-        replacement.begin(root, run, phase=replacement.STOPPED, old=found["Id"])
+        replacement.begin(root, holder, phase=replacement.STOPPED, old=found["Id"])
     engine.stop(found["Id"], settings["stop_timeout"])
     return True
 
@@ -134,13 +126,10 @@ def _busy_cards() -> str:
     tool = vendor_tool.find_tool()
     if tool is None:
         return ""
-    try:
-        done = capture([tool, "-j"], TOOL_TIMEOUT)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{tool} does not report who has the cards open ({error})"
-    if done.returncode:
-        return f"{tool} does not report who has the cards open (it ended with {done.returncode})"
-    return "the cards are still held" if "ctx_id" in done.stdout else ""
+    code, output = run(tool, "-j", timeout=TOOL_TIMEOUT)
+    if code:
+        return f"{tool} does not report who has the cards open ({output or f'it ended with {code}'})"
+    return "the cards are still held" if "ctx_id" in output else ""
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:
@@ -167,8 +156,8 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
     An interrupted call can be repeated. Raises ContainerError if the restored server does not answer.
     """
     _end_kept(engine, root, name)
-    entry = open_replacement(engine, root, name)
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
+    entry = replacement.read(root, previous is not None)
     if entry is None or not (previous or (current and entry["old"] == current["Id"])):
         # No earlier container exists. The next run proves the current one.
         if entry is not None and entry["phase"] == replacement.SWAPPING:

@@ -177,7 +177,10 @@ class HostChange:
         actions, noun = self.actions, self.driver.noun
         if actions & STARTS:
             self.log_step("wait for the cards")
-            self._free_cards()
+            reasons = self.driver.busy_cards()
+            if reasons:
+                lines = "".join(f"\n  - {reason}" for reason in reasons)
+                raise Unproven(f"the cards are not free, end what holds them and run again:{lines}")
         if actions & self.driver.prepares:
             self.log_step(f"ask the SDK in the new {noun} for the cards")
             self.did += self.driver.prepare()
@@ -197,13 +200,6 @@ class HostChange:
             self._load(self.models if not self.order["serve_current"] else store.current_models(self.root, self.models))
         if self.server["mode"] == "poll" and not self.order["serve_current"]:
             self._renew_lost(observation)
-
-    def _free_cards(self) -> None:
-        """Raise Unproven if another process has the cards open. Called before the server changes."""
-        reasons = self.driver.busy_cards()
-        if reasons:
-            lines = "".join(f"\n  - {reason}" for reason in reasons)
-            raise Unproven(f"the cards are not free, end what holds them and run again:{lines}")
 
     def _restart(self) -> None:
         self.log_step(f"restart the {self.driver.noun}")

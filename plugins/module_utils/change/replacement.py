@@ -18,7 +18,7 @@ REPLACEMENT = "replacement.json"
 # driver, and a server has to run again. PROVEN: only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
-    # Id of the run that began the replacement
+    # Id of the run that started the replacement
     "run": str,
     "by": str,  # person who started the run
     "since": str,
@@ -29,7 +29,7 @@ SHAPE = {
     # Configuration of a previous server that is a process (process/supervised.py)
     "config?": dict,
 }
-# The record that stands for a missing or unreadable one
+# The record that replaces a missing or unreadable record
 UNKNOWN: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -41,11 +41,14 @@ UNKNOWN: Dict[str, Any] = {
 }
 
 
-def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open replacement, None if no replacement is open. Return UNKNOWN if the record cannot be read."""
+def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
+    """Return the open replacement, None if no replacement is open. Return UNKNOWN if the record cannot be read.
+
+    With `previous`, a previous container exists. Without a record, it counts as an unknown replacement.
+    """
     found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
     if not found.exists:
-        return None
+        return dict(UNKNOWN) if previous else None
     return dict(UNKNOWN) if found.flaw else dict(found.content)
 
 
@@ -71,7 +74,7 @@ def close(root: str) -> None:
 
 
 def interrupted(root: str, run: Optional[str] = None) -> bool:
-    """Return True if a replacement, of `run` or of any run, was interrupted between its steps. Then no server runs."""
+    """Return True if a replacement of `run`, by default of any run, was interrupted between its steps, so that no server runs."""
     entry = read(root)
     return entry is not None and entry["phase"] == SWAPPING and run in (None, entry["run"])
 
@@ -79,9 +82,9 @@ def interrupted(root: str, run: Optional[str] = None) -> bool:
 def recover(
     root: str, holder: lease.Holder, restore: Callable[[], Optional[str]], failure: Callable[[Exception], str]
 ) -> Optional[str]:
-    """Restore the server from before an interrupted replacement. Returns what was done, None if there was no server before.
+    """Restore the server that an interrupted replacement stopped. Return what was done, None if there was no such server.
 
-    A failure is only returned as text, because the run goes on with its own server. `failure` returns the message of an error.
+    An error is only returned as text, because the run continues with its own server. `failure` returns the message of an error.
     """
     try:
         with lease.working(root, holder):

@@ -28,7 +28,7 @@ EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSErro
 # Default time limits in seconds, for a lease that does not have them (container.py)
 SETTINGS = {"free_timeout": 60, "stop_timeout": 120, "ready_timeout": 600}
 # Seconds between two polls of the server
-LOOK = 0.5
+POLL_SECONDS = 0.5
 
 
 class Outcome(NamedTuple):
@@ -75,7 +75,7 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
     `previous` is True if a previous container exists. `ended` is a run that is known to be gone.
     """
     items = []
-    entry = replacement.read(root) or (dict(replacement.UNKNOWN) if previous else None)
+    entry = replacement.read(root, previous)
     if entry is not None:
         found = "a replacement by {by} since {since}, which nobody has proven".format(**entry)
         if entry["phase"] == replacement.PROVEN:
@@ -160,4 +160,4 @@ def serve_current_releases(
         if time.monotonic() >= deadline:
             differences = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"
             raise container.ContainerError(f"the server does not serve the previous releases: {differences}")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)

@@ -43,7 +43,7 @@ ENDED, STUCK = (
 # Seconds for a supervisor to start. Also the seconds for its end in addition to the server's stop_timeout.
 GRACE = 20.0
 # Seconds between two checks
-LOOK = 0.1
+POLL_SECONDS = 0.1
 # stop_timeout in seconds of a server whose configuration is unknown
 STOP_TIMEOUT = 60
 # Largest part of the log in bytes that is read
@@ -124,7 +124,7 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
     while not holder(root):
         if started.poll() is not None or time.monotonic() >= deadline:
             raise ProcessError(f"the supervisor does not run: {log_tail(log_since(root, 0))}")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def write_private(path: str, content: bytes) -> None:
@@ -149,7 +149,7 @@ def stop(root: str) -> bool:
             raise ProcessError(
                 f"process {pid or '?'} has not ended within {patience:.0f} s: see {log_path(root)}, end it and run again"
             )
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     return True
 
 

@@ -25,14 +25,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load import Guard
 
-# Seconds before a restart: FIRST, doubled at each restart up to LONGEST. A server that ran for WELL seconds starts over with FIRST.
-FIRST, LONGEST, WELL = 1.0, 60.0, 120.0
+# Seconds before a restart: FIRST_PAUSE, doubled at each restart up to MAX_PAUSE. After a server has run for STABLE seconds, the
+# next pause is FIRST_PAUSE again.
+FIRST_PAUSE, MAX_PAUSE, STABLE = 1.0, 60.0, 120.0
 # Seconds between two checks of the server and of the size of its log
-LOOK = 0.5
-# Longest time in seconds for which another process tests the lock
-MOMENT = 2.0
+POLL_SECONDS = 0.5
+# Seconds to wait for the lock, which another process may hold for a moment to test it
+LOCK_TIMEOUT = 2.0
 PR_SET_PDEATHSIG = 1
-# Beginning of the log line about a stuck load that is being ended
+# Beginning of the log line when the supervisor ends a stuck load
 ENDS = "a load is stuck, ends"
 
 
@@ -52,8 +53,8 @@ class Supervisor:
     def run(self) -> int:
         """Keep the server running until SIGTERM. Return the exit code."""
         with locks.opened(self.config["pid"]) as pid:
-            if not locks.take(pid, time.monotonic() + MOMENT):
-                print(f"npufleet_supervisor: another one holds {self.config['pid']}", file=sys.stderr)
+            if not locks.take(pid, time.monotonic() + LOCK_TIMEOUT):
+                print(f"npufleet_supervisor: another supervisor holds {self.config['pid']}", file=sys.stderr)
                 return 1
             pid.truncate(0)
             pid.write(f"{os.getpid()}\n")
@@ -71,21 +72,21 @@ class Supervisor:
         """Wait for `seconds`, or until the supervisor has to end."""
         deadline = time.monotonic() + seconds
         while not self.ending and time.monotonic() < deadline:
-            time.sleep(min(LOOK, seconds))
+            time.sleep(min(POLL_SECONDS, seconds))
 
     def _serve(self) -> None:
-        pause = FIRST
+        pause = FIRST_PAUSE
         while not self.ending:
-            began = time.monotonic()
-            code = self._once()
+            started = time.monotonic()
+            code = self._run_server()
             if self.ending:
                 return
-            pause = FIRST if time.monotonic() - began >= WELL else pause
+            pause = FIRST_PAUSE if time.monotonic() - started >= STABLE else pause
             self._log(f"the server ended with {code} and starts again in {pause:.0f} s")
             self._wait(pause)
-            pause = min(pause * 2, LONGEST)
+            pause = min(pause * 2, MAX_PAUSE)
 
-    def _once(self) -> int:
+    def _run_server(self) -> int:
         """Run the server once. Return its exit code."""
         with open(self.config["log"], "ab") as log:
             try:
@@ -105,7 +106,7 @@ class Supervisor:
         # Run the guard here: a container may allow only the parent of the server to read the server's system calls.
         with Guard(lambda: server, self.config.get("stuck_load_limit", 0), tell=lambda wait: self._log(f"{ENDS} {wait}")):
             while self.server.poll() is None and not self.ending:
-                self._wait(LOOK)
+                self._wait(POLL_SECONDS)
                 self._rotate()
         if self.server.poll() is None:
             self.server.terminate()
