@@ -44,16 +44,12 @@ def history_table(store: Mapping[str, Any]) -> List[str]:
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     if not store["history"]:
-        lines = ["nothing is written down yet"]
+        lines = ["no change is recorded"]
     opened = store["transaction"]
     if opened:
-        lines.append(
-            "open since {} by {}: {}".format(opened["since"], opened["by"], ", ".join(sorted(opened["models"])) or "no model")
-        )
+        lines.append("open since {since} by {by}: ".format(**opened) + (", ".join(sorted(opened["models"])) or "no model"))
     for name, hold in sorted(store["holds"].items()):
-        lines.append(
-            "{} is held at {} since {} by {}: {}".format(name, hold["label"], hold["when"], hold["by"], hold["why"] or "-")
-        )
+        lines.append(f"{name} is held at {hold['label']} since {hold['when']} by {hold['by']}: {hold['why'] or '-'}")
     lines += [f"{path} is damaged: {flaw}" for path, flaw in sorted(store.get("damaged", {}).items())]
     return lines
 

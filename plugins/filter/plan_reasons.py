@@ -57,7 +57,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout
 
-NO_PLAN = "the plan is missing, expected one: see its failed task above, and run again"
+NO_PLAN = "the plan is missing. See the failed task above, and run again"
 
 
 def plan_reasons(
@@ -91,14 +91,14 @@ def _reasons(state: Any, left: bool) -> Optional[List[str]]:
     if state.get("unreachable"):
         return None
     if state.get("maintenance"):
-        # This run does not change the host, which may have left the play.
+        # The run does not change a host in maintenance, which may have left the play.
         return []
     reasons = [str(reason) for reason in state.get("refusals") or []]
     if isinstance(state.get("timedout"), Mapping) and not reasons:
         limit = state["timedout"].get("period")
         reasons.append(
-            f"the query has no answer within {limit} s (npufleet_query_timeout), expected one: see what keeps the host, such "
-            "as a driver or a disk that hangs, or leave it out with --limit"
+            f"the query has no answer within {limit} s (npufleet_query_timeout). Check the host for a driver or disk that hangs, "
+            "or exclude it with --limit"
         )
     if state.get("failed") and not reasons:
         reasons.append(host_text.line(state.get("msg") or NO_PLAN))

@@ -51,8 +51,8 @@ STEPS = ["serve", "restart", "reload"]
 # Differences of the cards that a reload of the kernel module may repair. Other differences of the cards need an operator.
 WEDGED = ("cards", "/dev/rsd0", "/dev/rbln*")
 # Changes of the driver and of its files for containers
-BY_THE_ROLE = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
-BY_SITE = "that is another driver or container, and no recovery: run playbooks/site.yml"
+ROLE_ACTIONS = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
+NEEDS_SITE = "a recovery does not replace drivers or containers: run playbooks/site.yml"
 
 
 def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]]:
@@ -64,22 +64,22 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
         refused.append("the engine does not answer, expected one that runs the server: run playbooks/site.yml")
     for entry in state["plan"]:
         concern, name, action = entry["concern"], entry["name"], entry["action"]
-        words = host_text.line(sentence(entry))
+        difference = host_text.line(sentence(entry))
         if concern == "driver":
-            if action in BY_THE_ROLE or (action == INSPECT and name not in (*WEDGED, "reboot")):
-                refused.append(f"{words}: " + (BY_SITE if action in BY_THE_ROLE else "see docs/troubleshooting/driver.md"))
+            if action in ROLE_ACTIONS or (action == INSPECT and name not in (*WEDGED, "reboot")):
+                refused.append(f"{difference}: " + (NEEDS_SITE if action in ROLE_ACTIONS else "see docs/troubleshooting/driver.md"))
             elif name == "module" or action == INSPECT:
-                found.append(words)
+                found.append(difference)
                 needed = STEPS.index("reload")
         elif concern in ("models", "server"):
             if action in ("create", "replace", "write", "key"):
-                refused.append(f"{words}: {BY_SITE}")
+                refused.append(f"{difference}: {NEEDS_SITE}")
             else:
-                found.append(words)
+                found.append(difference)
                 needed = max(needed, STEPS.index("serve"))
     if answers:
         found.append(host_text.indented(host_text.sanitized(answers)))
-        # If another step is needed, it may also correct the answers.
+        # Another step, if one is needed, may also correct the answers.
         needed = max(needed, STEPS.index("restart")) if needed < 0 else needed
     return {"found": found, "steps": [] if refused or needed < 0 else STEPS[needed:], "refused": refused}
 

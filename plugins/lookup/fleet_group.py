@@ -67,12 +67,12 @@ class LookupModule(LookupBase):
         # Without any host this is a syntax check, or Ansible itself reports that there is no inventory.
         if groups.get("all") and name not in groups:
             raise AnsibleError(
-                f"the inventory has no group {name}, expected the hosts with NPUs in it: "
+                f"the inventory has no group {name}, expected the group of the hosts with NPUs: "
                 "put them into that group, or name their group (-e npufleet_group=...)"
             )
         if PATTERN.search(name):
             raise AnsibleError(
-                f"npufleet_group is {name!r}, expected a name without spaces and , : & ! ~ * ? [ ], by which a play would go "
-                "over other hosts or none: rename the group"
+                f"npufleet_group is {name!r}, expected a name without spaces and , : & ! ~ * ? [ ], which would select other "
+                "hosts: rename the group"
             )
         return [pattern([name, *terms], self.get_option("within"), {*groups, name})]

@@ -11,7 +11,6 @@ description:
   - Returns a pattern for C(hosts) of a play. A group that the inventory does not have matches no host, without a warning.
   - Ends the run in three cases. A step of a host has no result, which Ansible itself does not report. The controller cannot open as
     many files as its forks need. An extra variable has the name of a variable that the playbooks set themselves.
-  - The lookup P(npufleet.triton.fleet_group#lookup) does the same.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -43,7 +42,7 @@ from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
-# A pattern without hosts. Ansible warns about groups that do not exist, and rejects an empty pattern.
+# A pattern that matches no host. Ansible rejects an empty pattern and warns about groups that do not exist.
 NO_HOST = "all:!all"
 
 

@@ -175,7 +175,7 @@ def test_names_that_are_paths_write_nothing(hostile: Hostile) -> None:
     code, output = hostile.play("adopt.yml", "--limit", HOSTILE)
     assert code == 2, output
     assert f"{HOSTILE} gave an answer that cannot be used (" in output
-    assert "nothing of it was taken" in output
+    assert "The answer was not used" in output
     assert not build(hostile, "adopt").exists()
 
 

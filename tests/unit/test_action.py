@@ -63,6 +63,6 @@ def test_an_answer_that_is_too_large_is_refused(large: Any, monkeypatch: pytest.
     monkeypatch.setattr(host_text, "LONGEST", 1 << 20)
     action = Action()
     action._execute_module = lambda *_given, **_more: {"data": large}  # type: ignore[method-assign]
-    words = r"^npu1: the answer of model_store has more than 1 MiB, expected less: nothing of it was taken\. Find out"
+    words = r"^npu1: the answer of model_store has more than 1 MiB, expected less\. The answer was not used\. Find out"
     with pytest.raises(host_text.InvalidAnswer, match=words):
         action.call_module("model_store", {"state": "forgotten"}, {"inventory_hostname": "npu1"})

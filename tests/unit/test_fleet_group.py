@@ -37,7 +37,7 @@ def test_every_playbook_goes_over_that_group(tmp_path: Path, groups: Any, given:
         assert done.returncode != 0
         words = " ".join((done.stdout + done.stderr).split())
         group = given[-1].rpartition("=")[2] if given else "npu_hosts"
-        assert f"the inventory has no group {group}, expected the hosts with NPUs in it" in words
+        assert f"the inventory has no group {group}, expected the group of the hosts with NPUs" in words
 
 
 @pytest.mark.parametrize("name", ["rack:a", "rack,a", "rack[0]", "~edge", "edge*", "a b"])

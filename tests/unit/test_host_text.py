@@ -121,7 +121,7 @@ def test_a_document_is_plain_yaml() -> None:
 def test_an_answer_of_another_shape_is_one_message() -> None:
     with (
         pytest.raises(
-            host_text.InvalidAnswer, match=r"^npu1 gave an answer that cannot be used \(KeyError: 'x'\): nothing of it was taken"
+            host_text.InvalidAnswer, match=r"^npu1 gave an answer that cannot be used \(KeyError: 'x'\)\. The answer was not used"
         ),
         host_text.parsing("npu1"),
     ):

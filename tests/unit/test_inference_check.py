@@ -178,8 +178,8 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
             {"inputs": {"IN": {"npy": "gone.npy"}}},
             ["inputs.IN.npy is gone.npy, which does not exist, expected {golden}/m/gone.npy"],
         ),
-        ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy is {golden}/m/text.npy, which is no .npy file, expected "]),
-        ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy is {golden}/m/empty.npy, which is no .npy file, expected "]),
+        ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy is {golden}/m/text.npy, which is not an .npy file, expected "]),
+        ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy is {golden}/m/empty.npy, which is not an .npy file, expected "]),
         (
             {"inputs": {"IN": {"npy": "scalar.npy"}}},
             ["inputs.IN.npy is {golden}/m/scalar.npy, a single value without rows, expected "],

@@ -39,13 +39,13 @@ MAX_LOAD_LENGTHS = {"seconds": 600, "requests": 1000000}
 # The most checks of a file. The most bytes of a check's name, which becomes a label of metrics and a part of file names
 CHECKS, NAME_BYTES = 1000, 200
 DAY = 86400  # seconds
-# Fields that state what a response has to be. Each check needs at least one of them.
+# Fields with the expected response. Each check needs at least one of them.
 EXPECTED = ("expect", "error", "responses", "cancel", "latency")
 # Expectations that an empty output cannot meet, because it has no values
 VALUE_EXPECTATIONS = ("finite", "argmax", "values", "text", "class_count", "label")
-# Expectations about numbers. A response with classes has no numbers, so that a check must not combine both.
+# Expectations that a check must not combine with classes, because a response with classes has no numbers
 NOT_WITH_CLASSES = ("finite", "argmax", "values", "text")
-# Statuses that the gRPC client also reports if the connection breaks or a proxy fails
+# Statuses that the gRPC client also reports for a broken connection or a failed proxy
 CLIENT_STATUSES = ("INTERNAL", "UNAVAILABLE", "UNIMPLEMENTED")
 # {field of a check: fields that must not be set beside it}
 EXCLUDES = {
@@ -246,7 +246,7 @@ class CheckFile(Arrays):
         return rows if len(self.errors) == before else {}
 
     def _total(self, rows: Mapping[str, Any], labels: Mapping[str, int], lengths: Sequence[int]) -> int:
-        """Return the number of rows that all hosts share: the number of labels, or else that of the shortest array's rows."""
+        """Return the number of rows for all hosts: the number of labels, or without labels the rows of the shortest array."""
         count = int(rows["count"])
         if not rows.get("spread"):
             for field, length in labels.items():

@@ -47,7 +47,7 @@ def from_npy(path: str) -> Any:
                 f"{path}, an .npz of the arrays {names}", "one array in an .npy. Run numpy.save('x.npy', numpy.load(path)[name])"
             )
         if start != NPY:
-            raise ArrayError(f"{path}, which is no .npy file", expected)
+            raise ArrayError(f"{path}, which is not an .npy file", expected)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise ArrayError(f"{path} ({error.strerror or error})", expected) from None
@@ -68,7 +68,7 @@ def from_text(value: Any) -> Any:
     try:
         return of_bytes([element.encode() for element in flat], shape)
     except UnicodeEncodeError:
-        raise ArrayError("a text that is no UTF-8", "a text in UTF-8, or a file of bytes") from None
+        raise ArrayError("a text that is not UTF-8", "a text in UTF-8, or a file of bytes") from None
 
 
 def from_numbers(value: Any, dtype: Optional[str] = None) -> Any:

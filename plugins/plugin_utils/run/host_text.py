@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Text from hosts, converted to data before it is shown, written or used as a name. Controller only.
+"""Conversion of text from hosts to data that can be shown, written or used as a name. Controller only.
 
 Only these functions may turn text from a host into a template, a path or a line of a file.
 """
@@ -19,7 +19,7 @@ import yaml
 
 # Control characters, line ends of other systems, and characters that change the direction of text
 INVISIBLE = re.compile("\r\n|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# The most levels of nesting. No answer of a module has as many, and deeper data would exhaust the stack of a parser.
+# The most levels of nesting. Deeper data, which no valid answer has, would exhaust the stack of a parser.
 MAX_DEPTH = 64
 # The most bits of a number. No real count or size is larger.
 MAX_BITS = 64
@@ -35,7 +35,7 @@ SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, Ty
 
 
 class Template(str):
-    """A text that Ansible evaluates as a template. Any other text may come from a host and is written literally."""
+    """A text that Ansible evaluates as a template. Other texts are written literally, because they may come from a host."""
 
 
 class InvalidText(ValueError):
@@ -77,7 +77,7 @@ def check_size(host: str, module: str, found: Any) -> None:
             parts += part
     if left < 0:
         raise InvalidAnswer(
-            f"{host}: the answer of {module} has more than {MAX_CHARACTERS >> 20} MiB, expected less: nothing of it was taken. "
+            f"{host}: the answer of {module} has more than {MAX_CHARACTERS >> 20} MiB, expected less. The answer was not used. "
             "Find out who changed that host"
         )
 
@@ -170,5 +170,5 @@ def parsing(host: str) -> Iterator[None]:
     except SHAPE_ERRORS as error:
         why = line(error)[:300] if isinstance(error, InvalidText) else f"{type(error).__name__}: {line(error)[:300]}"
         raise InvalidAnswer(
-            f"{host} gave an answer that cannot be used ({why}): nothing of it was taken; find out who changed that host"
+            f"{host} gave an answer that cannot be used ({why}). The answer was not used. Find out who changed that host"
         ) from error
