@@ -831,7 +831,7 @@ def read(
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
     monkeypatch.setattr(reader, "read_served", lambda _wanted: served)
-    monkeypatch.setattr(log_reader, "last_words", lambda _engine, name: f"the last words of {name}")
+    monkeypatch.setattr(log_reader, "ending_reason", lambda _engine, name: f"the last words of {name}")
     monkeypatch.setattr(log_reader, "log_lines", lines)
     monkeypatch.setattr(
         HTTP_JSON,
@@ -991,8 +991,8 @@ def test_last_words(tmp_path: Path, raw: bytes, words: str) -> None:
     asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
     place = tmp_path / "s"
     with unix_server(place, {"GET " + asked: (200, raw)}):
-        assert log.last_words(Engine(str(place)), "triton") == words
-    assert log.last_words(Engine(str(place)), "triton") == ""
+        assert log.ending_reason(Engine(str(place)), "triton") == words
+    assert log.ending_reason(Engine(str(place)), "triton") == ""
 
 
 # Where the server listens
@@ -1055,7 +1055,7 @@ def test_errors_are_preferred_to_the_last_lines_and_said_once(tmp_path: Path) ->
     written = (b"tritonserver: unrecognized option '--x'\n" + usage) * 3
     asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
     with unix_server(tmp_path / "s", {"GET " + asked: (200, written)}):
-        assert log.last_words(Engine(str(tmp_path / "s")), "triton") == "tritonserver: unrecognized option '--x'"
+        assert log.ending_reason(Engine(str(tmp_path / "s")), "triton") == "tritonserver: unrecognized option '--x'"
 
 
 # Repositories that Triton reads itself
@@ -1164,6 +1164,6 @@ def test_last_words_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     inspect["Config"]["Env"] = ["HF_TOKEN=t0ken-secret"]
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
-    monkeypatch.setattr(log_reader, "last_words", lambda _engine, _name: "ValueError: t0ken-secret is no token")
+    monkeypatch.setattr(log_reader, "ending_reason", lambda _engine, _name: "ValueError: t0ken-secret is no token")
     monkeypatch.setattr(log_reader, "log_lines", lambda *_asked, **_span: [])
     assert server.read(sealed())["log"] == "ValueError: *** is no token"

@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run, untranslated
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import ending_reason
 
 # Restarts after which a process counts as failed. A single failed start may be a coincidence.
 MAX_RESTARTS = 3
@@ -297,7 +297,7 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
         found = _existing(engine, name)
         ended = ending(found)
         if ended:
-            raise ContainerError(f"{ended}: {last_words(engine, name) or 'its log is empty'}")
+            raise ContainerError(f"{ended}: {ending_reason(engine, name) or 'its log is empty'}")
         at = endpoint(found)
         if at is None or _is_ready(*at, deadline - time.monotonic()):
             return

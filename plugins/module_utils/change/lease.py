@@ -244,7 +244,7 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
     """Keep the lease live during a call, and renew it at the end. The kernel ends a process that takes too long.
 
-    `limit` is the time limit in seconds of a call that may need more than usual. Raises LeaseError if another run, or no run,
+    `limit` is the time limit in seconds of a call that may need more than the default. Raises LeaseError if another run, or no run,
     holds the lease. Without `holder`, the caller belongs to the run that holds the lease, and nothing happens without a lease.
     """
     if holder is None and not os.path.exists(os.path.join(root, LEASE)):
@@ -260,7 +260,12 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
             )
         calls = _shared(root) if lease else None
     try:
-        with _limited(max(limit, _usual(lease))):
+        default = CALL
+        if lease:
+            # The inventory sets the time limits of the container
+            times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
+            default = max(CALL + LIMIT_REPEATS * sum(times), float(lease["patience"]))
+        with _limited(max(limit, default)):
             yield lease
     finally:
         if calls is not None and lease is not None:
@@ -270,14 +275,6 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
                     _renew(root, lease["run"])
             finally:
                 os.close(calls)
-
-
-def _usual(lease: Optional[Mapping[str, Any]]) -> float:
-    """Return the time limit of a call that sets none. It includes the time limits of the container, which the inventory sets."""
-    if lease is None:
-        return CALL
-    times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
-    return max(CALL + LIMIT_REPEATS * sum(times), float(lease["patience"]))
 
 
 @contextmanager

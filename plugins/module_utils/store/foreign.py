@@ -17,16 +17,16 @@ from typing import Any, BinaryIO, Optional
 # Default limit in bytes: a sparse file may have any size, and reading it would take as long
 LARGEST = 256 << 30
 BLOCK = 1 << 20
-# Without O_NOFOLLOW a directory may be reached through a link
+# Flags to open a directory, which may be a link unless O_NOFOLLOW is added
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Untrusted(Exception):
-    """A file that cannot be trusted. The message says what it is, and what was expected."""
+    """The error for a file that cannot be trusted. The message states what the file is, and what was expected."""
 
 
 class NotRegular(Untrusted):
-    """A link, a directory, a pipe, a device, or a file that has a second name."""
+    """The error for a link, a directory, a pipe, a device, or a file that has a second name."""
 
 
 def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int = LARGEST, single: bool = True) -> BinaryIO:
@@ -35,38 +35,38 @@ def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int
     With `base`, no part of the path below that directory may be a link. Without `base`, the directory of `path` is trusted. With
     `owner`, the file must belong to that user. Raises Untrusted, and OSError such as FileNotFoundError.
     """
-    seen = _look(path, base)
+    handle = _open_path(path, base)
     try:
-        judge(os.fstat(seen), owner, limit, single)
+        check(os.fstat(handle), owner, limit, single)
         # Open the checked file, even if its name leads to another file by now
-        return os.fdopen(os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        return os.fdopen(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     finally:
-        os.close(seen)
+        os.close(handle)
 
 
-def _look(path: str, base: str) -> int:
+def _open_path(path: str, base: str) -> int:
     """Return an O_PATH descriptor, which refers to a file without opening its content."""
     parts = os.path.relpath(path, base).split(os.sep) if base else [os.path.basename(path)]
     if ".." in parts:
         raise Untrusted(f"leads out of {base}, expected a path below it")
-    place = os.open(base or os.path.dirname(path) or os.curdir, _DIRECTORY)
+    directory = os.open(base or os.path.dirname(path) or os.curdir, _DIRECTORY)
     try:
         for part in parts[:-1]:
-            inner = _enter(place, part)
-            os.close(place)
-            place = inner
-        return os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            inner = _enter(directory, part)
+            os.close(directory)
+            directory = inner
+        return os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     finally:
-        os.close(place)
+        os.close(directory)
 
 
-def _enter(place: int, part: str) -> int:
+def _enter(directory: int, part: str) -> int:
     try:
-        return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+        return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-        raise NotRegular(f"is behind {part}, which is no directory, expected one") from None
+        raise NotRegular(f"is behind {part}, expected a directory") from None
 
 
 def plain(found: os.stat_result) -> bool:
@@ -74,7 +74,7 @@ def plain(found: os.stat_result) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def judge(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
+def check(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
     """Raise Untrusted unless it is a regular file of this owner with at most `limit` bytes."""
     if not (plain(found) if single else stat.S_ISREG(found.st_mode)):
         raise NotRegular(f"is {_kind(found)}, expected a regular file with one name")

@@ -18,8 +18,8 @@ LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
 REASON = 2000
 # The beginning of a line that reports an error
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
-# The entries with which Triton 2.41 to 2.51 log the beginning of a load (BEGUN), and its success or failure (ENDED)
-BEGUN, ENDED = re.compile(r'"?loading: (.+):\d+"?$'), re.compile(r"\"?(?:successfully loaded|failed to load) '(.+?)'")
+# The entries with which Triton 2.41 to 2.51 log the start of a load (LOAD_STARTED), and its success or failure (LOAD_ENDED)
+LOAD_STARTED, LOAD_ENDED = re.compile(r'"?loading: (.+):\d+"?$'), re.compile(r"\"?(?:successfully loaded|failed to load) '(.+?)'")
 # The line after which Python's stack frames follow in an error. From Triton 2.51 on, the line breaks are escaped.
 FRAMES = re.compile(r"(\\n|\n){2}At:")
 
@@ -52,9 +52,9 @@ def loading(lines: Sequence[str]) -> Set[str]:
     found: Set[str] = set()
     for line in filter(LOG_LINE.match, lines):
         entry = LOG_LINE.sub("", line)
-        begun, ended = BEGUN.match(entry), ENDED.match(entry)
-        if begun:
-            found.add(begun[1])
+        started, ended = LOAD_STARTED.match(entry), LOAD_ENDED.match(entry)
+        if started:
+            found.add(started[1])
         if ended:
             found.discard(ended[1])
     return found
@@ -74,10 +74,10 @@ def plain(entry: str) -> str:
     return FRAMES.split(LOG_LINE.sub("", entry).strip(), maxsplit=1)[0].strip('"\n ')
 
 
-def last_words(engine: Engine, name: str) -> str:
+def ending_reason(engine: Engine, name: str) -> str:
     """Return the reason why a container ended: its failed loads, else the last errors in its log, else its last lines."""
-    words = log_lines(engine, name)
-    errors = [plain(line) for line in words if ERROR_LINE.match(line)]
-    # A container that restarts again and again logs the same errors each time.
+    lines = log_lines(engine, name)
+    errors = [plain(line) for line in lines if ERROR_LINE.match(line)]
+    # A container that restarts repeatedly logs the same errors each time.
     loads = {line.split("'")[1]: line for line in errors if line.startswith("failed to load '")}
-    return "\n".join(list(loads.values()) or list(dict.fromkeys(errors or words))[-6:])[-1500:]
+    return "\n".join(list(loads.values()) or list(dict.fromkeys(errors or lines))[-6:])[-1500:]

@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import (
-    last_words,
+    ending_reason,
     loading,
     log_lines,
     progress,
@@ -25,11 +25,11 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
     name, state = desired["name"], inspect["State"]
     restarted = bool(inspect.get("RestartCount"))
     if state["Status"] != "running":
-        return {"log": last_words(engine, name), "cut_off": interrupted_loads(engine, desired, state)}
+        return {"log": ending_reason(engine, name), "cut_off": interrupted_loads(engine, desired, state)}
     lines = log_lines(engine, name, _log_start(desired["root"], inspect))
     failed = [reason for reason in reasons(lines, sorted(desired["models"])).values() if reason.startswith("failed to load ")]
     # The log of a restarted server has the reason why it ended. The log of a server that still starts has its progress.
-    rest = last_words(engine, name) if restarted else progress(lines, sorted(desired["models"]))
+    rest = ending_reason(engine, name) if restarted else progress(lines, sorted(desired["models"]))
     return {"log": "; ".join(failed) or rest, "cut_off": interrupted_loads(engine, desired, state) if restarted else []}
 
 
