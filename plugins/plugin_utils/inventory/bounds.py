@@ -343,7 +343,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_manual_process": entries()._replace(secret=True),
     "triton_server_cloud_credentials": entries()._replace(secret=True),
     "triton_server_watchdog_interval": SECONDS,
-    **{f"triton_server_watchdog_{fault}_timeout": SECONDS for fault in ("fault", "stall", "stub", "silence", "start")},
+    **{f"triton_server_watchdog_{fault}_timeout": SECONDS for fault in ("fault", "stall", "process", "silence", "start")},
     "triton_server_watchdog_max_actions": number(0, 1000),
     "triton_server_watchdog_backoff": SECONDS_OR_0,
 }
