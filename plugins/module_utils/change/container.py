@@ -166,7 +166,8 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
             # The new container was created but never started
             _remove_if_present(engine, name + "-next")
         return None
-    if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
+    manual = entry["inside"]
+    if not previous and current and current["State"]["Running"] and (not manual or _is_server(manual["pid"])):
         # The replacement was interrupted before its first step. In phase STOPPED, the container still has to be proven.
         if entry["phase"] == replacement.SWAPPING:
             _remove_if_present(engine, name + "-next")
@@ -184,7 +185,7 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
     _remove_if_present(engine, name + "-next")
     old = _existing(engine, name)
     if entry["ran"]:
-        _serve_again(engine, old, entry["inside"], name, settings)
+        _serve_again(engine, old, manual, name, settings)
     replacement.close(root)
     return f"the container {old['Id'][:12]} {'serves' if entry['ran'] else 'exists'} again"
 
@@ -199,11 +200,6 @@ def _serve_again(engine: Docker, old: Mapping[str, Any], manual: Mapping[str, An
     if manual:
         _start_manual_server(name, manual)
     wait_ready(engine, name, settings["ready_timeout"])
-
-
-def _untouched(manual: Mapping[str, Any]) -> bool:
-    """Return True if no server was started manually, or if that server still runs."""
-    return not manual or _is_server(manual["pid"])
 
 
 def _remove_if_present(engine: Docker, name: str) -> None:

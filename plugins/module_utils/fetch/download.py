@@ -219,8 +219,8 @@ def _from_web(
     budget = FileBudget(source)
     try:
         with http_probe.send(url, access, headers, "GET", budget) as answer:
-            start, end, whole = _announced(answer, have)
-            source.announced(whole)
+            start, end, total = _announced(answer, have)
+            source.announced(total)
             tag, before = str(answer.headers.get("ETag", "")), source.tag
             source.tag = tag
             if start and before not in ("", tag):
@@ -260,7 +260,7 @@ def _announced(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int
     given = str(answer.headers.get("Content-Range", ""))
     found = RANGE.fullmatch(given)
     if found:
-        start, end, whole = int(found[1]), int(found[2]) + 1, int(found[3]) if found[3] else None
-        if start in (0, have) and start < end <= (whole or end):
-            return start, end, whole
+        start, end, total = int(found[1]), int(found[2]) + 1, int(found[3]) if found[3] else None
+        if start in (0, have) and start < end <= (total or end):
+            return start, end, total
     raise SourceError(f"it answers with the Content-Range {given[:80]!a}, expected a range from byte {have}: correct the source")

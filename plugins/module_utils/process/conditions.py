@@ -104,8 +104,8 @@ def _of_server(desired: Mapping[str, Any]) -> Iterator[str]:
         yield f"Triton is {version}, expected {desired['triton']}. Use another image, or another rbln_release"
     output = run(program, "--help")[1]
     if "model-repository" not in OPTION.findall(output):
-        words = " ".join(output.split())[-200:]
-        yield f"{program} --help lists no options ({words}), expected a server that runs. See LD_LIBRARY_PATH"
+        tail = " ".join(output.split())[-200:]
+        yield f"{program} --help lists no options ({tail}), expected a server that runs. See LD_LIBRARY_PATH"
     path = own_python()
     code, output = run(path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
     if code or output != desired["python"]:

@@ -22,7 +22,7 @@ class Stub(NamedTuple):
 
 
 def command_line(pid: int) -> List[str]:
-    """Return the command line of a process as a list of words, empty if the process has ended."""
+    """Return the command line of a process as a list, empty if the process has ended."""
     try:
         with open(f"{PROC}/{pid}/cmdline", "rb") as source:
             return source.read().decode("utf-8", "replace").split("\0")[:-1]
@@ -34,10 +34,10 @@ def living(root: int) -> Dict[int, Stub]:
     """Return {process ID: stub} of the container whose first process is `root`."""
     stubs = {}
     for pid in map(int, filter(str.isdigit, os.listdir(PROC))):
-        words = command_line(pid) if (read_text(f"{PROC}/{pid}/comm") or "").rstrip("\n") == NAME else []
-        # The words are the program, the Python file, and others, of which the last but one is the instance.
-        if len(words) > 3 and same_container(pid, root):
-            stubs[pid] = Stub(words[1], words[-2])
+        arguments = command_line(pid) if (read_text(f"{PROC}/{pid}/comm") or "").rstrip("\n") == NAME else []
+        # The arguments are the program, the Python file, and others. The last but one is the instance.
+        if len(arguments) > 3 and same_container(pid, root):
+            stubs[pid] = Stub(arguments[1], arguments[-2])
     return stubs
 
 

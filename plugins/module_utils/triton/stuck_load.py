@@ -131,13 +131,13 @@ def look(root: int) -> Sample:
             if number not in waited or not _awaits_message(pid, calls[1]):
                 continue
             thread = waited[number]
-            words = command_line(pid)
+            arguments = command_line(pid)
             used = [_stat(f"{pid}/task/{pid}"), _stat(f"{server}/task/{thread}")]
             # State S is an ordinary sleep. A process that is stopped or waits for a disk has another state.
-            if len(words) < 3 or any(entry is None or entry.state != "S" for entry in used):
+            if len(arguments) < 3 or any(entry is None or entry.state != "S" for entry in used):
                 continue
             both = Process(pid, stat.started), Process(server, processes[server].started)
-            waits[Wait(*both, thread, words[-2], words[1])] = sum(entry.ticks for entry in used if entry)
+            waits[Wait(*both, thread, arguments[-2], arguments[1])] = sum(entry.ticks for entry in used if entry)
     return Sample(now, waits)
 
 
@@ -272,10 +272,10 @@ def _pid_in_container(pid: int) -> Optional[int]:
 
 def _awaits_message(pid: int, futex: int) -> bool:
     """Return True if the main thread of a stub sleeps in a futex of the shared memory that its command line names."""
-    call, words = _call(f"{pid}/task/{pid}"), command_line(pid)
-    if call is None or call[0] != futex or not call[1] or len(words) < 4:
+    call, arguments = _call(f"{pid}/task/{pid}"), command_line(pid)
+    if call is None or call[0] != futex or not call[1] or len(arguments) < 4:
         return False
-    region = "/dev/shm/" + words[2].lstrip("/")
+    region = "/dev/shm/" + arguments[2].lstrip("/")
     with suppress(OSError, ValueError), open(f"{PROC}/{pid}/maps", encoding="utf-8", errors="replace") as source:
         for line in source:
             entry = line.split(None, 5)
