@@ -37,9 +37,13 @@ class ActionModule(FleetAction):
             if variables.type_errors:
                 raise Refusal(variables.type_errors)
             row = self._row(wanted["release"], variables)
+            more: List[str] = []
             if wanted["repositories"]:
                 directories = [self._loader.path_dwim(path) for path in wanted["repositories"]]
-                models, findings, more = self._in_directories(directories, only, row)
+                linted = repository.lint(directories, only, row)
+                names = set(only or linted.models)
+                models = {name: manifest.repository_facts(model) for name, model in linted.models.items() if name in names}
+                findings = linted.findings
             else:
                 models, findings, more = self._placed(only, row, variables)
         result = self._result(host, models, findings, more)
@@ -57,13 +61,6 @@ class ActionModule(FleetAction):
         if str(name) not in rows:
             raise Refusal(f"release is {name}, expected one of {', '.join(sorted(rows))}")
         return row_of(str(name), rows[str(name)])
-
-    @staticmethod
-    def _in_directories(directories: List[str], only: List[str], row: Optional[Row]) -> Found:
-        """Return the models of directories, with their files and the digests of their sources."""
-        linted = repository.lint(directories, only, row)
-        models = {name: manifest.repository_facts(model) for name, model in linted.models.items() if not only or name in only}
-        return models, linted.findings, []
 
     @staticmethod
     def _placed(only: List[str], row: Optional[Row], variables: Mapping[str, Any]) -> Found:

@@ -50,18 +50,18 @@ class CallbackModule(CallbackBase):
         super().__init__(*given, **more)
         self._steps: Dict[Tuple[str, str], Step] = {}
         self._play: Any = None
-        self._every: Optional[float] = None
+        self._interval: Optional[float] = None
         self._over = threading.Event()
         self._thread: Optional[threading.Thread] = None
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Reset the interval, because the hosts of this play may have another one."""
-        self._play, self._every = play, None
+        self._play, self._interval = play, None
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        if self._every is None:
-            self._every = self._seconds(host)
-        if self._every > 0 and task.action not in REPORTING:
+        if self._interval is None:
+            self._interval = self._seconds(host)
+        if self._interval > 0 and task.action not in REPORTING:
             since = time.strftime("%H:%M:%S")
             self._steps[host.get_name(), task._uuid] = Step(task.get_name(), since, time.monotonic())
             if self._thread is None:
@@ -85,9 +85,9 @@ class CallbackModule(CallbackBase):
 
     def _report(self) -> None:
         """Print a line for each host whose step takes long, until the run ends."""
-        while not self._over.wait(self._every or DEFAULT):
-            now, every = time.monotonic(), self._every or DEFAULT
+        while not self._over.wait(self._interval or DEFAULT):
+            now, interval = time.monotonic(), self._interval or DEFAULT
             for (host, _task), step in sorted(self._steps.copy().items()):
                 # A step that began just after the previous round would otherwise be reported almost one interval late.
-                if now - step.began >= every / 2:
+                if now - step.began >= interval / 2:
                     self._display.display(f"{host}: {step.name}, since {step.since}")

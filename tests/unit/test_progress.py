@@ -62,5 +62,5 @@ def test_it_is_off_by_a_variable_and_for_steps_that_tell_it_themselves(variables
 def test_a_value_that_is_no_number_is_the_default(value: Any) -> None:
     run = Played(npufleet_progress=value)
     run.start("Read")
-    assert run.callback._every == 10.0
+    assert run.callback._interval == 10.0
     run.callback.v2_playbook_on_stats(None)

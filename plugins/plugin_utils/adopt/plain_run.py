@@ -19,10 +19,10 @@ PLAIN_HOST: Dict[str, Tuple[Any, ...]] = {
     "MemorySwappiness": (-1,),
     "Runtime": ("runc", "io.containerd.runc.v2"),
 }
-# Settings of the terminal in which `docker run` was called
-OF_THE_CALLER = ("AttachStdin", "AttachStdout", "AttachStderr", "ConsoleSize", "OpenStdin", "StdinOnce", "Tty")
+# Options that describe the terminal of the caller of `docker run`
+TERMINAL_OPTIONS = ("AttachStdin", "AttachStdout", "AttachStderr", "ConsoleSize", "OpenStdin", "StdinOnce", "Tty")
 # Every engine masks or protects at least these paths in an unprivileged container.
-HIDDEN = {"MaskedPaths": ("/proc/kcore", "/sys/firmware"), "ReadonlyPaths": ("/proc/sys",)}
+PROTECTED_PATHS = {"MaskedPaths": ("/proc/kcore", "/sys/firmware"), "ReadonlyPaths": ("/proc/sys",)}
 # Keys of `docker inspect` that are state and not options
 STATE = (
     "AppArmorProfile", "Args", "Created", "Driver", "ExecIDs", "GraphDriver", "HostnamePath", "HostsPath", "Id", "Image",
@@ -48,10 +48,10 @@ def differences(
 ) -> Iterator[Tuple[str, Any]]:
     """Yield name and value of each option that a plain `docker run` of the image would not set, except the options in `handled`."""
     host, config, base = inspect["HostConfig"], inspect["Config"], image.get("Config") or {}
-    for key in sorted(set(host) - set(handled) - set(OF_THE_CALLER)):
+    for key in sorted(set(host) - set(handled) - set(TERMINAL_OPTIONS)):
         if not _plain(key, host[key], default_runtime, bool(host.get("Privileged"))):
             yield from _entries(key, host[key], {})
-    for key in sorted({*config, *INHERITED} - set(handled) - set(OF_THE_CALLER)):
+    for key in sorted({*config, *INHERITED} - set(handled) - set(TERMINAL_OPTIONS)):
         value, inherited = config.get(key) or None, (base.get(key) or None) if key in INHERITED else None
         if key == "Hostname":
             own = inspect.get("Id", "")[:12] == config[key] or "host" in (host.get("NetworkMode"), host.get("UTSMode"))
@@ -66,9 +66,9 @@ def differences(
 
 
 def _plain(key: str, value: Any, default_runtime: str, privileged: bool) -> bool:
-    if key in HIDDEN and value is not None:
+    if key in PROTECTED_PATHS and value is not None:
         # An empty list is an option (systempaths=unconfined), except in a privileged container.
-        return privileged or set(HIDDEN[key]) <= set(value)
+        return privileged or set(PROTECTED_PATHS[key]) <= set(value)
     if not value or (isinstance(value, list) and not any(value)):
         return True
     return value in PLAIN_HOST.get(key, ()) or (key == "Runtime" and value == default_runtime)
