@@ -303,7 +303,7 @@ def test_the_host_itself_puts_back_over_damage(root: Path, models: dict[str, dic
     released(root, models["three"])
     tear(record(root, 2))
     tear(root / "transaction.json")
-    assert "digits serves 000" in resume._end(str(root), None, {}, "a run")  # type: ignore[arg-type]
+    assert "digits serves 000" in resume._roll_back(str(root), None, {}, "a run")  # type: ignore[arg-type]
     assert content(root) == b"two"
     assert difference(root, models["two"]) == []
 
