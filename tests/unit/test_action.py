@@ -60,7 +60,7 @@ def test_hosts_of_one_task_and_batch_meet_in_one_place_and_a_lone_one_nowhere() 
 
 @pytest.mark.parametrize("large", ["x" * (1 << 20), ["x"] * (1 << 17), {str(number): 1 for number in range(1 << 16)}])
 def test_an_answer_that_is_too_large_is_refused(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_text, "LONGEST", 1 << 20)
+    monkeypatch.setattr(host_text, "MAX_CHARACTERS", 1 << 20)
     action = Action()
     action._execute_module = lambda *_given, **_more: {"data": large}  # type: ignore[method-assign]
     words = r"^npu1: the answer of model_store has more than 1 MiB, expected less\. The answer was not used\. Find out"
