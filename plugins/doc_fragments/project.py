@@ -23,3 +23,22 @@ attributes:
     support: full
     description: Runs on the controller and changes no host.
 """
+
+    # For modules that run on a load balancer
+    BALANCER = r"""
+options:
+  socket:
+    description: Runtime socket of HAProxy, of the level C(admin).
+    type: path
+    default: /run/haproxy/admin.sock
+  master_socket:
+    description: >-
+      Master socket of HAProxy, through which workers of earlier configurations are reached. If it does not exist, requests in
+      these workers are not seen.
+    type: path
+    default: /run/haproxy-master.sock
+  directory:
+    description: Directory on the balancer with the records of drains and the saved state of the servers.
+    type: path
+    default: /var/lib/npufleet-balancer
+"""

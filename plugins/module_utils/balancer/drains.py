@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The files of drained servers on a balancer: the records of who drained them, and the server state that HAProxy reloads.
+
+HAProxy knows that a server is drained, but not who drained it. The record of a drain names its owner. A drained server without a
+record was drained by an operator on the runtime socket. A record is written before its drain and removed after its end, so that a
+process that is killed in between leaves no drain of a rollout that looks like one of an operator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME, BalancerError, Runtime, shown
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable, locks
+
+# Directory of both files
+HOME = "/var/lib/npufleet-balancer"
+RECORDS, STATE = "drains.json", "state"
+# Held while a process reads and changes the servers of a balancer
+LOCK = "/run/npufleet-balancer.lock"
+# Longest time in seconds to wait for the lock. A process holds it for a few commands only.
+LOCK_WAIT = 60.0
+# Kinds of drains. A kind undrains, and takes over, drains of its own kind and of kinds to the left.
+KINDS = ("rollout", "maintenance", "operator")
+# Limits of a record's texts and of the file
+TEXT, SIZE = 500, 1 << 22
+_TEXT = re.compile(rf"[^\0]{{0,{TEXT}}}", re.DOTALL)
+SHAPE = {
+    NAME: {
+        "kind": re.compile("|".join(KINDS)),
+        "by": _TEXT,
+        "run": _TEXT,
+        "reason": _TEXT,
+        "since": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+    }
+}
+FIELDS = ("kind", "by", "run", "reason", "since")
+
+
+class Records(NamedTuple):
+    """The records by server, and the reason why the file is damaged or None."""
+
+    by_server: Dict[str, Dict[str, str]]
+    flaw: Optional[str]
+
+
+def read(home: str) -> Records:
+    """Return the records. Without a readable file there are none, so that every drained server counts as drained by an operator."""
+    found = shapes.read(os.path.join(home, RECORDS), SHAPE, SIZE)
+    content = found.content if found.exists and not found.flaw else {}
+    return Records({name: {field: record[field] for field in FIELDS} for name, record in content.items()}, found.flaw)
+
+
+def write(home: str, records: Mapping[str, Mapping[str, str]]) -> None:
+    """Replace the records. A damaged file is kept beside the new one. Raises BalancerError."""
+    path = os.path.join(home, RECORDS)
+    try:
+        if read(home).flaw:
+            os.replace(path, path + ".damaged")
+        durable.write(path, json.dumps(records, indent=1, sort_keys=True) + "\n", 0o600)
+    except OSError as error:
+        raise BalancerError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def save_state(home: str, runtime: Runtime) -> None:
+    """Save the state of the servers in the file that HAProxy reads when it starts or reloads. Raises BalancerError."""
+    state = runtime.command("show servers state")
+    if not state.startswith("1\n# "):
+        raise BalancerError(f"HAProxy's answer to `show servers state` is {shown(state)}, expected a table of version 1")
+    path = os.path.join(home, STATE)
+    try:
+        durable.write(path, state, 0o600)
+    except OSError as error:
+        raise BalancerError(f"{path} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock of the balancer. Raises BalancerError if another process keeps it."""
+    try:
+        lock = locks.opened(LOCK)
+    except OSError as error:
+        raise BalancerError(f"{LOCK} cannot be opened: {error.strerror}") from None
+    with lock:
+        if not locks.take(lock, time.monotonic() + LOCK_WAIT):
+            raise BalancerError(f"{LOCK} is locked for {LOCK_WAIT:.0f} s by another process. See `fuser {LOCK}`")
+        yield
+
+
+def may_change(kind: str, record: Optional[Mapping[str, Any]]) -> bool:
+    """Return True if this kind of caller may undrain, or take over, a server with this record. No record stands for an operator."""
+    owner = record["kind"] if record else KINDS[-1]
+    return KINDS.index(kind) >= KINDS.index(owner)

@@ -1,0 +1,95 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a balancer and its traffic since a moment, as one document."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import change, drains, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
+    BACKENDS,
+    BalancerError,
+    ProcessInfo,
+    Runtime,
+    StatRow,
+    by_protocol,
+    is_gone,
+    parse_stat,
+    process,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
+
+COUNTERS = (
+    "requests",
+    "responses_4xx",
+    "responses_5xx",
+    "connection_errors",
+    "response_errors",
+    "client_aborts",
+    "server_aborts",
+)
+
+
+def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> Dict[str, Any]:
+    """Return the result of balancer_info. Raises BalancerError."""
+    current = process(balancer.runtime)
+    servers, old = balancer.servers(), balancer.old_in_flight()
+    rows = by_protocol(parse_stat(balancer.runtime.command("show stat")))
+    records = drains.read(home)
+    found: Dict[str, Any] = {}
+    for name, server in servers.items():
+        described = change.describe(server, server.in_flight + old.get(name, 0), records.by_server.get(name))
+        found[name] = {**described, "counters": {protocol: _counters(rows[protocol].get(name)) for protocol in BACKENDS}}
+    result: Dict[str, Any] = {
+        "process": {"pid": current.pid, "started": current.started},
+        "version": current.version,
+        "config": config_digest(config),
+        "records_flaw": records.flaw,
+        "servers": found,
+    }
+    if since is not None:
+        requests, complete = _requests(balancer, current, since)
+        windows = traffic.window(requests)
+        for name, entry in found.items():
+            entry["traffic"] = {protocol: windows.get(name, {}).get(protocol, traffic.empty()) for protocol in BACKENDS}
+        unserved = windows.get(traffic.NO_SERVER, {})
+        result["unserved"] = {protocol: unserved.get(protocol, traffic.empty()) for protocol in BACKENDS}
+        result["complete"] = complete
+    return {"now": time.time(), **result}
+
+
+def config_digest(path: str) -> Optional[str]:
+    """Return the SHA-256 of the configuration, None if it cannot be read."""
+    try:
+        with open(path, "rb") as source:
+            return hashlib.sha256(source.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def _counters(row: Optional[StatRow]) -> Dict[str, int]:
+    return {name: getattr(row, name) if row else 0 for name in COUNTERS}
+
+
+def _requests(balancer: Balancer, current: ProcessInfo, since: float) -> Tuple[List[traffic.Request], bool]:
+    """Return the requests that finished after `since` in all workers, and True if none is missing.
+
+    A window does not reach back beyond a reload, because a worker that has ended takes its requests along.
+    """
+    rings = [
+        traffic.parse_ring(answer, since)
+        for answer in map(_ring, [balancer.runtime, *balancer.old_workers()])
+        if answer is not None
+    ]
+    return [request for ring in rings for request in ring.requests], current.started <= since and all(ring.covers for ring in rings)
+
+
+def _ring(worker: Runtime) -> Optional[str]:
+    """Return the lines in the ring of a worker, None if the worker has ended."""
+    answer = worker.command(f"show events {traffic.RING}")
+    if answer.startswith("No such event sink"):
+        raise BalancerError(f"HAProxy has no ring {traffic.RING}, expected the configuration of the role load_balancer")
+    return None if is_gone(answer) else answer

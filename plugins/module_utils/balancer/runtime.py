@@ -1,0 +1,258 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Commands to a running HAProxy, and its answers as typed rows.
+
+HAProxy answers on two sockets: the runtime socket of the current worker, and the master socket, through which the workers that a
+reload left behind are reached until their last session ends. Both sockets are trusted only as far as `Runtime` limits them.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import socket
+import time
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+# The sockets of HAProxy. Debian's unit starts HAProxy with this master socket.
+SOCKET = "/run/haproxy/admin.sock"
+MASTER = "/run/haproxy-master.sock"
+# Limits of an answer: bytes, rows of a table, and seconds
+SIZE, ROWS, SECONDS = 1 << 26, 10_000, 10.0
+# Limits of an answer in a message, and of the number of workers
+SHOWN, WORKERS = 120, 100
+# The two backends, by protocol. A gRPC server tracks the HTTP server of the same name.
+BACKENDS = {"http": "npufleet_http", "grpc": "npufleet_grpc"}
+# Names of servers that may be a part of a command
+NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
+# Flags of srv_admin_state: own and inherited maintenance, own drain, inherited drain
+OWN_MAINTENANCE, MAINTENANCE, OWN_DRAIN, DRAIN = 0x01, 0x01 | 0x02 | 0x04 | 0x20 | 0x40, 0x08, 0x08 | 0x10
+# Values of srv_op_state of a server that takes requests: starting, running
+RUNNING = (1, 2)
+_SESSION = re.compile(r"0x[0-9a-f]{1,16}")
+
+
+class BalancerError(Exception):
+    """An error because HAProxy cannot be queried or does not do what a command demands."""
+
+
+class Runtime:
+    """A socket of HAProxy. `prefix` addresses a process on the master socket: `@master`, or a worker such as `@!123`."""
+
+    def __init__(self, path: str, prefix: str = "", seconds: float = SECONDS) -> None:
+        self.path, self.prefix, self.seconds = path, prefix, seconds
+
+    def command(self, text: str) -> str:
+        """Return the answer to one command. Raises BalancerError without an answer, or if it exceeds a limit."""
+        if not re.fullmatch(r"[!-:<-~]+(?: [!-:<-~]+)*", text):
+            raise BalancerError(f"the command {text[:SHOWN]!r} is not one line of plain words")
+        # The master socket stays open after an answer.
+        line = f"{self.prefix} {text}\nquit\n" if self.prefix else f"{text}\n"
+        try:
+            return self._exchange(line.encode()).decode("utf-8", "replace")
+        except socket.timeout:
+            raise BalancerError(f"HAProxy did not answer `{text}` on {self.path} within {self.seconds:g} s") from None
+        except OSError as error:
+            raise BalancerError(f"HAProxy cannot be queried on {self.path}: {error.strerror or error}. Is it running?") from None
+
+    def _exchange(self, request: bytes) -> bytes:
+        deadline, answer = time.monotonic() + self.seconds, bytearray()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+            channel.settimeout(self.seconds)
+            channel.connect(self.path)
+            channel.sendall(request)
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise socket.timeout
+                channel.settimeout(left)
+                block = channel.recv(1 << 18)
+                if not block:
+                    return bytes(answer)
+                answer += block
+                if len(answer) > SIZE:
+                    raise BalancerError(f"the answer of HAProxy on {self.path} has more than {SIZE} bytes")
+
+    def execute(self, text: str) -> None:
+        """Run a command that answers nothing on success. Raises BalancerError with HAProxy's message."""
+        answer = self.command(text).strip()
+        if answer:
+            raise BalancerError(f"HAProxy refuses `{text}`: {shown(answer)}")
+
+
+def shown(text: str) -> str:
+    """Return the start of an answer as one printable line, for messages."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * SHOWN]).split())
+    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
+
+
+class StatRow(NamedTuple):
+    """A server in the answer to `show stat`. The counters start with the process."""
+
+    backend: str
+    name: str
+    status: str
+    in_flight: int
+    requests: int
+    responses_4xx: int
+    responses_5xx: int
+    connection_errors: int
+    response_errors: int
+    client_aborts: int
+    server_aborts: int
+
+
+class StateRow(NamedTuple):
+    """A server in the answer to `show servers state`."""
+
+    backend: str
+    name: str
+    operational: int
+    admin: int
+    weight: int
+    initial_weight: int
+
+
+class ProcessInfo(NamedTuple):
+    """The process that answers `show info`. Its start is in seconds since 1970, by the clock of the host."""
+
+    pid: int
+    version: str
+    started: float
+
+
+_COUNTERS = ("stot", "hrsp_4xx", "hrsp_5xx", "econ", "eresp", "cli_abrt", "srv_abrt")
+
+
+def parse_stat(text: str) -> List[StatRow]:
+    """Return the servers of `show stat`. Raises BalancerError if the table is damaged."""
+    lines = iter(csv.reader(text.strip("\n").split("\n")))
+    header = _header(next(_rows(lines), []), ("# pxname", "svname", "scur", "qcur", "status", "type", *_COUNTERS), "show stat")
+    found = []
+    for row in _rows(lines):
+        if len(row) != len(header):
+            raise BalancerError(f"HAProxy's answer to `show stat` has a row of {len(row)} fields, expected {len(header)}")
+        fields = dict(zip(header, row))
+        # Type 2 is a server. The others are frontends, backends and listeners.
+        if fields["type"] == "2" and fields["# pxname"] in BACKENDS.values():
+            counters = [_count(fields[name], "show stat") for name in _COUNTERS]
+            in_flight = _count(fields["scur"], "show stat") + _count(fields["qcur"], "show stat")
+            status = shown(fields["status"])
+            found.append(StatRow(fields["# pxname"], _name(fields["svname"]), status, in_flight, *counters))
+    return found
+
+
+def parse_state(text: str) -> List[StateRow]:
+    """Return the servers of `show servers state`. Raises BalancerError if the table is damaged."""
+    lines = [line.split(" ") for line in text.strip("\n").split("\n")]
+    if lines[0] != ["1"]:
+        raise BalancerError(f"HAProxy's answer to `show servers state` is {shown(text)}, expected a table of version 1")
+    columns = ("be_name", "srv_name", "srv_op_state", "srv_admin_state", "srv_uweight", "srv_iweight")
+    rows = _rows(iter(lines[1:]))
+    header = _header([name for name in next(rows, []) if name != "#"], columns, "show servers state")
+    found = []
+    for row in rows:
+        if len(row) < len(header):
+            raise BalancerError(f"HAProxy's answer to `show servers state` has a row of {len(row)} fields, expected {len(header)}")
+        fields = dict(zip(header, row))
+        backend, name, *numbers = [fields[column] for column in columns]
+        if backend in BACKENDS.values():
+            found.append(StateRow(backend, _name(name), *[_count(number, "show servers state") for number in numbers]))
+    return found
+
+
+def parse_info(text: str, now: float) -> ProcessInfo:
+    """Return the process of `show info` at the time `now`. Raises BalancerError if a field is missing."""
+    fields = dict(line.split(": ", 1) for line in text.split("\n")[:ROWS] if ": " in line)
+    missing = [name for name in ("Pid", "Version", "Uptime_sec") if name not in fields]
+    if missing:
+        raise BalancerError(f"HAProxy's answer to `show info` has no {missing[0]}: {shown(text)}")
+    uptime = _count(fields["Uptime_sec"], "show info")
+    return ProcessInfo(_count(fields["Pid"], "show info"), shown(fields["Version"]), now - uptime)
+
+
+def parse_old_workers(text: str) -> List[int]:
+    """Return the process IDs of the workers that earlier configurations left, from the answer to `show proc`."""
+    if not text.startswith("#<PID>"):
+        raise BalancerError(f"HAProxy's answer to `show proc` is {shown(text)}, expected its processes")
+    section, found = "", []
+    for line in text.split("\n")[:ROWS]:
+        if line.startswith("# "):
+            section = line
+        words = line.split()
+        if section == "# old workers" and words[1:2] == ["worker"]:
+            found.append(_count(words[0], "show proc"))
+    if len(found) > WORKERS:
+        raise BalancerError(f"HAProxy has {len(found)} old workers, expected at most {WORKERS}. Set hard-stop-after")
+    return found
+
+
+def parse_sessions(text: str, name: str) -> List[str]:
+    """Return the IDs of the sessions of a server, on both backends, from the answer to `show sess`."""
+    found = []
+    for line in text.split("\n"):
+        session, _colon, rest = line.partition(":")
+        words = rest.split()
+        here = f"srv={name}" in words and any(f"be={backend}" in words for backend in BACKENDS.values())
+        if here and _SESSION.fullmatch(session):
+            found.append(session)
+    return found
+
+
+def old_workers(master: str) -> List[Runtime]:
+    """Return the workers that reloads left behind and that still have sessions. Raises BalancerError."""
+    workers = parse_old_workers(Runtime(master, "@master").command("show proc"))
+    return [Runtime(master, f"@!{pid}") for pid in workers]
+
+
+def is_gone(answer: str) -> bool:
+    """Return True if the master answers that the addressed worker has ended."""
+    return answer.startswith("Can't find the target PID")
+
+
+def _rows(lines: Iterator[List[str]]) -> Iterator[List[str]]:
+    """Yield the rows of a table that are not empty. Raises BalancerError for a damaged or endless table."""
+    try:
+        for number, row in enumerate(lines):
+            if number > ROWS:
+                raise BalancerError(f"HAProxy's answer has more than {ROWS} rows")
+            if any(row):
+                yield row
+    except csv.Error as error:
+        raise BalancerError(f"HAProxy's answer is not a table: {error}") from None
+
+
+def _header(row: Sequence[str], columns: Tuple[str, ...], command: str) -> List[str]:
+    missing = [name for name in columns if name not in row]
+    if missing:
+        raise BalancerError(f"HAProxy's answer to `{command}` has no column {missing[0]}: {shown(' '.join(row))}")
+    return list(row)
+
+
+def _count(text: str, command: str) -> int:
+    """Return a number of at most 18 digits. An empty field is 0."""
+    if text and not re.fullmatch(r"[0-9]{1,18}", text):
+        raise BalancerError(f"HAProxy's answer to `{command}` has {shown(text)!r}, expected a number")
+    return int(text or 0)
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise BalancerError(f"HAProxy's answer has {shown(text)!r}, expected the name of a server")
+    return text
+
+
+def by_protocol(rows: Sequence[StatRow]) -> Dict[str, Dict[str, StatRow]]:
+    """Return {protocol: {server: row}} of the two backends."""
+    return {protocol: {row.name: row for row in rows if row.backend == backend} for protocol, backend in BACKENDS.items()}
+
+
+def process(runtime: Runtime) -> ProcessInfo:
+    """Return the process that answers on a socket. Raises BalancerError."""
+    return parse_info(runtime.command("show info"), time.time())
+
+
+def worker_process(worker: Runtime) -> Optional[ProcessInfo]:
+    """Return the process of an old worker, None if it has ended."""
+    answer = worker.command("show info")
+    return None if is_gone(answer) else parse_info(answer, time.time())

@@ -1,0 +1,180 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The servers of a balancer: their state as one row for both protocols, and the commands that change it."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, NamedTuple, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
+    BACKENDS,
+    DRAIN,
+    MAINTENANCE,
+    NAME,
+    OWN_DRAIN,
+    OWN_MAINTENANCE,
+    RUNNING,
+    BalancerError,
+    Runtime,
+    StateRow,
+    StatRow,
+    by_protocol,
+    is_gone,
+    old_workers,
+    parse_sessions,
+    parse_stat,
+    parse_state,
+)
+
+READY, DRAINED, IN_MAINTENANCE = "ready", "drained", "maintenance"
+UP, DOWN, UNKNOWN = "up", "down", "unknown"
+
+
+class Server(NamedTuple):
+    """A server of both backends. `state` and `health` are those of the HTTP server, which the gRPC server tracks."""
+
+    name: str
+    state: str
+    # Weights for HTTP and for gRPC
+    weights: Tuple[int, int]
+    initial_weight: int
+    health: str
+    # Requests and streams of the current worker
+    in_flight: int
+    # Commands that make both servers ready again
+    undrain: List[str]
+    # True if neither the HTTP server nor the gRPC server takes new requests
+    idle: bool
+
+
+class Balancer:
+    """A running HAProxy with its current worker and the workers that reloads left behind."""
+
+    def __init__(self, socket: str, master: str) -> None:
+        self.runtime, self.master = Runtime(socket), master
+
+    def servers(self) -> Dict[str, Server]:
+        """Return the servers by name. Raises BalancerError if the two backends differ."""
+        states = parse_state(self.runtime.command("show servers state"))
+        stats = by_protocol(parse_stat(self.runtime.command("show stat")))
+        rows = {protocol: {row.name: row for row in states if row.backend == backend} for protocol, backend in BACKENDS.items()}
+        for name in {row.name for row in states}.union(*stats.values()):
+            for protocol, backend in BACKENDS.items():
+                if name not in rows[protocol] or name not in stats[protocol]:
+                    raise BalancerError(
+                        f"the server {name} is not in the backend {backend}, expected it in {', '.join(BACKENDS.values())}"
+                    )
+        return {
+            name: _server(rows["http"][name], rows["grpc"][name], stats["http"][name], stats["grpc"][name])
+            for name in sorted(rows["http"])
+        }
+
+    def server(self, name: str) -> Server:
+        """Return one server. Raises BalancerError if there is none of this name."""
+        return one_of(self.servers(), name)
+
+    @property
+    def sees_old_workers(self) -> bool:
+        """Return True if there is a master socket."""
+        return os.path.exists(self.master)
+
+    def old_workers(self) -> List[Runtime]:
+        """Return the workers that reloads left behind. Raises BalancerError."""
+        return old_workers(self.master) if self.sees_old_workers else []
+
+    def old_in_flight(self) -> Dict[str, int]:
+        """Return the requests and streams in flight of each server in old workers. Raises BalancerError."""
+        found: Dict[str, int] = {}
+        for worker in self.old_workers():
+            answer = worker.command("show stat")
+            for row in [] if is_gone(answer) else parse_stat(answer):
+                found[row.name] = found.get(row.name, 0) + row.in_flight
+        return found
+
+    def in_flight(self, name: str) -> int:
+        """Return the requests and streams in flight of a server, in all workers. Raises BalancerError."""
+        return self.server(name).in_flight + self.old_in_flight().get(name, 0)
+
+    def drain(self, name: str) -> None:
+        """Drain a server: it keeps its requests and takes no new ones. The gRPC server follows. Raises BalancerError."""
+        self.runtime.execute(f"set server {BACKENDS['http']}/{name} state drain")
+
+    def undrain(self, server: Server) -> None:
+        """Make a server ready, with both protocols. Raises BalancerError."""
+        for command in server.undrain:
+            self.runtime.execute(command)
+
+    def expect_checks(self, name: str) -> None:
+        """Regard a drained server as down until new health checks pass, because the last ones may be older than its change."""
+        self.runtime.execute(f"set server {BACKENDS['http']}/{name} health down")
+
+    def weigh(self, name: str, weight: int) -> None:
+        """Set the weight of a server for both protocols. Raises BalancerError."""
+        for backend in BACKENDS.values():
+            self.runtime.execute(f"set server {backend}/{name} weight {weight}")
+
+    def close(self, name: str) -> None:
+        """Close all requests and streams of a server, in all workers. Raises BalancerError."""
+        for backend in BACKENDS.values():
+            self.runtime.execute(f"shutdown sessions server {backend}/{name}")
+        for worker in self.old_workers():
+            # An old worker refuses commands for its stopped backends, but not for single sessions.
+            for session in parse_sessions(worker.command("show sess"), name):
+                answer = worker.command(f"shutdown session {session}").strip()
+                # The session may have ended since it was listed.
+                if answer and not is_gone(answer) and not answer.startswith("No such session"):
+                    raise BalancerError(f"an old worker of HAProxy refuses to close a session: {answer[:200]}")
+
+
+def one_of(servers: Dict[str, Server], name: str) -> Server:
+    """Return the server of a name. Raises BalancerError if there is none."""
+    if name not in servers:
+        names = ", ".join(servers) or "none"
+        raise BalancerError(f"the balancer has no server {name!r}. Its servers: {names}")
+    return servers[name]
+
+
+def serving(servers: Dict[str, Server]) -> List[str]:
+    """Return the names of the servers that take new requests now."""
+    return [server.name for server in servers.values() if server.state == READY and server.health != DOWN]
+
+
+def check_name(name: str) -> None:
+    """Raise BalancerError for a name that cannot be the name of a server."""
+    if not NAME.fullmatch(name):
+        raise BalancerError(f"the name of the server is {name[:100]!r}, expected letters, digits and _ . : -")
+
+
+def _server(http: StateRow, grpc: StateRow, http_stat: StatRow, grpc_stat: StatRow) -> Server:
+    undrain = [
+        f"set server {row.backend}/{row.name} state ready" for row in (http, grpc) if row.admin & (OWN_MAINTENANCE | OWN_DRAIN)
+    ]
+    return Server(
+        name=http.name,
+        state=_state(http, grpc),
+        weights=(http.weight, grpc.weight),
+        initial_weight=http.initial_weight,
+        health=_health(http, http_stat),
+        in_flight=http_stat.in_flight + grpc_stat.in_flight,
+        undrain=undrain,
+        idle=all(_takes_nothing(row) for row in (http, grpc)),
+    )
+
+
+def _takes_nothing(row: StateRow) -> bool:
+    return bool(row.admin & (MAINTENANCE | DRAIN)) or row.weight == 0
+
+
+def _state(http: StateRow, grpc: StateRow) -> str:
+    """Return the state of a server. One that is drained for one protocol only counts as drained."""
+    if http.admin & MAINTENANCE:
+        return IN_MAINTENANCE
+    return DRAINED if _takes_nothing(http) or _takes_nothing(grpc) else READY
+
+
+def _health(state: StateRow, stat: StatRow) -> str:
+    """Return the health by the checks. Servers in maintenance are not checked."""
+    if state.admin & MAINTENANCE or stat.status == "no check":
+        return UNKNOWN
+    return UP if state.operational in RUNNING else DOWN

@@ -1,0 +1,218 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The traffic of a balancer in a window of time, from the lines that HAProxy keeps in memory for finished requests.
+
+HAProxy writes one line for each finished request into a ring in its memory. Clients choose the path in a line. Lines that do not
+match are skipped.
+
+A window counts finished inference requests by server and protocol:
+
+    {"requests": 120, "streams": 2, "failed": {"5xx": 1}, "latency": {"14": 60, "21": 59},
+     "by_model": {"resnet50": {"requests": 120, "failed": {"5xx": 1}, "latency": {"14": 60, "21": 59}}},
+     "other": {"requests": 7, "failed": {"4xx": 1}}}
+
+- `requests` includes `streams`, which are calls with any number of answers. gRPC requests do not name their model in the path, so
+  `by_model` has those of HTTP only.
+- `failed` has the number of failed requests by kind (KINDS). A request has one kind.
+- `latency` has the number of successful requests that are no streams, by upper bound of their latency in ms: from the connection to
+  the server until the headers of its response. Bounds up to 20 ms are exact, later ones are 5 % apart (BOUNDS).
+- `other` has all calls that are no inference, such as metadata and health.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BACKENDS, NAME
+
+# The ring of HAProxy, and its size in bytes
+RING, RING_SIZE = "npufleet", 4 << 20
+# First word of a line, which changes with the format
+MARK = "npufleet1"
+# The format of a line in HAProxy's configuration: time in ms, backend, server, status, gRPC status, time to the response's headers
+# and whole time in ms, state at the end, path without its query string. The path is the last one, because it may be cut.
+LOG_FORMAT = f"{MARK} %[date(0,ms)] %b %s %ST %[var(txn.npufleet_grpc_status)] %Tr %Ta %ts %HP"
+# Longest line and most lines that are parsed
+LINE, LINES = 4096, 1 << 20
+# Most models that a window names. The others are counted together, because clients can send any name.
+MODELS, OTHER_MODELS = 200, "(other models)"
+# Kinds of failures. `connect`: no connection to the server. `aborted`: the server closed the connection or was silent for too
+# long. `grpc`: a gRPC status in the response's headers. `client`: the client gave up. `closed`: a drain closed the request.
+KINDS = ("4xx", "5xx", "connect", "aborted", "grpc", "client", "closed")
+# Kinds for which the server is responsible. Clients that send invalid requests cause 4xx, too.
+BY_SERVER = ("4xx", "5xx", "connect", "aborted", "grpc")
+# Name of HAProxy for the server of a request that no server received
+NO_SERVER = "<NOSRV>"
+
+_HTTP_CALL = re.compile(r"/v2/models/([!-.0-~]{1,255})(?:/versions/[^/]{1,20})?/(infer|generate|generate_stream)")
+_GRPC_CALL = re.compile(r"/inference\.GRPCInferenceService/(ModelInfer|ModelStreamInfer)")
+_STREAMS = ("generate_stream", "ModelStreamInfer")
+_NUMBER = re.compile(r"-?[0-9]{1,15}")
+
+
+def _bounds() -> List[int]:
+    bounds = [1]
+    while bounds[-1] < 10_000_000:
+        bounds.append(max(bounds[-1] + 1, math.ceil(bounds[-1] * 1.05)))
+    return bounds
+
+
+# Upper bounds of the latency in ms. The last bucket has all later ones, too.
+BOUNDS = _bounds()
+
+
+class Request(NamedTuple):
+    """A finished request. Times are in ms, and -1 if they are not known; `at` is in seconds since 1970."""
+
+    at: float
+    protocol: str
+    server: str
+    status: int
+    grpc_status: int
+    response_ms: int
+    termination: str
+    model: Optional[str]
+    inference: bool
+    stream: bool
+
+
+def parse_line(line: str) -> Optional[Request]:
+    """Return the request of a line of the ring, None for any other line."""
+    words = line.split(" ") if len(line) <= LINE else []
+    if len(words) != 10 or words[0] != MARK:
+        return None
+    _mark, at, backend, server, status, grpc_status, response, active, termination, path = words
+    protocol = next((name for name, entry in BACKENDS.items() if entry == backend), None)
+    numbers = [at, status, "0" if grpc_status == "-" else grpc_status, response, active]
+    if protocol is None or not all(_NUMBER.fullmatch(number) for number in numbers):
+        return None
+    if (server != NO_SERVER and not NAME.fullmatch(server)) or not re.fullmatch(r"[A-Za-z-]{2,4}", termination):
+        return None
+    call = (_HTTP_CALL if protocol == "http" else _GRPC_CALL).fullmatch(path)
+    return Request(
+        at=int(at) / 1000,
+        protocol=protocol,
+        server=server,
+        status=int(status),
+        grpc_status=int(numbers[2]),
+        response_ms=int(response),
+        termination=termination,
+        model=call[1] if call and protocol == "http" else None,
+        inference=call is not None,
+        stream=call is not None and call[call.re.groups] in _STREAMS,
+    )
+
+
+def failure(request: Request) -> Optional[str]:
+    """Return the kind of a failed request, None for a successful one."""
+    cause, phase = request.termination[0], request.termination[1]
+    if cause == "K":
+        return "closed"
+    if cause in "Cc":
+        return "client"
+    if cause in "SsDU":
+        return "connect" if phase in "CQ" else "aborted"
+    if request.grpc_status != 0:
+        return "grpc"
+    if request.status >= 500:
+        return "5xx"
+    if request.status >= 400:
+        return "4xx"
+    # A request without a response
+    return "aborted" if request.status < 100 else None
+
+
+class Ring(NamedTuple):
+    """The requests of a window in the memory of a worker. `covers` is False if the worker no longer has all of them."""
+
+    requests: List[Request]
+    covers: bool
+
+
+def parse_ring(text: str, since: float) -> Ring:
+    """Return the requests that finished after `since` (seconds since 1970).
+
+    A ring that is not full still has all requests. A full one has those since its oldest line.
+    """
+    requests: List[Request] = []
+    oldest = math.inf
+    lines = text.split("\n", LINES)
+    for line in lines[:LINES]:
+        request = parse_line(line)
+        if request is not None:
+            oldest = min(oldest, request.at)
+            if request.at >= since:
+                requests.append(request)
+    full = len(text) > RING_SIZE * 3 // 4
+    return Ring(requests, len(lines) <= LINES and (not full or oldest <= since))
+
+
+def window(requests: Iterable[Request]) -> Dict[str, Dict[str, Dict[str, Any]]]:
+    """Return the windows of requests as {server: {protocol: window}}. Requests without a server are those of NO_SERVER."""
+    found: Dict[str, Dict[str, Dict[str, Any]]] = {}
+    for request in requests:
+        _count(found.setdefault(request.server, {}).setdefault(request.protocol, empty()), request)
+    for by_protocol in found.values():
+        for counted in by_protocol.values():
+            counted["by_model"] = _limited(counted["by_model"])
+    return found
+
+
+def empty() -> Dict[str, Any]:
+    """Return a window without requests."""
+    return {"requests": 0, "streams": 0, "failed": {}, "latency": {}, "by_model": {}, "other": {"requests": 0, "failed": {}}}
+
+
+def _count(counted: Dict[str, Any], request: Request) -> None:
+    parts = [counted if request.inference else counted["other"]]
+    if request.model is not None:
+        parts.append(counted["by_model"].setdefault(request.model, {"requests": 0, "failed": {}, "latency": {}}))
+    kind = failure(request)
+    counted["streams"] += request.stream
+    for part in parts:
+        part["requests"] += 1
+        if kind:
+            part["failed"][kind] = part["failed"].get(kind, 0) + 1
+        elif "latency" in part and not request.stream and request.response_ms >= 0:
+            bound = str(BOUNDS[min(bisect.bisect_left(BOUNDS, request.response_ms), len(BOUNDS) - 1)])
+            part["latency"][bound] = part["latency"].get(bound, 0) + 1
+
+
+def _limited(by_model: Dict[str, Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """Return the models with the most requests by name, and all others as one."""
+    names = sorted(by_model, key=lambda name: (name == OTHER_MODELS, -by_model[name]["requests"], name))
+    kept = {name: by_model[name] for name in names[:MODELS]}
+    rest = [by_model[name] for name in names[MODELS:]]
+    return {**kept, OTHER_MODELS: _sum(rest)} if rest else kept
+
+
+def merge(windows: Iterable[Mapping[str, Any]]) -> Dict[str, Any]:
+    """Return one window of several ones of the same length, such as those of all balancers, or of all servers of a group."""
+    merged: Dict[str, Any] = _sum([empty(), *windows])
+    return {**merged, "by_model": _limited(merged["by_model"])}
+
+
+def _sum(parts: Iterable[Mapping[str, Any]]) -> Dict[str, Any]:
+    total: Dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = _sum([total.get(key, {}), value]) if isinstance(value, Mapping) else total.get(key, 0) + value
+    return total
+
+
+def quantile(latency: Mapping[str, int], share: float) -> Optional[int]:
+    """Return the upper bound in ms of the latency that this share of the requests does not exceed. None without requests."""
+    needed, counted = math.ceil(share * sum(latency.values())), 0
+    for bound in sorted(latency, key=int):
+        counted += latency[bound]
+        if counted >= max(needed, 1):
+            return int(bound)
+    return None
+
+
+def failures(counted: Mapping[str, Any], kinds: Iterable[str] = BY_SERVER) -> int:
+    """Return the number of failed requests of these kinds."""
+    return sum(counted["failed"].get(kind, 0) for kind in kinds)

@@ -1,0 +1,147 @@
+#!/usr/bin/python
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Module balancer_info: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: balancer_info
+short_description: Read the servers of a load balancer and their traffic
+description:
+  - Reads the servers of the HAProxy that the role C(load_balancer) has configured. Run it on the balancer.
+  - With O(since), also returns the requests that finished since then, by server and protocol. HAProxy keeps one line for each
+    finished request in its memory.
+  - To measure a window, call the module at its start, and at its end with the RV(now) of the first call as O(since).
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.balancer
+options:
+  since:
+    description: Start of the window in seconds since 1970, by the clock of the balancer.
+    type: float
+  config:
+    description: Configuration of HAProxy, for RV(config).
+    type: path
+    default: /etc/haproxy/haproxy.cfg
+attributes:
+  check_mode:
+    support: full
+    description: Reads as usual.
+"""
+
+EXAMPLES = r"""
+- name: Read the balancer at the start of the window
+  npufleet.triton.balancer_info:
+  register: start
+
+- name: Read the traffic since then
+  npufleet.triton.balancer_info:
+    since: "{{ start.now }}"
+  register: traffic
+
+- name: Show the failed requests of each server
+  ansible.builtin.debug:
+    msg: "{{ item.key }}: {{ item.value.traffic.http.failed }}"
+  loop: "{{ traffic.servers | dict2items }}"
+"""
+
+RETURN = r"""
+now:
+  description: Time of the balancer in seconds since 1970, after everything was read.
+  returned: success
+  type: float
+process:
+  description: The current worker of HAProxy, as C(pid) and C(started) (seconds since 1970).
+  returned: success
+  type: dict
+version:
+  description: Version of HAProxy.
+  returned: success
+  type: str
+config:
+  description: SHA-256 of O(config). Null if it cannot be read.
+  returned: success
+  type: str
+records_flaw:
+  description: Reason why the file with the records of drains is damaged. Null for a good or missing file.
+  returned: success
+  type: str
+servers:
+  description: The servers by name.
+  returned: success
+  type: dict
+  contains:
+    state:
+      description: V(ready), V(drained) or V(maintenance). A server with a weight of 0 counts as V(drained).
+      type: str
+    weight:
+      description: Weight of the server.
+      type: int
+    health:
+      description: V(up) or V(down) by the last health checks. V(unknown) for a server that is not checked.
+      type: str
+    in_flight:
+      description: Requests and streams in flight, of both protocols and in all workers of HAProxy.
+      type: int
+    drained:
+      description: >-
+        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for one that was drained
+        directly on the runtime socket.
+      type: dict
+    counters:
+      description: >-
+        For C(http) and C(grpc), HAProxy's counters since its current worker started - C(requests), C(responses_4xx),
+        C(responses_5xx), C(connection_errors), C(response_errors), C(client_aborts) and C(server_aborts).
+      type: dict
+    traffic:
+      description: >-
+        With O(since), the windows for C(http) and C(grpc). A window counts finished inference requests - C(requests), among them
+        C(streams); C(failed), the number of failed requests by kind; C(latency), the number of successful requests that are no
+        streams by the upper bound of their latency in ms; C(by_model), the same for each model of HTTP requests; C(other), the
+        C(requests) and C(failed) of all calls that are no inference. Kinds of failures are C(4xx), C(5xx), C(connect) (no
+        connection to the server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than
+        0 in the headers), C(client) (the client gave up) and C(closed) (a drain closed the request).
+      type: dict
+unserved:
+  description: With O(since), the windows of requests that no server received, for C(http) and C(grpc).
+  returned: with O(since)
+  type: dict
+complete:
+  description: >-
+    Whether the windows have all requests that finished since O(since). False if the current worker started after O(since), or if
+    the memory for finished requests was too small.
+  returned: with O(since)
+  type: bool
+"""
+
+import os
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import report, runtime
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
+
+OPTIONS: Dict[str, Any] = {
+    "since": {"type": "float"},
+    "config": {"type": "path", "default": "/etc/haproxy/haproxy.cfg"},
+    "socket": {"type": "path", "default": "/run/haproxy/admin.sock"},
+    "master_socket": {"type": "path", "default": "/run/haproxy-master.sock"},
+    "directory": {"type": "path", "default": "/var/lib/npufleet-balancer"},
+}
+
+
+def main() -> None:
+    """Run the module that Ansible has sent."""
+    module = request.ansible_module(OPTIONS)
+    params = module.params
+    try:
+        balancer = Balancer(params["socket"], params["master_socket"])
+        module.exit_json(changed=False, **report.read(balancer, params["directory"], params["config"], params["since"]))
+    except runtime.BalancerError as error:
+        module.fail_json(msg=f"{os.uname().nodename}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+#!/usr/bin/python
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Module balancer_server: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: balancer_server
+short_description: Drain or undrain a server of a load balancer
+description:
+  - Drains a server of the HAProxy that the role C(load_balancer) has configured, makes it ready again, or sets its weight. Run it
+    on the balancer.
+  - A drained server keeps its requests and streams and takes no new ones. Both protocols are drained, because the gRPC server
+    tracks the HTTP server.
+  - Records who drained the server and why. A caller does not undrain a server that was drained by a higher kind of owner (see
+    O(kind)). Drains survive reloads and restarts of HAProxy.
+  - Fails if HAProxy does not have the desired state afterwards.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.balancer
+options:
+  name:
+    description: Name of the server, which is the name of its host in the inventory.
+    type: str
+    required: true
+  state:
+    description:
+      - V(drained) drains the server. V(ready) makes it ready, also after HAProxy's own maintenance state or a weight of 0.
+      - Without this option, only the weight is set.
+    type: str
+    choices: [ready, drained]
+  weight:
+    description:
+      - Share of the new requests that the server gets, compared with the weights of the other servers, from 1 to 256. The role
+        gives each server 100.
+      - With O(state=ready), the weight is set before the server becomes ready.
+    type: int
+  kind:
+    description:
+      - Kind of the owner of a drain, from low to high V(rollout), V(maintenance), V(operator).
+      - O(state=ready) undrains a server that was drained by the same or a lower kind. Otherwise the server stays drained, and
+        RV(kept) is true.
+      - O(state=drained) takes over a drain of the same or a lower kind. Otherwise its owner stays.
+      - A server that was drained directly on the runtime socket of HAProxy has no record, and counts as drained by an operator.
+    type: str
+    choices: [rollout, maintenance, operator]
+    default: operator
+  run:
+    description: ID of the run that drains the server, for the record.
+    type: str
+    default: ""
+  by:
+    description: Person who drains the server, for the record.
+    type: str
+    default: unknown
+  reason:
+    description: Reason of the drain, for the record.
+    type: str
+    default: ""
+  wait:
+    description:
+      - Seconds to wait with O(state=drained) until no request or stream of the server is in flight. V(0) does not wait.
+      - Requests in workers of HAProxy that a reload left behind are counted, too.
+    type: int
+    default: 0
+  close:
+    description:
+      - Close the requests and streams that are in flight after O(wait) seconds. A bidirectional stream that a client keeps open
+        never ends by itself.
+    type: bool
+    default: false
+  allow_outage:
+    description: Drain the server even if no other server is ready and up.
+    type: bool
+    default: false
+  up_within:
+    description:
+      - With O(state=ready), wait up to so many seconds until new health checks of the server have passed, and only then make it
+        ready. The task fails otherwise, and the server stays drained.
+      - V(0) does not wait. HAProxy then sends requests at once if its last health check has passed, which may be older than a
+        change of the server.
+    type: int
+    default: 0
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing, and waits for nothing.
+  diff_mode:
+    support: full
+    description: Shows state, weight and owner.
+"""
+
+EXAMPLES = r"""
+- name: Drain the host on each balancer, and close what is left after two minutes
+  npufleet.triton.balancer_server:
+    name: "{{ inventory_hostname }}"
+    state: drained
+    kind: maintenance
+    by: alice@ops1
+    reason: New memory
+    wait: 120
+    close: true
+  delegate_to: "{{ balancer }}"
+  loop: "{{ groups['load_balancer_hosts'] }}"
+  loop_control:
+    loop_var: balancer
+
+- name: Send a tenth of the usual requests to the host when its health checks pass
+  npufleet.triton.balancer_server:
+    name: "{{ inventory_hostname }}"
+    state: ready
+    weight: 10
+    up_within: 60
+  delegate_to: lb1
+"""
+
+RETURN = r"""
+server:
+  description: The server after the call. In check mode, the server as the call would leave it.
+  returned: success
+  type: dict
+  contains:
+    state:
+      description: V(ready), V(drained) or V(maintenance). A server with a weight of 0 counts as V(drained).
+      type: str
+    weight:
+      description: Weight of the server.
+      type: int
+    health:
+      description: V(up) or V(down) by the last health checks. V(unknown) for a server that is not checked.
+      type: str
+    in_flight:
+      description: Requests and streams in flight, of both protocols and in all workers of HAProxy.
+      type: int
+    drained:
+      description: >-
+        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for one that was drained
+        without this module.
+      type: dict
+kept:
+  description: Whether the server was left drained, or with its owner, because a higher kind of owner drained it.
+  returned: success
+  type: bool
+in_flight:
+  description: Requests and streams that were in flight when the server was drained.
+  returned: success
+  type: int
+closed:
+  description: Number of requests and streams that were closed.
+  returned: success
+  type: int
+waited:
+  description: Seconds until nothing was in flight, or until the rest was closed.
+  returned: success
+  type: float
+"""
+
+import os
+from typing import Any, Dict, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import change, runtime
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
+
+OPTIONS: Dict[str, Any] = {
+    "name": {"type": "str", "required": True},
+    "state": {"type": "str", "choices": ["ready", "drained"]},
+    "weight": {"type": "int"},
+    "kind": {"type": "str", "choices": ["rollout", "maintenance", "operator"], "default": "operator"},
+    "run": {"type": "str", "default": ""},
+    "by": {"type": "str", "default": "unknown"},
+    "reason": {"type": "str", "default": ""},
+    "wait": {"type": "int", "default": 0},
+    "close": {"type": "bool", "default": False},
+    "allow_outage": {"type": "bool", "default": False},
+    "up_within": {"type": "int", "default": 0},
+    "socket": {"type": "path", "default": "/run/haproxy/admin.sock"},
+    "master_socket": {"type": "path", "default": "/run/haproxy-master.sock"},
+    "directory": {"type": "path", "default": "/var/lib/npufleet-balancer"},
+}
+# Bounds of numbers, with which HAProxy and the connection of Ansible can work
+WEIGHTS, LONGEST = (1, 256), 86400
+
+
+def flaw(params: Mapping[str, Any]) -> str:
+    """Return the reason why the options cannot be applied, an empty string if they can."""
+    weight = params["weight"]
+    if weight is not None and not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+        return "weight is {}, expected {} to {}. Use state=drained to send no requests".format(weight, *WEIGHTS)
+    for name, state in (("wait", "drained"), ("up_within", "ready")):
+        if not 0 <= params[name] <= LONGEST:
+            return f"{name} is {params[name]}, expected 0 to {LONGEST}"
+        if params[name] and params["state"] != state:
+            return f"{name} is {params[name]}, expected 0 unless state={state}"
+    if params["close"] and params["state"] != "drained":
+        return "close is true, expected false unless state=drained"
+    return "" if params["state"] or weight is not None else "neither state nor weight is set, expected one of them"
+
+
+def main() -> None:
+    """Run the module that Ansible has sent."""
+    module = request.ansible_module(OPTIONS)
+    params, balancer = module.params, os.uname().nodename
+    reason = flaw(params)
+    if reason:
+        module.fail_json(msg=f"{params['name']}: {reason}")
+    fields = {field: params[field] for field in change.Desired._fields}
+    try:
+        haproxy = Balancer(params["socket"], params["master_socket"])
+        result = change.Change(haproxy, params["directory"], change.Desired(**fields), module.check_mode, module.warn).apply()
+    except runtime.BalancerError as error:
+        module.fail_json(msg=f"{balancer}: {error}")
+    states = {name: {field: result[name][field] for field in ("state", "weight", "drained")} for name in ("before", "server")}
+    diff = {"diff": {"before": states["before"], "after": states["server"]}} if module._diff else {}
+    module.exit_json(**{name: value for name, value in result.items() if name != "before"}, **diff)
+
+
+if __name__ == "__main__":
+    main()
