@@ -116,7 +116,6 @@ complete:
   type: bool
 """
 
-import os
 from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
@@ -130,17 +129,24 @@ OPTIONS: Dict[str, Any] = {
     "master_socket": {"type": "path", "default": "/run/haproxy-master.sock"},
     "directory": {"type": "path", "default": "/var/lib/npufleet-balancer"},
 }
+# Name of the balancer in the inventory, for messages
+REQUEST = {"host": {"type": "str", "default": "the balancer"}}
+
+
+def run(module: request.Module) -> None:
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    params = request.merge_request(module, REQUEST)
+    balancer = Balancer(params["socket"], params["master_socket"])
+    try:
+        result = report.read(balancer, params["directory"], params["config"], params["since"])
+    except runtime.BalancerError as error:
+        module.fail_json(msg="{}: {}".format(params["host"], error))
+    module.exit_json(changed=False, **result)
 
 
 def main() -> None:
     """Run the module that Ansible has sent."""
-    module = request.ansible_module(OPTIONS)
-    params = module.params
-    try:
-        balancer = Balancer(params["socket"], params["master_socket"])
-        module.exit_json(changed=False, **report.read(balancer, params["directory"], params["config"], params["since"]))
-    except runtime.BalancerError as error:
-        module.fail_json(msg=f"{os.uname().nodename}: {error}")
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

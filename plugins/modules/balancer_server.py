@@ -48,11 +48,11 @@ options:
     choices: [rollout, maintenance, operator]
     default: operator
   run:
-    description: ID of the run that drains the server, for the record.
+    description: ID of the run that drains the server, for the record. The controller fills it in.
     type: str
     default: ""
   by:
-    description: Person who drains the server, for the record.
+    description: Person who drains the server, for the record. The controller fills it in.
     type: str
     default: unknown
   reason:
@@ -157,7 +157,6 @@ waited:
   type: float
 """
 
-import os
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
@@ -180,6 +179,8 @@ OPTIONS: Dict[str, Any] = {
     "master_socket": {"type": "path", "default": "/run/haproxy-master.sock"},
     "directory": {"type": "path", "default": "/var/lib/npufleet-balancer"},
 }
+# Name of the balancer in the inventory, for messages
+REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 # Bounds of numbers, with which HAProxy and the connection of Ansible can work
 WEIGHTS, LONGEST = (1, 256), 86400
 
@@ -199,22 +200,26 @@ def flaw(params: Mapping[str, Any]) -> str:
     return "" if params["state"] or weight is not None else "neither state nor weight is set, expected one of them"
 
 
-def main() -> None:
-    """Run the module that Ansible has sent."""
-    module = request.ansible_module(OPTIONS)
-    params, balancer = module.params, os.uname().nodename
+def run(module: request.Module) -> None:
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    params = request.merge_request(module, REQUEST)
     reason = flaw(params)
     if reason:
-        module.fail_json(msg=f"{params['name']}: {reason}")
-    fields = {field: params[field] for field in change.Desired._fields}
+        module.fail_json(msg="{}: {}: {}".format(params["host"], params["name"], reason))
+    desired = change.Desired(**{field: params[field] for field in change.Desired._fields})
+    balancer = Balancer(params["socket"], params["master_socket"])
     try:
-        haproxy = Balancer(params["socket"], params["master_socket"])
-        result = change.Change(haproxy, params["directory"], change.Desired(**fields), module.check_mode, module.warn).apply()
+        result = change.Change(balancer, params["directory"], desired, module.check_mode, module.warn).apply()
     except runtime.BalancerError as error:
-        module.fail_json(msg=f"{balancer}: {error}")
-    states = {name: {field: result[name][field] for field in ("state", "weight", "drained")} for name in ("before", "server")}
-    diff = {"diff": {"before": states["before"], "after": states["server"]}} if module._diff else {}
+        module.fail_json(msg="{}: {}".format(params["host"], error))
+    before, after = ({field: result[name][field] for field in ("state", "weight", "drained")} for name in ("before", "server"))
+    diff = {"diff": {"before": before, "after": after}} if module._diff else {}
     module.exit_json(**{name: value for name, value in result.items() if name != "before"}, **diff)
+
+
+def main() -> None:
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":
