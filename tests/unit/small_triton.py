@@ -7,6 +7,7 @@ import ipaddress
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ def _handler(small: SmallTriton) -> type[BaseHTTPRequestHandler]:
                     raise PermissionError("This API is restricted, expecting header 'triton-key'")
                 if self.path == "/v2/repository/index":
                     said = json.dumps([{"name": model, "version": "1", "state": "READY"} for model in small.models]).encode()
-                elif self.path.endswith("/infer"):
+                elif self.path.partition("?")[0].endswith("/infer"):
                     length = int(self.headers["Inference-Header-Content-Length"])
                     (tensor,) = json.loads(body[:length])["inputs"]
                     array = small.infer("http", np.frombuffer(body[length:], np.float32).reshape(tensor["shape"]))
@@ -122,6 +123,13 @@ def _handler(small: SmallTriton) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that do not wait for their answer, such as health checks."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def _servicer(small: SmallTriton) -> Any:
     grpc = importlib.import_module("grpc")
     messages = importlib.import_module("tritonclient.grpc.service_pb2")
@@ -138,17 +146,25 @@ def _servicer(small: SmallTriton) -> Any:
             self._allow(context)
             return messages.ServerLiveResponse(live=True)
 
-        def ModelInfer(self, request: Any, context: Any) -> Any:
-            self._allow(context)
+        def _infer(self, request: Any) -> Any:
             array = np.frombuffer(request.raw_input_contents[0], np.float32).reshape(list(request.inputs[0].shape))
-            try:
-                array = small.infer("grpc", array)
-            except ValueError as error:
-                context.abort(grpc.StatusCode.INTERNAL, str(error))
+            array = small.infer("grpc", array)
             response = messages.ModelInferResponse(model_name="double", model_version="1")
             response.outputs.add(name="OUT", datatype="FP32", shape=array.shape)
             response.raw_output_contents.append(array.astype(np.float32).tobytes())
             return response
+
+        def ModelInfer(self, request: Any, context: Any) -> Any:
+            self._allow(context)
+            try:
+                return self._infer(request)
+            except ValueError as error:
+                context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+        def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
+            self._allow(context)
+            for request in requests:
+                yield messages.ModelStreamInferResponse(infer_response=self._infer(request))
 
         def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
             self._allow(context)
@@ -175,7 +191,7 @@ def small_triton(tls: dict[str, str] | None = None, address: str = "127.0.0.1") 
     services = importlib.import_module("tritonclient.grpc.service_pb2_grpc")
     small = SmallTriton()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    http = type("Server", (ThreadingHTTPServer,), {"address_family": family})((address, 0), _handler(small))
+    http = type("Server", (_Server,), {"address_family": family})((address, 0), _handler(small))
     http.daemon_threads = True
     rpc = grpc.server(ThreadPoolExecutor(8))
     services.add_GRPCInferenceServiceServicer_to_server(_servicer(small), rpc)

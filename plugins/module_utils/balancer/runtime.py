@@ -19,6 +19,8 @@ SOCKET = "/run/haproxy/admin.sock"
 MASTER = "/run/haproxy-master.sock"
 # Limits of an answer: bytes, rows of a table, and seconds
 SIZE, ROWS, SECONDS = 1 << 26, 10_000, 10.0
+# Seconds for which a connection is retried, because the sockets refuse connections during a reload, and the pause in between
+RELOAD, PAUSE = 5.0, 0.1
 # Limits of an answer in a message, and of the number of workers
 SHOWN, WORKERS = 120, 100
 # The two backends, by protocol. A gRPC server tracks the HTTP server of the same name.
@@ -49,11 +51,22 @@ class Runtime:
         # The master socket stays open after an answer.
         line = f"{self.prefix} {text}\nquit\n" if self.prefix else f"{text}\n"
         try:
-            return self._exchange(line.encode()).decode("utf-8", "replace")
+            return self._answer(line.encode()).decode("utf-8", "replace")
         except socket.timeout:
             raise BalancerError(f"HAProxy did not answer `{text}` on {self.path} within {self.seconds:g} s") from None
         except OSError as error:
             raise BalancerError(f"HAProxy cannot be queried on {self.path}: {error.strerror or error}. Is it running?") from None
+
+    def _answer(self, request: bytes) -> bytes:
+        """Return the answer, after a reload of HAProxy if one is running. All commands may be repeated."""
+        deadline = time.monotonic() + RELOAD
+        while True:
+            try:
+                return self._exchange(request)
+            except ConnectionError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(PAUSE)
 
     def _exchange(self, request: bytes) -> bytes:
         deadline, answer = time.monotonic() + self.seconds, bytearray()
@@ -68,10 +81,14 @@ class Runtime:
                 channel.settimeout(left)
                 block = channel.recv(1 << 18)
                 if not block:
-                    return bytes(answer)
+                    break
                 answer += block
                 if len(answer) > SIZE:
                     raise BalancerError(f"the answer of HAProxy on {self.path} has more than {SIZE} bytes")
+        if not answer:
+            # Even the answer to a command without output ends with an empty line.
+            raise ConnectionResetError("the connection was closed without an answer")
+        return bytes(answer)
 
     def execute(self, text: str) -> None:
         """Run a command that answers nothing on success. Raises BalancerError with HAProxy's message."""
