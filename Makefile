@@ -72,15 +72,15 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragmen
 changelog: venv ## write CHANGELOG.md from changelogs/fragments, for the version in galaxy.yml
 	@$(BIN)/antsibull-changelog release --update-existing --version "$$(sed -n 's/^version: //p' galaxy.yml)"
 
-transfers: ## install rsync and rclone if they are missing
-	@if ! command -v rsync >/dev/null || ! command -v rclone >/dev/null; then \
-	  echo "make: installing rsync and rclone for the tests of transfers"; \
+unit-packages: ## install rsync, rclone and HAProxy if they are missing
+	@if ! command -v rsync >/dev/null || ! command -v rclone >/dev/null || ! PATH=$$PATH:/usr/sbin command -v haproxy >/dev/null; then \
+	  echo "make: installing rsync, rclone and HAProxy for the unit tests"; \
 	  apt-get update -qq; \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rsync rclone >/dev/null; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rsync rclone haproxy >/dev/null; \
 	fi
 
 unit: venv ## unit tests
-	@$(MAKE) --no-print-directory transfers
+	@$(MAKE) --no-print-directory unit-packages
 	@$(PY) -m pytest
 
 lint-models: venv ## lint the Triton repository REPO=dir for RELEASE=24.01 (ARGS=--json ...)
@@ -126,7 +126,7 @@ sanity-newest: venv ## the same with the newest ansible-core, in Debian 13 from 
 test-quick: lint unit ## lint and unit tests
 
 # After the other packages, because both use apt. The last lane installs the browser, when no other lane uses apt.
-packages: transfers
+packages: unit-packages
 	@$(MAKE) --no-print-directory lab-base
 
 # Six lanes at a time, because each of them waits now and then. The longest ones start first and have priority.
@@ -138,7 +138,7 @@ test: ## all tests; the output of each lane is in build/log
 	@code=0; $(MAKE) --no-print-directory --jobs=6 --keep-going $(LANES:%=lane-%) || code=$$?; \
 	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
 $(LANES:%=lane-%): venv
-lane-unit: transfers
+lane-unit: unit-packages
 $(filter-out lane-unit lane-lint,$(LANES:%=lane-%)): packages
 GIVE_WAY := unit lint molecule-production molecule-runfile
 $(GIVE_WAY:%=lane-%): PRIORITY := nice -n 5
@@ -182,4 +182,4 @@ test-mutants: venv ## seed one defect at a time; each has to fail its tests
 clean: ## remove all build output; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean
+.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser unit-packages packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean

@@ -86,7 +86,7 @@ class SmallHaproxy:
         (home / "state").touch()
         self.log = home / "haproxy.log"
         program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-        assert program, "haproxy is not installed: make balancer"
+        assert program, "haproxy is not installed: make unit-packages"
         command = [program, "-W", "-S", self.master, "-f", str(self.config)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
