@@ -34,7 +34,7 @@ RING, RING_SIZE = "npufleet", 4 << 20
 MARK = "npufleet1"
 # The format of a line in HAProxy's configuration: time in ms, backend, server, status, gRPC status, time to the response's headers
 # and whole time in ms, state at the end, path without its query string. The path is the last one, because it may be cut.
-LOG_FORMAT = f"{MARK} %[date(0,ms)] %b %s %ST %[var(txn.npufleet_grpc_status)] %Tr %Ta %ts %HP"
+LOG_FORMAT = f"{MARK} %[date(0,ms)] %b %s %ST %[var(txn.npufleet_grpc_status)] %Tr %Ta %ts %HPO"
 # Longest line and most lines that are parsed
 LINE, LINES = 4096, 1 << 20
 # Most models that a window names. The others are counted together, because clients can send any name.
