@@ -15,6 +15,6 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         balancer = self._task.delegate_to or host
-        holder = runs.holder(balancer)
-        arguments = {"run": holder["run"], "by": holder["by"], **self._task.args}
+        owner = runs.lease_owner(balancer)
+        arguments = {"run": owner["run"], "by": owner["by"], **self._task.args}
         return self.call_module("balancer_server", arguments, {**task_vars, "inventory_hostname": balancer}, {"host": balancer})

@@ -52,8 +52,16 @@ now:
   description: Time of the balancer in seconds since 1970, after everything was read.
   returned: success
   type: float
+running:
+  description: Whether HAProxy answers. If not, RV(servers) is empty, and the other values are null or not returned.
+  returned: success
+  type: bool
+reason:
+  description: Reason why HAProxy does not answer. Null if it does.
+  returned: success
+  type: str
 process:
-  description: The current worker of HAProxy, as C(pid) and C(started) (seconds since 1970).
+  description: The current worker of HAProxy, as C(pid) and C(started) (seconds since 1970, exact to a second).
   returned: success
   type: dict
 version:
@@ -69,7 +77,7 @@ records_flaw:
   returned: success
   type: str
 servers:
-  description: The servers by name.
+  description: The servers by name. Empty if HAProxy has another configuration than that of the role.
   returned: success
   type: dict
   contains:
@@ -106,13 +114,13 @@ servers:
       type: dict
 unserved:
   description: With O(since), the windows of requests that no server received, for C(http) and C(grpc).
-  returned: with O(since)
+  returned: with O(since), if HAProxy runs
   type: dict
 complete:
   description: >-
     Whether the windows have all requests that finished since O(since). False if the current worker started after O(since), or if
     the memory for finished requests was too small.
-  returned: with O(since)
+  returned: with O(since), if HAProxy runs
   type: bool
 """
 

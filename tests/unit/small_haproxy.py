@@ -122,6 +122,8 @@ def small_haproxy(home: Path, servers: Mapping[str, tuple[int, int]], **more: in
     try:
         until(lambda: balancer.pid() != "")
         until(balancer.all_up)
+        # Until the master answers, it ignores signals.
+        assert "worker" in Runtime(balancer.master, "@master").command("show proc")
         yield balancer
     finally:
         os.killpg(balancer.process.pid, signal.SIGKILL)

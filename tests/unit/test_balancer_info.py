@@ -197,6 +197,21 @@ def test_a_full_ring_is_reported(tmp_path: Path, triton: SmallTriton, monkeypatc
         assert read(haproxy, since=result["now"])["complete"] is True
 
 
+def test_a_host_without_haproxy_is_no_error(tmp_path: Path) -> None:
+    result = run_module(balancer_info, {"host": "lb1", "socket": str(tmp_path / "none"), "since": 0})
+    assert (result["failed"], result["running"], result["servers"]) == (False, False, {})
+    assert result["reason"].endswith("/none: No such file or directory. Is it running?")
+
+
+def test_another_configuration_has_no_servers(tmp_path: Path, triton: SmallTriton) -> None:
+    """The one of Debian's package, for example."""
+    with small_haproxy(tmp_path, {"npu1": (triton.http_port, triton.grpc_port)}) as haproxy:
+        haproxy.config.write_text(haproxy.config.read_text().replace("npufleet", "foreign"))
+        haproxy.reload()
+        result = read(haproxy, since=0)
+    assert (result["failed"], result["running"], result["servers"], result["complete"]) == (False, True, {}, False)
+
+
 def test_a_configuration_without_the_ring_is_an_error(haproxy: SmallHaproxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "RING", "another")
     message = "lb1: HAProxy has no ring another, expected the configuration of the role load_balancer"

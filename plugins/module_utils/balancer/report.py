@@ -12,6 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer import ch
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
     BACKENDS,
     BalancerError,
+    NotRunning,
     ProcessInfo,
     Runtime,
     StatRow,
@@ -35,7 +36,11 @@ COUNTERS = (
 
 def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> Dict[str, Any]:
     """Return the result of balancer_info. Raises BalancerError."""
-    current = process(balancer.runtime)
+    try:
+        current = process(balancer.runtime)
+    except NotRunning as error:
+        nothing: Dict[str, Any] = {"process": None, "version": None, "config": config_digest(config), "records_flaw": None, "servers": {}}
+        return {"now": time.time(), "running": False, "reason": str(error), **nothing}
     servers, old = balancer.servers(), balancer.old_in_flight()
     rows = by_protocol(parse_stat(balancer.runtime.command("show stat")))
     records = drains.read(home)
@@ -44,6 +49,8 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         described = change.describe(server, server.in_flight + old.get(name, 0), records.by_server.get(name))
         found[name] = {**described, "counters": {protocol: _counters(rows[protocol].get(name)) for protocol in BACKENDS}}
     result: Dict[str, Any] = {
+        "running": True,
+        "reason": None,
         "process": {"pid": current.pid, "started": current.started},
         "version": current.version,
         "config": config_digest(config),
@@ -51,7 +58,8 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         "servers": found,
     }
     if since is not None:
-        requests, complete = _requests(balancer, current, since)
+        # The ring belongs to the configuration that has the servers.
+        requests, complete = _requests(balancer, current, since) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():
             entry["traffic"] = {protocol: windows.get(name, {}).get(protocol, traffic.empty()) for protocol in BACKENDS}

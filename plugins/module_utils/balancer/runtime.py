@@ -38,6 +38,10 @@ class BalancerError(Exception):
     """An error because HAProxy cannot be queried or does not do what a command demands."""
 
 
+class NotRunning(BalancerError):
+    """An error because no HAProxy listens on a socket."""
+
+
 class Runtime:
     """A socket of HAProxy. `prefix` addresses a process on the master socket: `@master`, or a worker such as `@!123`."""
 
@@ -55,7 +59,7 @@ class Runtime:
         except socket.timeout:
             raise BalancerError(f"HAProxy did not answer `{text}` on {self.path} within {self.seconds:g} s") from None
         except OSError as error:
-            raise BalancerError(f"HAProxy cannot be queried on {self.path}: {error.strerror or error}. Is it running?") from None
+            raise NotRunning(f"HAProxy cannot be queried on {self.path}: {error.strerror or error}. Is it running?") from None
 
     def _answer(self, request: bytes) -> bytes:
         """Return the answer, after a reload of HAProxy if one is running. All commands may be repeated."""
