@@ -49,7 +49,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 now:
-  description: Time of the balancer in seconds since 1970, after everything was read.
+  description: >-
+    End of the windows in seconds since 1970, by the clock of the balancer. It is 50 ms before the call. The next window that starts
+    at this time misses no request and counts none twice.
   returned: success
   type: float
 running:
@@ -61,7 +63,7 @@ reason:
   returned: success
   type: str
 process:
-  description: The current worker of HAProxy, as C(pid) and C(started) (seconds since 1970, exact to a second).
+  description: The current worker of HAProxy, as C(pid) and C(started) (seconds since 1970).
   returned: success
   type: dict
 version:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, report, traffic
 from ansible_collections.npufleet.triton.plugins.modules import balancer_info, balancer_server
 from balancer_clients import GrpcClient, HttpClient
 from helpers import run_module, until
@@ -43,6 +44,8 @@ def paths(haproxy: SmallHaproxy) -> dict[str, Any]:
 
 
 def read(haproxy: SmallHaproxy, **more: Any) -> dict[str, Any]:
+    # The end of the window comes after all earlier requests.
+    time.sleep(2 * report.MARGIN)
     return run_module(balancer_info, {**paths(haproxy), "config": str(haproxy.config), **more})
 
 
@@ -53,7 +56,7 @@ def window(haproxy: SmallHaproxy, since: float, protocol: str = "http") -> Any:
 def test_servers_process_and_configuration_are_read(haproxy: SmallHaproxy) -> None:
     before = time.time()
     result = read(haproxy)
-    assert before <= result["now"] <= time.time()
+    assert before <= result["now"] <= time.time() - report.MARGIN
     assert result["version"].startswith(("2.6.", "3.0."))
     assert f"Pid: {result['process']['pid']}" == haproxy.pid()
     assert before - 60 < result["process"]["started"] <= before + 1
@@ -74,8 +77,6 @@ def test_servers_process_and_configuration_are_read(haproxy: SmallHaproxy) -> No
 def test_a_window_has_the_requests_that_finished_in_it(haproxy: SmallHaproxy, triton: SmallTriton) -> None:
     client = HttpClient(haproxy.http_port)
     assert client.infer() == 200
-    # HAProxy counts its uptime in whole seconds.
-    until(lambda: read(haproxy, since=time.time())["complete"])
     since = read(haproxy)["now"]
     assert [client.infer(), client.infer("other")] == [200, 200]
     triton.answer = lambda _array: (_ for _ in ()).throw(ValueError("broken"))
@@ -89,6 +90,29 @@ def test_a_window_has_the_requests_that_finished_in_it(haproxy: SmallHaproxy, tr
     assert result["servers"]["npu2"]["traffic"] == {"http": traffic.empty(), "grpc": traffic.empty()}
     assert result["servers"]["npu1"]["counters"]["http"]["responses_5xx"] == 1
     assert "hidden" not in haproxy.command("show events npufleet")
+
+
+def test_windows_that_follow_each_other_have_each_request_once(haproxy: SmallHaproxy) -> None:
+    ended = threading.Event()
+    sent = []
+
+    def send() -> None:
+        client = HttpClient(haproxy.http_port)
+        while not ended.is_set():
+            sent.append(client.infer())
+
+    first = read(haproxy)
+    thread = threading.Thread(target=send)
+    thread.start()
+    windows, since = [], first["now"]
+    for _number in range(10):
+        windows.append(run_module(balancer_info, {**paths(haproxy), "since": since}))
+        since = windows[-1]["now"]
+    ended.set()
+    thread.join()
+    windows.append(read(haproxy, since=since))
+    assert all(entry["complete"] for entry in windows)
+    assert sum(entry["servers"]["npu1"]["traffic"]["http"]["requests"] for entry in windows) == len(sent)
 
 
 def test_grpc_calls_count_with_their_status(haproxy: SmallHaproxy, triton: SmallTriton) -> None:
@@ -144,8 +168,8 @@ def test_a_closed_request_is_no_failure_of_the_server(haproxy: SmallHaproxy) -> 
 
 def test_a_window_does_not_reach_back_beyond_a_reload(haproxy: SmallHaproxy) -> None:
     assert HttpClient(haproxy.http_port).infer() == 200
-    until(lambda: read(haproxy, since=time.time())["complete"])
     since = read(haproxy)["now"]
+    assert read(haproxy, since=since)["complete"] is True
     haproxy.reload()
     assert HttpClient(haproxy.http_port).infer() == 200
     result = read(haproxy, since=since)
@@ -186,7 +210,6 @@ def test_client_text_in_a_path_is_data(haproxy: SmallHaproxy) -> None:
 def test_a_full_ring_is_reported(tmp_path: Path, triton: SmallTriton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "RING_SIZE", 32768)
     with small_haproxy(tmp_path, {"npu1": (triton.http_port, triton.grpc_port)}, ring_size=32768) as haproxy:
-        until(lambda: read(haproxy, since=time.time())["complete"])
         since = read(haproxy)["now"]
         client = HttpClient(haproxy.http_port)
         for _number in range(600):

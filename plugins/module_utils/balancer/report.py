@@ -32,15 +32,19 @@ COUNTERS = (
     "client_aborts",
     "server_aborts",
 )
+# A window ends this many seconds before it is read, because HAProxy may still write lines of that time. So the next window, which
+# starts at this end, misses no request and counts none twice.
+MARGIN = 0.05
 
 
 def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> Dict[str, Any]:
     """Return the result of balancer_info. Raises BalancerError."""
+    now = time.time() - MARGIN
     try:
         current = process(balancer.runtime)
     except NotRunning as error:
-        nothing: Dict[str, Any] = {"process": None, "version": None, "config": config_digest(config), "records_flaw": None, "servers": {}}
-        return {"now": time.time(), "running": False, "reason": str(error), **nothing}
+        nothing = dict.fromkeys(("process", "version", "records_flaw"))
+        return {"now": now, "running": False, "reason": str(error), **nothing, "config": config_digest(config), "servers": {}}
     servers, old = balancer.servers(), balancer.old_in_flight()
     rows = by_protocol(parse_stat(balancer.runtime.command("show stat")))
     records = drains.read(home)
@@ -59,14 +63,14 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
     }
     if since is not None:
         # The ring belongs to the configuration that has the servers.
-        requests, complete = _requests(balancer, current, since) if found else ([], False)
+        requests, complete = _requests(balancer, current, since, now) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():
             entry["traffic"] = {protocol: windows.get(name, {}).get(protocol, traffic.empty()) for protocol in BACKENDS}
         unserved = windows.get(traffic.NO_SERVER, {})
         result["unserved"] = {protocol: unserved.get(protocol, traffic.empty()) for protocol in BACKENDS}
         result["complete"] = complete
-    return {"now": time.time(), **result}
+    return {"now": now, **result}
 
 
 def config_digest(path: str) -> Optional[str]:
@@ -82,13 +86,13 @@ def _counters(row: Optional[StatRow]) -> Dict[str, int]:
     return {name: getattr(row, name) if row else 0 for name in COUNTERS}
 
 
-def _requests(balancer: Balancer, current: ProcessInfo, since: float) -> Tuple[List[traffic.Request], bool]:
-    """Return the requests that finished after `since` in all workers, and True if none is missing.
+def _requests(balancer: Balancer, current: ProcessInfo, since: float, until: float) -> Tuple[List[traffic.Request], bool]:
+    """Return the requests that finished from `since` until `until` in all workers, and True if none is missing.
 
     A window does not reach back beyond a reload, because a worker that has ended takes its requests along.
     """
     rings = [
-        traffic.parse_ring(answer, since)
+        traffic.parse_ring(answer, since, until)
         for answer in map(_ring, [balancer.runtime, *balancer.old_workers()])
         if answer is not None
     ]

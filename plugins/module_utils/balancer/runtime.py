@@ -12,7 +12,9 @@ import csv
 import re
 import socket
 import time
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 
 # The sockets of HAProxy. Debian's unit starts HAProxy with this master socket.
 SOCKET = "/run/haproxy/admin.sock"
@@ -270,10 +272,8 @@ def by_protocol(rows: Sequence[StatRow]) -> Dict[str, Dict[str, StatRow]]:
 
 def process(runtime: Runtime) -> ProcessInfo:
     """Return the process that answers on a socket. Raises BalancerError."""
-    return parse_info(runtime.command("show info"), time.time())
-
-
-def worker_process(worker: Runtime) -> Optional[ProcessInfo]:
-    """Return the process of an old worker, None if it has ended."""
-    answer = worker.command("show info")
-    return None if is_gone(answer) else parse_info(answer, time.time())
+    info = parse_info(runtime.command("show info"), time.time())
+    # HAProxy only knows whole seconds.
+    started = clock.process_started(info.pid)
+    exact = time.time() - clock.uptime() + started if started is not None else info.started
+    return info._replace(started=exact) if abs(exact - info.started) < 2 else info

@@ -132,8 +132,8 @@ class Ring(NamedTuple):
     covers: bool
 
 
-def parse_ring(text: str, since: float) -> Ring:
-    """Return the requests that finished after `since` (seconds since 1970).
+def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
+    """Return the requests that finished from `since` until before `until` (seconds since 1970).
 
     A ring that is not full still has all requests. A full one has those since its oldest line.
     """
@@ -144,7 +144,7 @@ def parse_ring(text: str, since: float) -> Ring:
         request = parse_line(line)
         if request is not None:
             oldest = min(oldest, request.at)
-            if request.at >= since:
+            if since <= request.at < until:
                 requests.append(request)
     full = len(text) > RING_SIZE * 3 // 4
     return Ring(requests, len(lines) <= LINES and (not full or oldest <= since))
