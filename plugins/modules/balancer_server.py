@@ -182,7 +182,8 @@ OPTIONS: Dict[str, Any] = {
 # Name of the balancer in the inventory, for messages
 REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 # Bounds of numbers, with which HAProxy and the connection of Ansible can work
-WEIGHTS, LONGEST = (1, 256), 86400
+WEIGHTS = (1, 256)
+LONGEST = 86400
 
 
 def flaw(params: Mapping[str, Any]) -> str:
