@@ -28,8 +28,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BACKENDS, NAME
 
-# The ring of HAProxy, and its size in bytes
-RING, RING_SIZE = "npufleet", 4 << 20
+# The ring of HAProxy, and its size in bytes, which is enough for about 160,000 requests
+RING, RING_SIZE = "npufleet", 16 << 20
 # First word of a line, which changes with the format
 MARK = "npufleet1"
 # The format of a line in HAProxy's configuration: time in ms, backend, server, status, gRPC status, time to the response's headers
@@ -140,7 +140,11 @@ def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
     requests: List[Request] = []
     oldest = math.inf
     lines = text.split("\n", LINES)
+    # Most lines of a full ring are older than the window. They are not parsed, except for the first one.
+    early = f"{MARK} {max(since, 0) * 1000:013.0f}"
     for line in lines[:LINES]:
+        if oldest <= since and line[: len(early)] < early:
+            continue
         request = parse_line(line)
         if request is not None:
             oldest = min(oldest, request.at)
