@@ -6,6 +6,7 @@ change ROOT      make the change that the controller requested (change/detached.
 resume ROOT      finish a change whose run is gone (change/resume.py). Exit code 0: there is no unfinished change any more;
                  75: the run of the change may still be at work; 1: the previous state could not be restored
 watchdog CONFIG  watch the server until the process is ended (watch/watchdog.py)
+balancer ACTION  `save` the state of a balancer's servers, or `reload` HAProxy with it (balancer/state_file.py)
 probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: the result was written, passed or failed
 """
 
@@ -43,7 +44,7 @@ WantedBy=multi-user.target
 def main() -> int:
     """Run the command of the command line and return its exit code."""
     arguments = sys.argv[1:]
-    commands = {"change": change, "resume": resume, "watchdog": watchdog, "probe": probe}
+    commands = {"change": change, "resume": resume, "watchdog": watchdog, "probe": probe, "balancer": balancer}
     if len(arguments) != 2 or arguments[0] not in commands:
         print(__doc__, file=sys.stderr)
         return 2
@@ -85,6 +86,13 @@ def probe(config: str) -> int:
     from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
 
     return program.run(config)
+
+
+def balancer(action: str) -> int:
+    """Save the state of a balancer's servers, or reload HAProxy with it."""
+    from ansible_collections.npufleet.triton.plugins.module_utils.balancer import state_file
+
+    return state_file.main(action)
 
 
 def install_unit(root: str) -> bool:

@@ -1,0 +1,41 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a load balancer, and what its haproxy.cfg says about itself."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Optional
+
+# The unit of the distribution, and the drop-in that saves the state of the servers when it reloads or stops
+UNIT = "haproxy.service"
+DROP_IN = "/etc/systemd/system/haproxy.service.d/50-npufleet.conf"
+CONFIG = "/etc/haproxy/haproxy.cfg"
+# Certificate and key of the balancer, and the authority of the certificates of clients. Only root can read them.
+CERTIFICATE, CLIENT_CA = "/etc/haproxy/npufleet/balancer.pem", "/etc/haproxy/npufleet/clients.pem"
+# The state of the servers, which HAProxy reads when it starts or reloads
+HOME = "/var/lib/npufleet-balancer"
+STATE = HOME + "/state"
+# The first line of a configuration of this project
+HEADER = "# Written by npufleet. A manual change is overwritten."
+# The address of a listener for IPv6 that also takes connections of IPv4
+BINDS_ALL_IPV6 = "::"
+# A server of the configuration of this project
+_SERVER = re.compile(r"^    server (\S+) ", re.MULTILINE)
+_DESCRIPTION = re.compile(r"^ *description:? npufleet ([0-9a-f]{16})$", re.MULTILINE)
+
+
+def described(digest: str) -> str:
+    """Return the line of a configuration that names its digest. `show info` of a running HAProxy repeats it."""
+    return f"description npufleet {digest}".rstrip()
+
+
+def digest_in(text: str) -> Optional[str]:
+    """Return the digest in a configuration or in the answer to `show info`, None if there is none."""
+    found = _DESCRIPTION.search(text)
+    return found[1] if found else None
+
+
+def servers_in(config: str) -> List[str]:
+    """Return the names of the servers in a configuration of this project."""
+    return list(dict.fromkeys(_SERVER.findall(config)))

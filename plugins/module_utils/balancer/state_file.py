@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The saved state of the servers of a balancer, in which drains and weights survive a reload, a restart and a reboot of HAProxy.
+
+HAProxy reads the file when it loads its configuration. It would take the ports of servers from there, and would regard a server
+without a row as healthy. Therefore the rows are completed from the configuration before HAProxy reads them.
+
+`python3 LIBRARY balancer save` and `balancer reload` are commands of a drop-in of HAProxy's unit (commands.py).
+"""
+
+from __future__ import annotations
+
+# This is a program: it prints to the journal. pylint: disable=ansible-bad-function
+import os
+import re
+import signal
+import sys
+import time
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
+    BACKENDS,
+    MASTER,
+    SOCKET,
+    BalancerError,
+    Runtime,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
+
+# The version of the table, and its columns
+VERSION = "1"
+COLUMNS = (
+    "be_id", "be_name", "srv_id", "srv_name", "srv_addr", "srv_op_state", "srv_admin_state", "srv_uweight", "srv_iweight",
+    "srv_time_since_last_change", "srv_check_status", "srv_check_result", "srv_check_health", "srv_check_state",
+    "srv_agent_state", "bk_f_forced_id", "srv_f_forced_id", "srv_fqdn", "srv_port", "srvrecord", "srv_use_ssl",
+    "srv_check_port", "srv_check_addr", "srv_agent_addr", "srv_agent_port",
+)  # fmt: skip
+# Seconds until a reloaded HAProxy answers with its new configuration, and between two queries
+RELOAD, PAUSE = 60.0, 0.1
+_BACKEND = re.compile(r"^backend (\S+)$")
+_SERVER = re.compile(r"^    server (\S+) (\S+):([0-9]+) (.*)$")
+_FAILED = re.compile(r"^\d+ +master .*\[failed: ([0-9]{1,9})\]", re.MULTILINE)
+_WEIGHT = re.compile(r"\bweight ([0-9]+)")
+
+
+class Configured(NamedTuple):
+    """The address, port and weight of a server in the configuration."""
+
+    address: str
+    port: str
+    weight: str
+
+
+def configured(config: str) -> Dict[Tuple[str, str], Configured]:
+    """Return {(backend, server): its values} of a configuration of this project."""
+    found: Dict[Tuple[str, str], Configured] = {}
+    backend = ""
+    for line in config.splitlines():
+        section, server = _BACKEND.match(line), _SERVER.match(line)
+        if section:
+            backend = section[1]
+        elif server and backend in BACKENDS.values():
+            weight = _WEIGHT.search(server[4])
+            found[(backend, server[1])] = Configured(server[2].strip("[]"), server[3], weight[1] if weight else "1")
+    return found
+
+
+def completed(state: str, config: str) -> str:
+    """Return a saved state for the servers of a configuration. Drains, weights and results of checks are kept.
+
+    A server that is new, or has moved to another address or port, is down until its checks pass. Servers that are not in the
+    configuration are left out.
+    """
+    rows = _rows(state)
+    lines = [VERSION, "# " + " ".join(COLUMNS)]
+    for (backend, name), server in configured(config).items():
+        row = rows.get((backend, name)) or _new_row(backend, name, server)
+        if row["srv_port"] != server.port or _has_moved(row["srv_addr"], server.address):
+            row = {**row, "srv_op_state": "0", "srv_check_health": "0", "srv_check_result": "0", "srv_port": server.port}
+        lines.append(" ".join(row[column] for column in COLUMNS))
+    return "\n".join(lines) + "\n"
+
+
+def _rows(state: str) -> Dict[Tuple[str, str], Dict[str, str]]:
+    """Return {(backend, server): row} of a saved state. A table of another form has no rows, so that all servers are new."""
+    lines = state.splitlines()
+    header = lines[1].split()[1:] if len(lines) > 1 and lines[0] == VERSION else []
+    if any(column not in header for column in COLUMNS):
+        return {}
+    rows = [dict(zip(header, line.split())) for line in lines[2:] if len(line.split()) >= len(header)]
+    return {(row["be_name"], row["srv_name"]): row for row in rows}
+
+
+def _new_row(backend: str, name: str, server: Configured) -> Dict[str, str]:
+    row = dict.fromkeys(COLUMNS, "0")
+    row.update(dict.fromkeys(("srv_fqdn", "srvrecord", "srv_check_addr", "srv_agent_addr"), "-"))
+    values = {"be_name": backend, "srv_name": name, "srv_addr": "-", "srv_port": server.port}
+    # Status 1 is that of a server before its first check. State 6 is that of a check that is enabled.
+    checks = {"srv_check_status": "1", "srv_check_state": "6" if backend == BACKENDS["http"] else "0"}
+    return {**row, **values, **checks, "srv_uweight": server.weight, "srv_iweight": server.weight}
+
+
+def _has_moved(before: str, address: str) -> bool:
+    """Return True if a server has another address. A name of a host is resolved by HAProxy, so that it cannot be compared."""
+    return before != "-" and re.fullmatch(r"[0-9.]+|.*:.*", address) is not None and before != address
+
+
+def save() -> None:
+    """Save the state of the servers for the next start. If HAProxy does not run, complete the state that was saved last.
+
+    Raises BalancerError.
+    """
+    config = read_text(files.CONFIG) or ""
+    if not configured(config):
+        # The configuration is not one of this project.
+        return
+    try:
+        state = Runtime(SOCKET).command("show servers state")
+    except BalancerError:
+        state = read_text(files.STATE) or ""
+    try:
+        durable.write(files.STATE, completed(state, config), 0o600)
+    except OSError as error:
+        raise BalancerError(f"{files.STATE} cannot be written: {error.strerror}") from None
+
+
+def reload(master: int) -> None:
+    """Let the main process `master` of HAProxy load its configuration, and wait until the new one answers. Raises BalancerError."""
+    if master <= 1:
+        raise BalancerError("MAINPID is not set, expected the main process of HAProxy. Run `systemctl reload haproxy`")
+    runtime = Runtime(SOCKET)
+    before = _info(runtime)
+    failed = _failed_reloads()
+    save()
+    os.kill(master, signal.SIGUSR2)
+    expected = files.digest_in(read_text(files.CONFIG) or "")
+    deadline = time.monotonic() + RELOAD
+    while time.monotonic() < deadline:
+        now = _info(runtime)
+        if now and _pid(now) != _pid(before) and (expected is None or files.digest_in(now) == expected):
+            return
+        if _failed_reloads() > failed:
+            raise BalancerError(f"HAProxy refuses {files.CONFIG} and keeps its previous one. See `journalctl --unit {files.UNIT}`")
+        time.sleep(PAUSE)
+    raise BalancerError(f"HAProxy has not loaded {files.CONFIG} within {RELOAD:.0f} s. See `journalctl --unit {files.UNIT}`")
+
+
+def _info(runtime: Runtime) -> str:
+    """Return the answer to `show info`, an empty text if HAProxy does not answer."""
+    try:
+        return runtime.command("show info")
+    except BalancerError:
+        return ""
+
+
+def _failed_reloads() -> int:
+    """Return how many reloads have failed since the last one that succeeded, 0 if the main process does not answer."""
+    try:
+        found = _FAILED.search(Runtime(MASTER).command("show proc"))
+    except BalancerError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _pid(info: str) -> Optional[str]:
+    found = re.search("^Pid: ([0-9]+)$", info, re.MULTILINE)
+    return found[1] if found else None
+
+
+def main(action: str) -> int:
+    """Run `save` or `reload` with the lock of the balancer, so that no other process changes a server meanwhile."""
+    actions: List[str] = ["save", "reload"]
+    if action not in actions:
+        print(f"balancer {action}: expected one of {', '.join(actions)}", file=sys.stderr)
+        return 2
+    try:
+        with drains.locked():
+            if action == "reload":
+                reload(int(os.environ.get("MAINPID") or 0))
+            else:
+                save()
+    except (BalancerError, OSError, ValueError) as error:
+        print(f"<3>{error}", flush=True)
+        return 1
+    return 0
