@@ -16,6 +16,8 @@ from settings import ARTEFACT_PORT, ARTEFACTS, LABEL, OPS_USER, Lab, LabError, h
 from standins import kernel_package
 
 OPS_HOST = "ops1"
+# The most load balancers, and the number of the first one, which follows the numbers of 200 NPU hosts
+MAX_BALANCERS, FIRST_BALANCER = 9, 221
 # On a machine with control groups of version 1, the systemd of Debian 13 needs the parameters CGROUP_V1.
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 CGROUP_V1 = "SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=0 SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"
@@ -27,6 +29,17 @@ COPIED = "npu1"
 def host_names(count: int) -> list[str]:
     """Return the host names by number: first the operations host (artefacts, Prometheus), then the NPU hosts."""
     return [OPS_HOST, *(f"npu{number}" for number in range(1, count + 1))]
+
+
+def balancer_names(count: int) -> list[str]:
+    """Return the names of the load balancers."""
+    return [f"lb{number}" for number in range(1, count + 1)]
+
+
+def number_of(name: str) -> int:
+    """Return the number of a host, which sets its address. It stays the same when further hosts are added."""
+    kind, number = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    return {"ops": 0, "npu": number, "lb": FIRST_BALANCER + number - 1}[kind]
 
 
 def existing(lab: Lab) -> dict[str, str]:
@@ -80,7 +93,7 @@ def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login
 
     With `copies`, a new host with the same system as npu1 is a copy of npu1, including its packages, driver, engine and images.
     """
-    names, count = list(systems), len(systems) - 1
+    names = list(systems)
     refuse_conflicts(lab, names)
     prepare_state(lab)
     changed = False
@@ -91,13 +104,14 @@ def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login
     before = existing(lab)
     extra = sorted(set(before) - set(names))
     if extra:
-        raise LabError(f"hosts {', '.join(extra)} exist, expected HOSTS={count}: stop the lab first (make lab-down)")
+        expected = ", ".join(names)
+        raise LabError(f"hosts {', '.join(extra)} exist, expected {expected}: stop the lab first (make lab-down)")
     copied = [name for name in names if name not in before and copies and COPIED in before and systems[name] == systems[COPIED]]
     if copied:
         _copy(lab, copied)
-    for number, name in enumerate(names):
+    for name in names:
         if name not in before:
-            _create(lab, number, name, systems[name], cards.get(name), artefact_login, lab.copied if name in copied else "")
+            _create(lab, name, systems[name], cards.get(name), artefact_login, lab.copied if name in copied else "")
         if before.get(name) != "running":
             docker("start", lab.container(name))
             changed = True
@@ -131,16 +145,17 @@ def _volume_path(volume: str) -> str:
     return docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume)
 
 
-def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, artefact_login: str, copied: str = "") -> None:
+def _create(lab: Lab, name: str, system: str, cards: dict | None, artefact_login: str, copied: str = "") -> None:
     """Create a host from the image `copied`, or from the image of its system, without starting the host."""
-    say(f"creating host {name} ({system}) at {lab.address(number)}")
+    address = lab.address(number_of(name))
+    say(f"creating host {name} ({system}) at {address}")
     mounts = ["--volume", f"{lab.container(name)}-docker:/var/lib/docker"]
     if name == OPS_HOST:
         mounts += ["--volume", f"{ARTEFACTS}:/srv/artefacts:ro"]
     docker(
         *("create", "--name", lab.container(name), "--hostname", name, "--privileged", "--cgroupns=private"),
         *("--label", f"{LABEL}={lab.name}", "--label", f"npufleet.lab.host={name}", "--restart=no"),
-        *("--network", lab.network, "--ip", lab.address(number), "--cpu-shares", str(lab.shares)),
+        *("--network", lab.network, "--ip", address, "--cpu-shares", str(lab.shares)),
         *("--tmpfs", "/run:exec,mode=755", "--tmpfs", "/run/lock", "--tmpfs", "/tmp:exec,mode=1777"),
         *([] if CGROUP_V2.exists() else ["--env", CGROUP_V1]),
         *mounts,
@@ -201,9 +216,9 @@ def _has_systemd(lab: Lab, name: str) -> bool:
 
 def _write_known_hosts(lab: Lab, names: list[str]) -> None:
     lines = []
-    for number, name in enumerate(names):
+    for name in names:
         key = (lab.state / f"host-{name}.pub").read_text().split()
-        lines.append(f"{lab.address(number)} {key[0]} {key[1]}")
+        lines.append(f"{lab.address(number_of(name))} {key[0]} {key[1]}")
     (lab.state / "known_hosts").write_text("\n".join(lines) + "\n")
 
 

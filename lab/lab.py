@@ -8,6 +8,8 @@ Environment variables with their defaults; a lab that already exists keeps the v
   LAB_COPIES       1: new hosts with the same system as npu1 are copies of the current npu1
   LAB_MODELS*      digits, or images to add the image classifier (digits)
   LAB_MONITORING*  0: no host monitors the others (ops1 does)
+  LAB_BALANCERS*   number of load balancers (0)
+  LAB_BALANCER_SYSTEM*  their system (debian-12)
   LAB_FAULTS       JSON, faults by host, such as {"npu2": [{"kind": "no_rsd0"}]}
 """
 
@@ -31,6 +33,8 @@ from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, FIRST_SYSTEM, OPS_USER, SY
 
 # Name of a file in the state directory of a lab
 INVENTORY = "inventory.json"
+# The environment variable with the system of the load balancers
+BALANCER_SYSTEM = "LAB_BALANCER_SYSTEM"
 # The sets of models that inventories/lab can place on the hosts
 MODEL_SETS = ("digits", "images")
 
@@ -79,9 +83,12 @@ def up(lab: Lab) -> None:
     if not 1 <= count <= 200:
         raise LabError(f"HOSTS is {count}, expected 1 to 200")
     monitored = os.environ["LAB_MONITORING"] != "0" if os.environ.get("LAB_MONITORING") else known.get("monitored", True)
-    systems = systems_of(count, known.get("systems", {}))
+    balancers = int(os.environ.get("LAB_BALANCERS") or known.get("balancers", 0))
+    if not 0 <= balancers <= hosts.MAX_BALANCERS:
+        raise LabError(f"LAB_BALANCERS is {balancers}, expected 0 to {hosts.MAX_BALANCERS}")
+    systems = systems_of(count, balancers, known.get("systems", {}))
     engine.start()
-    hosts.refuse_conflicts(lab, hosts.host_names(count))
+    hosts.refuse_conflicts(lab, list(systems))
     drivers = standins.ensure_drivers()
     toolkit = standins.ensure_toolkit()
     rows = [row, *([following] if following else [])]
@@ -101,13 +108,14 @@ def up(lab: Lab) -> None:
     facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
     facts["next"], facts["card"], facts["toolkit"] = following, card, toolkit
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.RELEASE_ROWS}
-    facts["model_set"], facts["monitored"] = model_set, monitored
+    facts["model_set"], facts["monitored"], facts["balancers"] = model_set, monitored, balancers
     facts["systems"] = systems
     if known != facts:
         facts_path(lab).write_text(json.dumps(facts, indent=2))
         changed = True
     changed |= write_inventory(lab, facts)
-    say(f"{count} NPU hosts and 1 operations host are up" if changed else "nothing changed: the lab is up")
+    said = f"{count} NPU hosts, 1 operations host and {balancers} load balancers are up"
+    say(said if changed else "nothing changed: the lab is up")
 
 
 def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, str]]:
@@ -117,14 +125,20 @@ def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, s
     return {name: images.ensure_triton(standins.RELEASE_ROWS[name]["triton"]) for name in rows}
 
 
-def systems_of(count: int, known: dict[str, str]) -> dict[str, str]:
+def systems_of(count: int, balancers: int, known: dict[str, str]) -> dict[str, str]:
     """Return {host: system}. An existing host keeps its system, which `known` contains."""
-    setting, chosen = os.environ.get("SYSTEMS"), chosen_systems()
+    chosen = chosen_systems()
     first, *npu_hosts = hosts.host_names(count)
     systems = {first: FIRST_SYSTEM, **{name: chosen[number % len(chosen)] for number, name in enumerate(npu_hosts)}}
-    other = [f"{name} ({known[name]})" for name in systems if setting and known.get(name, systems[name]) != systems[name]]
-    if other:
-        raise LabError(f"SYSTEMS is {setting}, but the lab has {', '.join(other)}: stop the lab first (make lab-down)")
+    of_balancers = os.environ.get(BALANCER_SYSTEM) or FIRST_SYSTEM
+    if of_balancers not in SYSTEMS:
+        raise LabError(f"{BALANCER_SYSTEM} is {of_balancers}, expected one of {', '.join(SYSTEMS)}")
+    systems.update(dict.fromkeys(hosts.balancer_names(balancers), of_balancers))
+    for variable, names in (("SYSTEMS", npu_hosts), (BALANCER_SYSTEM, hosts.balancer_names(balancers))):
+        setting = os.environ.get(variable)
+        other = [f"{name} ({known[name]})" for name in names if setting and known.get(name, systems[name]) != systems[name]]
+        if other:
+            raise LabError(f"{variable} is {setting}, but the lab has {', '.join(other)}: stop the lab first (make lab-down)")
     return {**systems, **{name: known[name] for name in systems if name in known}}
 
 
@@ -184,9 +198,10 @@ def write_inventory(lab: Lab, facts: dict[str, Any]) -> bool:
 
 def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the Ansible inventory of the lab."""
-    names = hosts.host_names(facts["count"])
+    names, balancers = hosts.host_names(facts["count"]), hosts.balancer_names(facts["balancers"])
     hostvars = {
-        name: {"ansible_host": lab.address(number), "lab_container": lab.container(name)} for number, name in enumerate(names)
+        name: {"ansible_host": lab.address(hosts.number_of(name)), "lab_container": lab.container(name)}
+        for name in [*names, *balancers]
     }
     for name, system in facts["systems"].items():
         hostvars[name]["lab_system"] = system
@@ -217,11 +232,14 @@ def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
         "lab_sdk": facts["sdk"],
         "lab_bases": facts["bases"],
     }
-    groups = {
+    groups: dict[str, dict[str, Any]] = {
         "all": {"vars": everywhere, "children": ["npu_hosts", "monitoring_hosts"]},
         "npu_hosts": {"hosts": names[1:]},
         "monitoring_hosts": {"hosts": names[:1] if facts["monitored"] else []},
     }
+    if balancers:
+        groups["all"]["children"].append("load_balancer_hosts")
+        groups["load_balancer_hosts"] = {"hosts": balancers}
     return {**groups, "_meta": {"hostvars": hostvars}}
 
 

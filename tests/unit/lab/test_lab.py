@@ -311,17 +311,17 @@ def test_each_host_has_a_system(
     monkeypatch: pytest.MonkeyPatch, asked: str | None, known: dict[str, str], found: list[str]
 ) -> None:
     monkeypatch.setenv("SYSTEMS", asked or "")
-    assert list(lab.systems_of(3, known).values()) == found
-    assert list(lab.systems_of(3, known)) == ["ops1", "npu1", "npu2", "npu3"]
+    assert list(lab.systems_of(3, 0, known).values()) == found
+    assert list(lab.systems_of(3, 0, known)) == ["ops1", "npu1", "npu2", "npu3"]
 
 
 def test_systems_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTEMS", "debian-12,debian-11")
     with pytest.raises(LabError, match="SYSTEMS has debian-11, expected some of debian-12, debian-13"):
-        lab.systems_of(2, {})
+        lab.systems_of(2, 0, {})
     monkeypatch.setenv("SYSTEMS", "debian-13")
     with pytest.raises(LabError, match=r"SYSTEMS is debian-13, but the lab has npu1 \(debian-12\): stop the lab first"):
-        lab.systems_of(2, {"npu1": "debian-12"})
+        lab.systems_of(2, 0, {"npu1": "debian-12"})
 
 
 @pytest.mark.parametrize(("version_2", "words"), [(False, [hosts.CGROUP_V1]), (True, [])])
@@ -334,7 +334,7 @@ def test_a_host_is_told_of_old_control_groups(
     for name in ("make_key", "capability_missing", "kernel_package", "_write_file"):
         monkeypatch.setattr(hosts, name, lambda *_given: None)
     monkeypatch.setattr(hosts.Path, "read_text", lambda _path: "")
-    hosts._create(dataclasses.replace(LAB, shares=512), 1, "npu1", "debian-13", None, "")
+    hosts._create(dataclasses.replace(LAB, shares=512), "npu1", "debian-13", None, "")
     create = orders[0]
     assert create[0] == "create" and create[-1] == "npufleet-lab/host:trixie"
     assert [after for before, after in zip(create, create[1:], strict=False) if before == "--env"] == words
@@ -366,5 +366,5 @@ def test_hosts_beside_one_that_is_there_are_copies_of_it(monkeypatch: pytest.Mon
         monkeypatch.setattr(hosts, name, lambda *_given: None)
     monkeypatch.setattr(hosts.Path, "read_text", lambda _path: "")
     orders.clear()
-    hosts._create(LAB, 2, "npu2", "debian-12", None, "", "npufleet-lab/copied:test")
+    hosts._create(LAB, "npu2", "debian-12", None, "", "npufleet-lab/copied:test")
     assert orders[0][-1] == "npufleet-lab/copied:test"
