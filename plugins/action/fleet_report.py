@@ -11,7 +11,11 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import MONITORING_HOSTS, NPU_HOSTS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import (
+    LOAD_BALANCER_HOSTS,
+    MONITORING_HOSTS,
+    NPU_HOSTS,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results, page, status, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
@@ -33,7 +37,7 @@ class ActionModule(ActionBase):
         paths = {name: self._loader.path_dwim(self._task.args[name]) for name in ("status_file", "results_dir", "report_file")}
         groups: Mapping[str, List[str]] = variables["groups"]
         npu_hosts = list(groups.get(str(variables.get("npufleet_group", NPU_HOSTS)), []))
-        fleet = list(dict.fromkeys([*npu_hosts, *groups.get(MONITORING_HOSTS, [])]))
+        fleet = list(dict.fromkeys([*npu_hosts, *groups.get(LOAD_BALANCER_HOSTS, []), *groups.get(MONITORING_HOSTS, [])]))
         now = datetime.now(timezone.utc)
         try:
             if state == "read":

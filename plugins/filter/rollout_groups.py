@@ -60,9 +60,23 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
             groups.append("npufleet_change_maintenance")
         elif state.get("moves", state["plan"]) and not check:
             groups.append("npufleet_change_yes")
+        if "npufleet_change_yes" in groups and "balancer" in state["desired"]:
+            groups.append("npufleet_balancers_" + ("first" if serves_check_model(name, hosts) else "last"))
         if groups:
             found.append({"name": name, "groups": groups})
     return found
+
+
+def serves_check_model(balancer: str, hosts: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return True if a balancer may be changed before the hosts: every server of this run has the model of its new check.
+
+    A host without a server does not count. If no host has one, the balancer follows.
+    """
+    model = hosts[balancer]["npufleet_state"]["desired"]["balancer"]["model"]
+    servers = [variables["npufleet_state"]["actual"].get("server") for variables in hosts.values()]
+    read = [server for server in servers if server is not None]
+    served = [server["served"] for server in read if server.get("served")]
+    return not read or (bool(served) and all(model in models for models in served))
 
 
 class FilterModule:

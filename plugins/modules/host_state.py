@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: host_state
 short_description: Read the state of a host and compare it with the desired state
 description:
-  - Reads kernel, vendor tool, Docker engine, model store, Triton server and Prometheus of a host in one call. Compares them with
-    the desired state, which the controller computes from inventory, release row and model manifests. Nothing is changed.
+  - Reads kernel, vendor tool, Docker engine, model store, Triton server, HAProxy and Prometheus of a host in one call. Compares
+    them with the desired state, which the controller computes from inventory, release row and model manifests. Nothing is changed.
   - In check mode the result is C(changed) if the plan is not empty and the host is not in maintenance. C(--diff) prints the plan.
     C(--check) works like this in all playbooks of the project.
 version_added: 0.1.0
@@ -24,7 +24,7 @@ options:
         is not empty.
     type: list
     elements: str
-    choices: [driver, engine, image, models, server, watchdog, probe, monitoring]
+    choices: [driver, engine, image, models, server, watchdog, probe, balancer, monitoring]
   prove:
     description:
       - Read the host repeatedly until it is in sync, and fail with the remaining differences after O(timeout).
@@ -220,7 +220,7 @@ import os
 import time
 from typing import Any, Dict, List, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import request, store
+from ansible_collections.npufleet.triton.plugins.module_utils import balancer_preflight, request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import remarks
@@ -233,7 +233,7 @@ OPTIONS: Dict[str, Any] = {
     "concerns": {
         "type": "list",
         "elements": "str",
-        "choices": ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"],
+        "choices": ["driver", "engine", "image", "models", "server", "watchdog", "probe", "balancer", "monitoring"],
     },
     "prove": {"type": "bool", "default": False},
     "current_releases": {"type": "bool", "default": False},
@@ -339,6 +339,9 @@ def run(module: request.Module) -> None:
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
         for words in remarks(conditions):
             module.warn(f"{params['host']}: {words}")
+    if params["preflight"] and "balancer" in desired and mark is None:
+        own = balancer_preflight.refusals(desired["balancer"], actual["balancer"], plan)
+        answer["refusals"] = [*answer.get("refusals", []), *own]
     if params["store"]:
         try:
             answer["store"] = _read_store(root)

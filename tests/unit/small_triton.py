@@ -100,16 +100,21 @@ def _handler(small: SmallTriton) -> type[BaseHTTPRequestHandler]:
                 if self.path == "/v2/repository/index":
                     said = json.dumps([{"name": model, "version": "1", "state": "READY"} for model in small.models]).encode()
                 elif self.path.partition("?")[0].endswith("/infer"):
-                    length = int(self.headers["Inference-Header-Content-Length"])
+                    length = int(self.headers.get("Inference-Header-Content-Length") or len(body))
                     (tensor,) = json.loads(body[:length])["inputs"]
-                    array = small.infer("http", np.frombuffer(body[length:], np.float32).reshape(tensor["shape"]))
+                    flat = tensor["data"] if "data" in tensor else np.frombuffer(body[length:], np.float32)
+                    array = small.infer("http", np.array(flat, np.float32).reshape(tensor["shape"]))
                     output = {"name": "OUT", "datatype": "FP32", "shape": list(array.shape), "data": array.flatten().tolist()}
-                    said = json.dumps({"model_name": "double", "model_version": "1", "outputs": [output]}).encode()
+                    said = json.dumps(
+                        {"model_name": "double", "model_version": "1", "outputs": [output]}, separators=(",", ":")
+                    ).encode()
             except PermissionError as error:
                 status, said = 403, json.dumps({"error": str(error)}).encode()
             except ConnectionAbortedError:
                 self.close_connection = True
                 return
+            except OverflowError as error:
+                status, said = 503, json.dumps({"error": str(error)}).encode()
             except ValueError as error:
                 status, said = 500, json.dumps({"error": str(error)}).encode()
             self.send_response(status)

@@ -162,10 +162,10 @@ def test_a_repository_that_engines_take(repository: str) -> None:
 
 def test_hosts_in_no_group() -> None:
     assert findings(groups={**GROUPS, "ungrouped": ["npu7", "localhost"]}) == [
-        "npu7 is in no group. Put it into npu_hosts or monitoring_hosts."
+        "npu7 is in no group. Put it into npu_hosts or load_balancer_hosts or monitoring_hosts."
     ]
     assert findings(groups={**GROUPS, "ungrouped": ["npu7", "npu8"]}) == [
-        "npu7, npu8 are in no group. Put them into npu_hosts or monitoring_hosts."
+        "npu7, npu8 are in no group. Put them into npu_hosts or load_balancer_hosts or monitoring_hosts."
     ]
 
 
@@ -187,9 +187,8 @@ def test_models_placed_nowhere() -> None:
 def test_a_host_outside_of_the_group_that_the_inventory_alone_names() -> None:
     """Plays go over what the command line says; roles would look for another group."""
     (reason,) = findings(npufleet_group="edge", groups={**GROUPS, "edge": ["npu2"]})
-    assert (
-        reason == "npu1 is in no group edge or monitoring_hosts. Set npufleet_group on the command line, where every play sees it."
-    )
+    expected = "npu1 is in no group edge or load_balancer_hosts or monitoring_hosts. "
+    assert reason == expected + "Set npufleet_group on the command line, where every play sees it."
     assert findings(npufleet_group="edge", groups={**GROUPS, "npu_hosts": [], "edge": ["npu1", "npu2"]}) == []
 
 

@@ -53,7 +53,17 @@ def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bo
 
 
 def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
-    assert list(registry.CONCERNS) == ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
+    assert list(registry.CONCERNS) == [
+        "driver",
+        "engine",
+        "image",
+        "models",
+        "server",
+        "watchdog",
+        "probe",
+        "balancer",
+        "monitoring",
+    ]
     for name, concern in registry.CONCERNS.items():
         assert (concern.host_side.CONCERN, callable(concern.host_side.read), callable(concern.host_side.diff)) == (name, True, True)
         assert callable(of_concern(name).desired) and hasattr(of_concern(name), "sealed") is concern.sealed

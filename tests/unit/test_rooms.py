@@ -40,7 +40,7 @@ FLOORS = [
     ["module_utils.concerns"],
     ["module_utils.process"],
     ["module_utils.change", "module_utils.preflight", "module_utils.support"],
-    ["module_utils.watch"],
+    ["module_utils.balancer_preflight", "module_utils.watch"],
     ["module_utils.commands"],
     ["modules"],
     ["plugin_utils.host_secrets", "plugin_utils.run"],

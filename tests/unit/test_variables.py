@@ -236,7 +236,8 @@ def test_unknown_concern_is_refused(repository: Path) -> None:
     with pytest.raises(Refusal) as refusal:
         subject.desired(host(repository), ["drivers", "image", "cards"])
     assert refusal.value.reasons == [
-        "concerns contains cards, drivers, expected some of driver, engine, image, models, server, watchdog, probe, monitoring"
+        "concerns contains cards, drivers, expected some of driver, engine, image, models, server, watchdog, probe, balancer, "
+        "monitoring"
     ]
 
 

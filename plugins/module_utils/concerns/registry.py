@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
+    balancer,
     driver,
     engine,
     image,
@@ -18,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 
-NPU_HOSTS, MONITORING_HOSTS = "npu_hosts", "monitoring_hosts"
+NPU_HOSTS, LOAD_BALANCER_HOSTS, MONITORING_HOSTS = "npu_hosts", "load_balancer_hosts", "monitoring_hosts"
 
 
 class HostSide(Protocol):
@@ -79,6 +81,15 @@ CONCERNS: Dict[str, Concern] = {
             models_actions=None,
             unit=probe.TIMER,
             warning=probe.warning,
+        ),
+        Concern(
+            balancer,
+            "load_balancer",
+            ("balancer",),
+            LOAD_BALANCER_HOSTS,
+            unit=files.UNIT,
+            sealed=True,
+            warning=balancer.warning,
         ),
         Concern(monitoring, "monitoring", ("monitoring",), MONITORING_HOSTS),
     )

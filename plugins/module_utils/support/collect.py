@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import threading
@@ -11,6 +12,9 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files as balancer_files
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import MASTER, SOCKET, Runtime
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
@@ -49,6 +53,7 @@ PACKAGES = (
     "linux-headers-*",
     "kernel-*",
     "prometheus*",
+    "haproxy*",
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
@@ -183,6 +188,9 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield Item("models/store.txt", lambda: list_tree(options["root"]))
         yield Item("models/records.json", lambda: read_files(limits, options["root"] + "/releases/*/*.json"))
         yield Item("models/configs.json", lambda: read_files(limits, options["root"] + "/served/*/config.pbtxt"))
+    if "balancer" in options["concerns"]:
+        yield from _balancer(limits, run)
+        yield journal("haproxy")
     if "monitoring" in options["concerns"]:
         port = options["prometheus_port"]
         desired = options["desired"].get("monitoring") or {}
@@ -190,6 +198,18 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield Item("monitoring/files.json", lambda: read_files(limits, *map(glob.escape, files)))
         yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
+
+
+def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
+    """Yield the items of a load balancer. The ring with the paths of requests is left out, because clients choose the paths."""
+    yield Item("balancer/haproxy.cfg", lambda: read_file(balancer_files.CONFIG, limits))
+    yield Item("balancer/drop-in.conf", _optional(lambda: read_file(balancer_files.DROP_IN, limits)))
+    yield Item("balancer/drains.json", _optional(lambda: read_file(f"{drains.HOME}/{drains.RECORDS}", limits)))
+    yield Item("balancer/saved-state.txt", _optional(lambda: read_file(balancer_files.STATE, limits)))
+    yield run("balancer/version.txt", "haproxy", "-vv")
+    for words in ("show info", "show stat", "show servers state"):
+        yield Item(f"balancer/{words.replace(' ', '-')}.txt", functools.partial(Runtime(SOCKET).command, words))
+    yield Item("balancer/processes.txt", lambda: Runtime(MASTER).command("show proc"))
 
 
 def _system() -> str:

@@ -7,6 +7,10 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 
+def _no_check(_models: Sequence[str]) -> Any:
+    return None
+
+
 class Context(NamedTuple):
     """Facts in addition to the variables. An expensive fact is a function, which only the concerns that need the fact call."""
 
@@ -18,6 +22,8 @@ class Context(NamedTuple):
     image: Callable[[], Mapping[str, Any]] = dict
     # The digest of all inputs of the probe's checks; None for a host without a probe
     checks: Callable[[], Optional[str]] = lambda: None
+    # Returns (model, JSON body) of the health check of a load balancer, of the names of its servers' models
+    balancer_check: Callable[[Sequence[str]], Any] = _no_check
     # True for a proof, which judges the present state; False for a plan, which also accepts a recent good state
     proof: bool = False
 

@@ -265,6 +265,15 @@ BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("npufleet_root", "npufleet_incoming"), STORE),
     "npufleet_proxy_file": file_on_host(".env"),
     **dict.fromkeys(("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port", "monitoring_prometheus_port"), PORT),
+    **dict.fromkeys(("load_balancer_http_port", "load_balancer_grpc_port"), PORT),
+    "load_balancer_users[].name": text(200),
+    "load_balancer_check_body": text(MAX_TEXT, lines=True),
+    **dict.fromkeys(("load_balancer_check_interval", "load_balancer_check_timeout"), number(1, 3600)),
+    "load_balancer_stream_timeout": number(60, 7 * DAY),
+    "load_balancer_load_timeout": SECONDS,
+    "load_balancer_maxconn": number(100, 1000000),
+    **{f"load_balancer_{name}_text": text(MAX_TEXT, lines=True) for name in ("tls_certificate", "client_ca")},
+    "load_balancer_tls_key_text": text(MAX_TEXT, lines=True, secret=True),
     **dict.fromkeys(
         ("npufleet_free_timeout", "npufleet_lease_wait", "npufleet_progress", "model_repository_lock_timeout"), SECONDS_OR_0
     ),

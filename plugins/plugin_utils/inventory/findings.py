@@ -19,8 +19,19 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_r
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import own_yaml
 
 MONITORING = "monitoring_hosts"
+LOAD_BALANCERS = "load_balancer_hosts"
 # Prefixes of this project's variables. An unknown name with such a prefix is an error.
-PREFIXES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
+PREFIXES = (
+    "npufleet_",
+    "rbln_",
+    "triton_",
+    "docker_engine_",
+    "model_repository_",
+    "inference_check_",
+    "load_balancer_",
+    "monitoring_",
+    "preflight_",
+)
 # Prefixes that a site may also use for its own variables. Only an unknown name that resembles a known one is an error.
 SHARED_PREFIXES = ("monitoring_", "preflight_")
 # Endings of the variables that playbooks and roles set themselves
@@ -209,7 +220,9 @@ def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of hosts without a group, of misspelt groups, and of models on unknown hosts."""
     groups: Mapping[str, List[str]] = variables["groups"] or {}
     own = str(variables["npufleet_group"])
-    known = (own, MONITORING)
+    known = (own, LOAD_BALANCERS, MONITORING)
+    if LOAD_BALANCERS in groups and not groups[LOAD_BALANCERS]:
+        yield f"the group {LOAD_BALANCERS} has no hosts, expected the load balancers of the fleet. Add them, or remove the group."
     ungrouped = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
     if ungrouped:
         verb, pronoun = ("is", "it") if len(ungrouped) == 1 else ("are", "them")

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import balancer_check, inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_concern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.engine import proxy_reasons
@@ -46,7 +46,7 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     proxy_errors: List[str] = []
     with collected(proxy_errors):
         proxy_errors += proxy_reasons(variables)
-    if concerns == ["monitoring"]:
+    if all(CONCERNS[name].group != NPU_HOSTS for name in concerns):
         if proxy_errors:
             raise Refusal(proxy_errors)
         return
@@ -108,6 +108,7 @@ def collect_desired(
         # Two concerns need this state. Its computation reads all files of the backends.
         image=lru_cache(maxsize=None)(lambda: shared_result(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
+        balancer_check=lambda models: balancer_check.request(variables, models),
         proof=proof,
     )
     key = secret.new_key()

@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The preflight of a load balancer: the reasons why its plan cannot be applied, which only the host itself can see."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Any, Iterator, List, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.balancer import CONCERN
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import listeners
+
+# The process of the balancer itself, as preflight.listeners describes it
+_HAPROXY = re.compile(r"process \d+ \(haproxy\)")
+
+
+def refusals(desired: Mapping[str, Any], actual: Mapping[str, Any], plan: List[Item]) -> List[str]:
+    """Return every reason against the plan of a balancer. A balancer in sync has none."""
+    if not any(entry["concern"] == CONCERN for entry in plan):
+        return []
+    return [*_foreign(actual), *_listeners(desired, actual)]
+
+
+def _foreign(actual: Mapping[str, Any]) -> Iterator[str]:
+    if actual["owner"] == "site":
+        yield (
+            f"{files.CONFIG} is a configuration of the site, expected none or the default of the package, because the role owns "
+            "this file. Move it away, or use other hosts in load_balancer_hosts"
+        )
+
+
+def _listeners(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the addresses that the host does not have, and the ports that other processes use."""
+    absent = set()
+    for address, port, variable in desired["listens"]:
+        name = "load_balancer_bind" if variable != "load_balancer_metrics_address" else variable
+        why = _bind_error(address)
+        if why and address not in absent:
+            absent.add(address)
+            yield f"{name} has {address}, expected an address of this host ({why}). Correct it, or set net.ipv4.ip_nonlocal_bind"
+        by = "" if why else listeners(address).get(port, "")
+        if by and not (actual["owner"] == "npufleet" and _HAPROXY.fullmatch(by)):
+            yield f"port {port} is taken by {by}, expected it free for the load balancer. Stop it, or set another {variable}"
+
+
+def _bind_error(address: str) -> str:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as entry:
+            entry.bind((address, 0))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

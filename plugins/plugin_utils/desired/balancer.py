@@ -1,0 +1,248 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The desired load balancer: haproxy.cfg with the hosts of its pool as servers, certificates, and the drop-in of its unit."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from datetime import datetime, timezone
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+from ansible import constants
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.balancer import content_digest, shown_lines
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import balancer_tls
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_config import (
+    Check,
+    Server,
+    Settings,
+    login_digest,
+    render,
+)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
+
+# The state of the servers is saved whenever HAProxy loads its configuration or stops. `-` lets the unit start and stop without it.
+DROP_IN = """# Written by npufleet
+[Service]
+ExecStartPre=-/usr/bin/python3 -IS {library} balancer save
+ExecReload=
+ExecReload=/usr/sbin/haproxy -Ws -f $CONFIG -c -q $EXTRAOPTS
+ExecReload=/usr/bin/python3 -IS {library} balancer reload
+ExecStop=-/usr/bin/python3 -IS {library} balancer save
+"""
+# Files that only root can read. HAProxy reads them before it gives up its privileges.
+PRIVATE = 0o600
+# Variables with files on the controller
+CERTIFICATE = "load_balancer_tls_certificate"
+KEY = "load_balancer_tls_key"
+AUTHORITY = "load_balancer_client_ca"
+# The variables that have to be equal on all balancers, so that a client gets the same answers from each
+SHARED = (
+    "load_balancer_pool",
+    "load_balancer_http_port",
+    "load_balancer_grpc_port",
+    "load_balancer_users",
+    "load_balancer_check_model",
+    "load_balancer_check_body",
+    "load_balancer_check_expect",
+    "load_balancer_check_interval",
+    "load_balancer_check_timeout",
+    "load_balancer_stream_timeout",
+)
+
+
+def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
+    """Return the files of a balancer, its servers, and what all balancers have in common. Raises Refusal with every reason."""
+    missing = [
+        f"{name} is {variables[name]}, but the controller has no such file. Correct the path"
+        for name in (CERTIFICATE, KEY, AUTHORITY)
+        if variables[name] and not os.path.isfile(os.path.expanduser(variables[name]))
+    ]
+    if missing:
+        raise Refusal(missing)
+    hosts = pool(variables)
+    certificate, key = variables["load_balancer_tls_certificate_text"], variables["load_balancer_tls_key_text"]
+    authority = variables["load_balancer_client_ca_text"]
+    now = datetime.now(timezone.utc)
+    reasons = list(_reasons(variables, hosts))
+    if certificate and key:
+        reasons += balancer_tls.reasons(certificate, key, now)
+    if authority:
+        reasons += balancer_tls.authority_reasons(authority, now)
+    settings, other = None, {}
+    if not reasons:
+        settings, other = _settings(variables, context, hosts), _certificates(certificate, key, authority)
+    if settings is None:
+        raise Refusal(reasons)
+    config = render(settings, other)
+    return {
+        "packages": sorted(variables["load_balancer_packages"]),
+        "config": config,
+        "certificates": [{"path": path, "content": other[path], "mode": f"{PRIVATE:04o}"} for path in sorted(other)],
+        "absent": sorted({files.CERTIFICATE, files.CLIENT_CA} - set(other)),
+        "drop_in": DROP_IN.format(library=library.path()),
+        "digest": files.digest_in(config),
+        "servers": [server.name for server in settings.servers],
+        "model": settings.check.model,
+        "listens": _listens(settings),
+        "expires_in": balancer_tls.days_left(certificate, now) if certificate else None,
+        "shared": {
+            **{name: variables[name] for name in SHARED},
+            "load_balancer_tls_certificate": bool(certificate),
+            "load_balancer_client_ca": authority,
+        },
+    }
+
+
+def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """Return the desired state with digests instead of the contents of files and of logins, and the key of the digests."""
+    contents = {**{entry["path"]: entry["content"] for entry in part["certificates"]}, files.CONFIG: part["config"]}
+    # These values are compared among hosts, whose digests have different keys. The name of this directory is random, and is that of
+    # one run.
+    common = str(constants.DEFAULT_LOCAL_TMP)
+    shared = {name: secret.seal(str(value), common) if name in SECRET else value for name, value in part["shared"].items()}
+    shown = {name: value for name, value in part.items() if name not in ("config", "certificates")}
+    return {
+        **shown,
+        "files": {path: content_digest(content, PRIVATE, key) for path, content in contents.items()},
+        "lines": shown_lines(part["config"], key),
+        "shared": shared,
+        "seal": key,
+    }
+
+
+# Shared variables that are secret or long
+SECRET = ("load_balancer_users", "load_balancer_client_ca", "load_balancer_check_body")
+
+
+def pool(variables: Mapping[str, Any]) -> List[str]:
+    """Return the hosts of the pool in the order of the inventory."""
+    return list((variables.get("groups") or {}).get(variables["load_balancer_pool"], []))
+
+
+def models_of(variables: Mapping[str, Any], host: str) -> List[str]:
+    """Return the names of the models that the inventory places on a host of the pool."""
+    facts = variables["hostvars"][host]
+    here = {host, *(facts.get("group_names") or [])}
+    models = facts.get("triton_models") or []
+    return [str(entry["name"]) for entry in models if not entry.get("hosts") or here & set(entry["hosts"])]
+
+
+def common_models(variables: Mapping[str, Any], hosts: List[str]) -> Tuple[List[str], List[str]]:
+    """Return (the models of all hosts of the pool, the reasons against hosts with other models)."""
+    by_host = {host: models_of(variables, host) for host in hosts}
+    first = hosts[0] if hosts else ""
+    reasons = []
+    for host in hosts[1:]:
+        more, fewer = sorted(set(by_host[host]) - set(by_host[first])), sorted(set(by_host[first]) - set(by_host[host]))
+        if more or fewer:
+            parts = [f"{owner} alone has {', '.join(names)}" for owner, names in ((host, more), (first, fewer)) if names]
+            reasons.append(
+                f"the models of {host} and {first} differ ({'; '.join(parts)}), expected the same models on all hosts of "
+                "load_balancer_pool, because a gRPC request does not name its model. Place them on all, or make a smaller pool"
+            )
+    return by_host.get(first, []), reasons
+
+
+def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
+    name = variables["load_balancer_pool"]
+    if not hosts:
+        yield f"load_balancer_pool is {name}, a group without hosts, expected the hosts with NPUs. Correct it"
+    yield from common_models(variables, hosts)[1]
+    for host in hosts:
+        if not NAME.fullmatch(host):
+            yield f"{host} is in load_balancer_pool, expected names of letters, digits and . _ : - there. Rename the host"
+    if bool(variables[CERTIFICATE]) != bool(variables[KEY]):
+        present, absent = (CERTIFICATE, KEY) if variables[CERTIFICATE] else (KEY, CERTIFICATE)
+        yield f"{present} is set without {absent}. Set both, or neither for clients without TLS"
+    if variables["load_balancer_client_ca"] and not variables["load_balancer_tls_certificate"]:
+        yield "load_balancer_client_ca is set without load_balancer_tls_certificate. Certificates of clients need TLS"
+    if variables["load_balancer_http_port"] == variables["load_balancer_grpc_port"]:
+        port = variables["load_balancer_http_port"]
+        yield f"load_balancer_http_port and load_balancer_grpc_port are both {port}. Give each its own port"
+    if not variables["load_balancer_bind"]:
+        yield "load_balancer_bind is empty, expected at least one address. Write 0.0.0.0 for all addresses of IPv4"
+    for address in variables["load_balancer_bind"]:
+        if not _is_address(address):
+            yield f"load_balancer_bind has {address}, expected addresses of IPv4 or IPv6 without brackets. Correct it"
+    for network in variables["load_balancer_metrics_allow"]:
+        if not _is_network(network):
+            yield f"load_balancer_metrics_allow has {network}, expected networks such as 192.0.2.0/24. Correct it"
+    metrics = str(variables["load_balancer_metrics_address"])
+    address, _colon, port = metrics.rpartition(":")
+    if not _is_address(address.strip("[]")) or not port.isdigit() or not 0 < int(port) < 65536:
+        yield (f"load_balancer_metrics_address is {metrics}, expected an address and a port such as 127.0.0.1:8405. Correct it")
+    elif not ipaddress.ip_address(address.strip("[]")).is_loopback and not variables["load_balancer_metrics_allow"]:
+        yield (
+            f"load_balancer_metrics_address is {metrics}, but load_balancer_metrics_allow is empty, "
+            "expected the networks of Prometheus. Add them"
+        )
+    seen = [entry["name"] for entry in variables["load_balancer_users"]]
+    for user in sorted({user for user in seen if seen.count(user) > 1}):
+        yield f"load_balancer_users has {user} several times, expected each user once. Remove all but one"
+    if any(":" in user for user in seen):
+        yield "load_balancer_users has a name with a colon, which HTTP cannot send. Choose another name"
+
+
+def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) -> Settings:
+    """Return the settings of the configuration. Raises Refusal without a request for the health check."""
+    model, body = context.balancer_check(common_models(variables, hosts)[0])
+    headers = tuple(sorted((name.lower(), str(value)) for name, value in variables["inference_check_headers"].items()))
+    return Settings(
+        servers=[_server(variables, host) for host in hosts],
+        bind=list(variables["load_balancer_bind"]),
+        http_port=int(variables["load_balancer_http_port"]),
+        grpc_port=int(variables["load_balancer_grpc_port"]),
+        check=Check(model, body, str(variables["load_balancer_check_expect"]), headers),
+        check_interval=int(variables["load_balancer_check_interval"]),
+        check_timeout=int(variables["load_balancer_check_timeout"]),
+        stream_timeout=int(variables["load_balancer_stream_timeout"]),
+        maxconn=int(variables["load_balancer_maxconn"]),
+        metrics_address=str(variables["load_balancer_metrics_address"]),
+        metrics_allow=list(variables["load_balancer_metrics_allow"]),
+        tls=bool(variables["load_balancer_tls_certificate"]),
+        client_certificates=bool(variables["load_balancer_client_ca"]),
+        logins=[login_digest(str(entry["name"]), str(entry["password"])) for entry in variables["load_balancer_users"]],
+    )
+
+
+def _server(variables: Mapping[str, Any], host: str) -> Server:
+    facts = variables["hostvars"][host]
+    address = str(facts.get("npufleet_address") or facts.get("ansible_host") or host).strip("[]")
+    ports = (int(facts.get(name) or variables[name]) for name in ("npufleet_http_port", "npufleet_grpc_port"))
+    return Server(host, address, *ports)
+
+
+def _certificates(certificate: str, key: str, authority: str) -> Dict[str, str]:
+    """Return {path: content} of the files that HAProxy reads besides its configuration."""
+    found = {files.CERTIFICATE: certificate.rstrip("\n") + "\n" + key.strip("\n") + "\n"} if certificate else {}
+    return {**found, files.CLIENT_CA: authority} if authority else found
+
+
+def _listens(settings: Settings) -> List[List[str]]:
+    """Return [address, port, variable] of each listener."""
+    ports = ((settings.http_port, "load_balancer_http_port"), (settings.grpc_port, "load_balancer_grpc_port"))
+    found = [[address, str(port), name] for address in settings.bind for port, name in ports]
+    address, _colon, port = settings.metrics_address.rpartition(":")
+    return [*found, [address.strip("[]"), port, "load_balancer_metrics_address"]]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,301 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The text of haproxy.cfg for a load balancer. Controller only.
+
+The text depends on `Settings` only, so that equal settings give equal bytes. Clients pass the allow-lists of their protocol or get
+an error. A request reaches one server at most: a connection that fails is tried again, a request that was sent is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import urllib.parse
+from typing import Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.files import (
+    BINDS_ALL_IPV6,
+    CERTIFICATE,
+    CLIENT_CA,
+    HEADER,
+    STATE,
+    described,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BACKENDS, SOCKET
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.traffic import LOG_FORMAT, RING, RING_SIZE
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+
+# Calls of Triton that pass: health, metadata, configuration of a model, and inference. `stats` is not the name of a model there.
+HTTP_READ = r"^/v2(/health/(live|ready)|/models/[^/]+(/versions/[0-9]+)?(/ready|/config)?)?$"
+HTTP_INFER = r"^/v2/models/[^/]+(/versions/[0-9]+)?/(infer|generate|generate_stream)$"
+HTTP_STATISTICS = "/v2/models/stats"
+GRPC_SERVICE = "/inference.GRPCInferenceService/"
+GRPC_CALLS = (
+    *(
+        GRPC_SERVICE + name
+        for name in (
+            "ServerLive",
+            "ServerReady",
+            "ServerMetadata",
+            "ModelReady",
+            "ModelMetadata",
+            "ModelConfig",
+            "ModelInfer",
+            "ModelStreamInfer",
+        )
+    ),
+    "/grpc.health.v1.Health/Check",
+)
+# The response of a server whose queue is full. Such a server is overloaded but not broken, so that its check passes. Otherwise an
+# overload would take all servers out of the traffic, one after the other.
+QUEUE_FULL = "Exceeds maximum queue size"
+# The weight of each server. Playbooks set a lower one for a changed host.
+WEIGHT = 100
+# Seconds to connect to a server, to wait for the header of a request, and to keep an idle connection of a client
+CONNECT, REQUEST_HEADER, KEEP_ALIVE = 5, 30, 600
+# Bytes of a line in the ring
+LINE = 512
+
+
+class Server(NamedTuple):
+    """A host of the pool."""
+
+    name: str
+    address: str
+    http_port: int
+    grpc_port: int
+
+
+class Check(NamedTuple):
+    """The inference request that proves that a server answers, and the text that its response has to contain."""
+
+    model: str
+    body: str
+    expect: str
+    headers: Tuple[Tuple[str, str], ...] = ()
+
+
+class Settings(NamedTuple):
+    """The settings of a balancer."""
+
+    servers: Sequence[Server]
+    bind: Sequence[str]
+    http_port: int
+    grpc_port: int
+    check: Check
+    # Seconds between two checks of a healthy server, and for the answer to a check
+    check_interval: int
+    check_timeout: int
+    # Longest silence of a connection in seconds
+    stream_timeout: int
+    maxconn: int
+    metrics_address: str
+    metrics_allow: Sequence[str] = ()
+    # True if clients connect by TLS; true if they need a certificate
+    tls: bool = False
+    client_certificates: bool = False
+    # SHA-256 of the headers `Authorization` that are accepted; empty if clients need no login
+    logins: Sequence[str] = ()
+
+
+def login_digest(name: str, password: str) -> str:
+    """Return the SHA-256 of the header `Authorization` of a login, in the notation of HAProxy."""
+    import base64
+
+    header = "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+    return hashlib.sha256(header.encode()).hexdigest().upper()
+
+
+def render(settings: Settings, files: Mapping[str, str]) -> str:
+    """Return the text of haproxy.cfg. `files` are the contents of the other files that HAProxy reads, by path.
+
+    The text contains a digest of itself and of these files, by which a running HAProxy shows what it has loaded.
+    """
+    lines = list(_lines(settings))
+    digest = hashlib.sha256("\n".join(lines).encode())
+    for path in sorted(files):
+        digest.update(f"\0{path}\0{files[path]}".encode())
+    text = "\n".join(line.replace(described(""), described(digest.hexdigest()[:16])) for line in lines)
+    return text + "\n"
+
+
+def _lines(settings: Settings) -> Iterator[str]:
+    yield HEADER
+    yield from _section("global", _global(settings))
+    yield from _section(
+        f"ring {RING}",
+        [f"description {quoted('one line for each finished request')}", "format raw", f"maxlen {LINE}", f"size {RING_SIZE}"],
+    )
+    yield from _section("defaults", _defaults(settings))
+    yield from _section("frontend npufleet_http_in", _http_frontend(settings))
+    yield from _section("frontend npufleet_grpc_in", _grpc_frontend(settings))
+    yield from _section(f"backend {BACKENDS['http']}", _http_backend(settings))
+    yield from _section(f"backend {BACKENDS['grpc']}", _grpc_backend(settings))
+    yield from _section("frontend npufleet_metrics", _metrics(settings))
+
+
+def _section(name: str, lines: Sequence[str]) -> Iterator[str]:
+    yield ""
+    yield name
+    yield from (f"    {line}" for line in lines)
+
+
+def _global(settings: Settings) -> List[str]:
+    return [
+        described(""),
+        "log /dev/log local0 notice",
+        "chroot /var/lib/haproxy",
+        "user haproxy",
+        "group haproxy",
+        f"maxconn {settings.maxconn}",
+        f"stats socket {SOCKET} mode 600 level admin expose-fd listeners",
+        "stats timeout 2m",
+        f"server-state-file {STATE}",
+        # A process that a reload has replaced ends with its last stream, and at this limit.
+        f"hard-stop-after {settings.stream_timeout + KEEP_ALIVE}s",
+        "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
+    ]
+
+
+def _defaults(settings: Settings) -> List[str]:
+    return [
+        "mode http",
+        "log global",
+        "option dontlognull",
+        # A request whose client has gone is not sent, or cancelled.
+        "option abortonclose",
+        # Only a connection that was not established is tried again, with another server.
+        "retries 2",
+        "retry-on conn-failure",
+        "option redispatch 1",
+        "load-server-state-from-file global",
+        f"timeout connect {CONNECT}s",
+        f"timeout http-request {REQUEST_HEADER}s",
+        f"timeout http-keep-alive {KEEP_ALIVE}s",
+        f"timeout queue {REQUEST_HEADER}s",
+        f"timeout client {settings.stream_timeout}s",
+        f"timeout server {settings.stream_timeout}s",
+        f"timeout check {settings.check_timeout}s",
+    ]
+
+
+def _bind(settings: Settings, port: int, protocol: str) -> Iterator[str]:
+    """Yield the bind lines of a frontend. `protocol` is its ALPN list; without TLS, gRPC begins with HTTP/2."""
+    for address in settings.bind:
+        words = ["bind", netloc(address, port)]
+        if address == BINDS_ALL_IPV6:
+            words.append("v4v6")
+        if settings.tls:
+            words += ["ssl", "crt", CERTIFICATE, "alpn", protocol]
+            words += ["ca-file", CLIENT_CA, "verify", "required"] if settings.client_certificates else []
+        elif protocol == "h2":
+            words += ["proto", "h2"]
+        yield " ".join(words)
+
+
+def _log() -> List[str]:
+    return [
+        f"log ring@{RING} format raw local0",
+        f'log-format "{LOG_FORMAT}"',
+        # The headers of a response are gone when its line is written.
+        "http-response set-var(txn.npufleet_grpc_status) res.fhdr(grpc-status)",
+    ]
+
+
+def _login(settings: Settings) -> Iterator[str]:
+    """Yield the rules that refuse clients without a login, and remove the login from the request."""
+    if not settings.logins:
+        return
+    yield "http-request set-var(txn.npufleet_login) req.fhdr(authorization),sha2(256),hex"
+    yield from (f"acl npufleet_known var(txn.npufleet_login) -m str {digest}" for digest in sorted(settings.logins))
+    yield (
+        "http-request deny deny_status 401 content-type application/json "
+        + """string '{"error":"a login is needed"}' hdr www-authenticate 'Basic realm="npufleet"' unless npufleet_known"""
+    )
+    yield "http-request del-header authorization"
+
+
+def _deny(condition: str) -> str:
+    error = '{"error":"the load balancer passes inference, health and metadata calls only"}'
+    return f"http-request deny deny_status 403 content-type application/json string {quoted(error)} {condition}"
+
+
+def _http_frontend(settings: Settings) -> List[str]:
+    return [
+        *_bind(settings, settings.http_port, "h2,http/1.1"),
+        # After a reload, the next response closes an idle connection. Otherwise a client might send a request meanwhile.
+        "option idle-close-on-response",
+        *_log(),
+        "acl npufleet_reads method GET HEAD",
+        "acl npufleet_posts method POST",
+        f"acl npufleet_information path -m reg {HTTP_READ}",
+        f"acl npufleet_statistics path {HTTP_STATISTICS}",
+        f"acl npufleet_inference path -m reg {HTTP_INFER}",
+        _deny("unless npufleet_reads npufleet_information !npufleet_statistics or npufleet_posts npufleet_inference"),
+        *_login(settings),
+        f"default_backend {BACKENDS['http']}",
+    ]
+
+
+def _grpc_frontend(settings: Settings) -> List[str]:
+    return [
+        *_bind(settings, settings.grpc_port, "h2"),
+        *_log(),
+        "acl npufleet_posts method POST",
+        *(f"acl npufleet_call path {path}" for path in GRPC_CALLS),
+        _deny("unless npufleet_posts npufleet_call"),
+        *_login(settings),
+        f"default_backend {BACKENDS['grpc']}",
+    ]
+
+
+def _http_backend(settings: Settings) -> List[str]:
+    check = settings.check
+    headers = [("host", "npufleet"), ("content-type", "application/json"), *check.headers]
+    sent = " ".join(f"hdr {name} {quoted(value.replace('%', '%%'))}" for name, value in headers)
+    uri = f"/v2/models/{urllib.parse.quote(check.model, safe='')}/infer"
+    every = f"inter {settings.check_interval}s fastinter 1s downinter 1s fall 2 rise 2"
+    return [
+        "balance random(2)",
+        "option httpchk",
+        f"http-check send meth POST uri {quoted(uri)} ver HTTP/1.1 {sent} body {quoted(check.body)}",
+        "http-check expect status 200,503",
+        f"http-check expect rstring {quoted(f'{re.escape(check.expect)}|{QUEUE_FULL}')}",
+        # The address of a server comes from the configuration, and never from the saved state.
+        "default-server init-addr libc,none",
+        *(
+            f"server {server.name} {netloc(server.address, server.http_port)} check {every} weight {WEIGHT}"
+            for server in settings.servers
+        ),
+    ]
+
+
+def _grpc_backend(settings: Settings) -> List[str]:
+    return [
+        "balance random(2)",
+        "default-server init-addr libc,none",
+        *(
+            f"server {name} {netloc(address, port)} proto h2 track {BACKENDS['http']}/{name} weight {WEIGHT}"
+            for name, address, _http_port, port in settings.servers
+        ),
+    ]
+
+
+def _metrics(settings: Settings) -> List[str]:
+    allowed = ["127.0.0.0/8", "::1", *settings.metrics_allow]
+    return [
+        f"bind {settings.metrics_address}",
+        "no log",
+        *(f"acl npufleet_allowed src {network}" for network in allowed),
+        f"acl npufleet_serving nbsrv({BACKENDS['http']}) gt 0",
+        "http-request deny unless npufleet_allowed",
+        "http-request use-service prometheus-exporter if { path /metrics }",
+        "http-request return status 200 content-type text/plain string ready if { path /ready } npufleet_serving",
+        "http-request return status 503 content-type text/plain string 'no server is up' if { path /ready }",
+        "http-request deny deny_status 404",
+    ]
+
+
+def quoted(text: str) -> str:
+    """Return a text as one word of the configuration, in which no character has a meaning."""
+    return "'" + text.replace("'", "'\\''") + "'"

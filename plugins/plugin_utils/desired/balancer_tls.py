@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The certificates of a load balancer: which are refused before anything changes. Controller only."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from typing import Any, Iterator, List
+
+CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def reasons(certificate: str, key: str, now: datetime) -> Iterator[str]:
+    """Yield the reasons against the certificate of a balancer and its key, which are texts in PEM."""
+    from cryptography.hazmat.primitives import serialization
+
+    name = "load_balancer_tls_certificate"
+    try:
+        (leaf, *_chain) = certificates(certificate)
+    except ValueError as error:
+        yield f"{name} has no certificate in PEM ({error}), expected the certificate of the balancer and its chain. Correct it"
+        return
+    yield from _dates(name, leaf, now)
+    try:
+        private = serialization.load_pem_private_key(key.encode(), None)
+    except (TypeError, ValueError) as error:
+        # The message of the library does not contain the key.
+        why = "it has a passphrase" if isinstance(error, TypeError) else "it is not PEM"
+        yield f"load_balancer_tls_key is not a private key that HAProxy can read ({why}), expected one without a passphrase"
+        return
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
+        yield f"load_balancer_tls_key does not belong to the first certificate of {name}, expected its private key. Correct it"
+
+
+def authority_reasons(text: str, now: datetime) -> Iterator[str]:
+    """Yield the reasons against the authorities of client certificates."""
+    name = "load_balancer_client_ca"
+    try:
+        found = certificates(text)
+    except ValueError as error:
+        yield f"{name} has no certificate in PEM ({error}), expected the authority of the clients' certificates. Correct it"
+        return
+    for authority in found:
+        yield from _dates(name, authority, now)
+
+
+def certificates(text: str) -> List[Any]:
+    """Return the certificates in a PEM text. Raises ValueError if there is none, or one is damaged."""
+    from cryptography import x509
+
+    found = [x509.load_pem_x509_certificate(block.encode()) for block in CERTIFICATE.findall(text)]
+    if not found:
+        raise ValueError("-----BEGIN CERTIFICATE----- is missing")
+    return found
+
+
+def days_left(certificate: str, now: datetime) -> int:
+    """Return the days until the first certificate of a PEM text ends. Raises ValueError."""
+    return (_ends(certificates(certificate)[0]) - now).days
+
+
+def _dates(name: str, certificate: Any, now: datetime) -> Iterator[str]:
+    begins, ends = _begins(certificate), _ends(certificate)
+    if ends <= now:
+        yield f"{name} expired at {ends:%Y-%m-%d %H:%M} UTC, expected a valid certificate. Renew it"
+    elif begins > now:
+        yield f"{name} is valid from {begins:%Y-%m-%d %H:%M} UTC, expected a valid certificate. Correct it, or this clock"
+
+
+def _ends(certificate: Any) -> datetime:
+    """Return the end of a certificate. Versions of the library before 42 have only times without a time zone."""
+    ends: Any = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=timezone.utc)
+    return ends if isinstance(ends, datetime) else datetime.max.replace(tzinfo=timezone.utc)
+
+
+def _begins(certificate: Any) -> datetime:
+    begins: Any = getattr(certificate, "not_valid_before_utc", None) or certificate.not_valid_before.replace(tzinfo=timezone.utc)
+    return begins if isinstance(begins, datetime) else datetime.min.replace(tzinfo=timezone.utc)
