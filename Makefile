@@ -173,6 +173,9 @@ build/pyinfra/.done: tests/bench/requirements.txt
 bench-converge: venv build/pyinfra/.done ## site.yml without a change against pyinfra, on labs of 8 and 2 hosts (BEFORE=commit: also that commit); needs a quiet machine
 	@$(PY) tests/bench/converge.py $(ARGS)
 
+bench-scale: venv ## CPU seconds and memory of the controller for 50, 200 and 1,000 simulated hosts (BEFORE=commit: also that commit); needs a quiet machine
+	@$(PY) tests/bench/scale.py $(ARGS)
+
 bench-loading: venv ## latency of clients while another model loads, on two bare Triton servers; needs a quiet machine
 	@$(PY) tests/bench/loading.py
 
@@ -182,4 +185,4 @@ test-mutants: venv ## seed one defect at a time; each has to fail its tests
 clean: ## remove all build output; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser unit-packages packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean
+.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser unit-packages packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-scale bench-loading test-heavy test-mutants clean

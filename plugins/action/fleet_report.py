@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import datetime, timezone
 from typing import Any, Dict, List, Mapping, Optional
@@ -16,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
     MONITORING_HOSTS,
     NPU_HOSTS,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results, page, status, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results, host_states, page, status, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
@@ -29,10 +28,11 @@ class ActionModule(ActionBase):
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         result: Dict[str, Any] = {**super().run(tmp, task_vars), "changed": False}
         variables = task_vars or {}
-        state = self._task.args.get("state", "drawn")
-        if state == "begun":
+        state = self._task.args.get("state", "rendered")
+        if state == "reset":
             results = self._loader.path_dwim(self._task.args["results_dir"])
-            check_results.remove(os.path.join(results, f"{variables['inventory_hostname']}.json"))
+            for host in variables["ansible_play_hosts_all"]:
+                check_results.remove(os.path.join(results, f"{host}.json"))
             return result
         paths = {name: self._loader.path_dwim(self._task.args[name]) for name in ("status_file", "results_dir", "report_file")}
         groups: Mapping[str, List[str]] = variables["groups"]
@@ -40,14 +40,15 @@ class ActionModule(ActionBase):
         fleet = list(dict.fromkeys([*npu_hosts, *groups.get(LOAD_BALANCER_HOSTS, []), *groups.get(MONITORING_HOSTS, [])]))
         now = datetime.now(timezone.utc)
         try:
+            statuses, results = view.read(fleet, paths["status_file"], paths["results_dir"])
             if state == "read":
-                before = view.read(fleet, paths["status_file"], paths["results_dir"])[0]
-                read = {host: _known(variables["hostvars"][host]) for host in variables["ansible_play_hosts_all"]}
-                document = status.document(view.iso(now), list(before.values()), fleet, read)
-                outputs.write(paths["status_file"], json.dumps(document, indent=4, sort_keys=True))
-                result["differs"] = {entry["host"]: entry["report"] for entry in document["hosts"]}
-            found = view.read(fleet, paths["status_file"], paths["results_dir"])
-            shown = view.view(fleet, npu_hosts, *found, now)
+                entries = [_entry(view.iso(now), host, variables["hostvars"]) for host in variables["ansible_play_hosts_all"]]
+                document = status.document(view.iso(now), list(statuses.values()), fleet, entries)
+                outputs.write(paths["status_file"], status.text(document))
+                statuses = {entry["host"]: entry for entry in document["hosts"]}
+                result["differs"] = {entry["host"]: entry["report"] for entry in entries if entry["state"] != "in sync"}
+                result["wrong"] = [entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")]
+            shown = view.view(fleet, npu_hosts, statuses, results, now)
             outputs.write(paths["report_file"], page.page(view.escaped(shown)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None
@@ -55,6 +56,10 @@ class ActionModule(ActionBase):
         return {**result, "path": os.path.realpath(paths["report_file"]), "counts": counts}
 
 
-def _known(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the state and the release of a host that the play has read."""
-    return {"state": variables.get("npufleet_state"), "release": variables.get("rbln_release")}
+def _entry(when: str, host: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """Return the status entry of a host that the play has read. The variables are read only of a host without a stored state."""
+    stored = host_states.read(host)
+    if stored is not None:
+        return stored
+    variables = hostvars[host]
+    return status.host_entry(when, host, variables.get("npufleet_state"), variables.get("rbln_release"))

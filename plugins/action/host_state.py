@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Tuple
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import needs_site
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, needs_site
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, short
+from ansible_collections.npufleet.triton.plugins.modules import host_state
+from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access, of_concern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, row_remarks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
@@ -25,6 +28,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     desired,
     inventory_specs,
 )
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, status, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
 # Messages about a missing or wrong sudo password
@@ -33,6 +37,9 @@ NO_PASSWORD = re.compile(
 )
 # Ansible caches the path of a host's interpreter, even if the host was reinstalled with another system.
 NO_INTERPRETER = re.compile(r"module interpreter '([^']+)' was not found")
+DETAILS = host_state.OPTIONS["details"]["choices"]
+# The keys of a result that are left out of a brief result. They are most of its size.
+PARTS = ("actual", "desired", "origins")
 # The keys of every result
 ALWAYS = ("plan", "report", "maintenance", "actual", "held")
 # The types of these keys, if a result has them
@@ -60,6 +67,11 @@ KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two calls of a host that another run is changing
 PAUSE = 2.0
 
+# Ansible imports an action once and forks a process for each host of a task. So each run imports these files once.
+library.module("host_state")
+for _concern in CONCERNS:
+    of_concern(_concern)
+
 
 def beyond_models(plan: List[Item]) -> List[str]:
     """Return a reason for each difference that a change of models alone cannot correct."""
@@ -83,10 +95,21 @@ class ActionModule(FleetAction):
             if not isinstance(state, Mapping):
                 raise AnsibleActionFail(f"known is {short(known)}, expected the name of a variable with a result of host_state")
             return {**state, "changed": False, "known": True}
+        details = self._task.args.get("details", "always")
+        if details not in DETAILS:
+            raise AnsibleActionFail(f"details is {short(details)}, expected one of {', '.join(DETAILS)}")
+        if details == "report":
+            host_states.remove(host)
         if self._task.args.get("rollback") or boolean(self._task.args.get("preflight", False)):
-            return self._planned(host, task_vars)
-        with self.refusing(host):
-            return self._read_state(host, task_vars)
+            result = self._planned(host, task_vars)
+        else:
+            with self.refusing(host):
+                result = self._read_state(host, task_vars)
+        if details == "report" and not result.get("failed"):
+            release = self._templar.template(task_vars.get("rbln_release"))
+            host_states.write(status.host_entry(view.iso(datetime.now(timezone.utc)), host, result, release))
+        brief = details == "report" or (details == "changes" and result.get("in_sync", False))
+        return {name: value for name, value in result.items() if name not in PARTS} if brief else result
 
     def _planned(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """Return the plan of the host, with every reason against it. The task succeeds, so that all hosts are reported together."""

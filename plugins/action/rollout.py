@@ -12,10 +12,11 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.modules.rollout import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, outputs, rollout, runs
 
-# The file of the durations in npufleet_output_dir
+# The files of the durations and of the names of all hosts, in npufleet_output_dir
 RECORD = "durations.json"
+LISTING = "rollout.txt"
 
 
 class ActionModule(FleetAction):
@@ -27,9 +28,19 @@ class ActionModule(FleetAction):
         batch = [name for name in task_vars["ansible_play_batch"] if name in task_vars["hostvars"]]
         if given["state"] == "ended":
             return self._end(host, task_vars, path, batch, given)
-        message = self._announcement(task_vars, batch, path, given["serial"])
-        self._display.display(host_text.line(message))
-        return {"changed": False, "msg": message}
+        result: Dict[str, Any] = {"changed": False}
+        ahead = _ahead(task_vars, batch, given["serial"])
+        total, listed = len(task_vars["ansible_play_hosts_all"]), None
+        # The first batch announces all hosts of the rollout.
+        if sum(len(part) for part in ahead) == total > rollout.MOST_NAMES:
+            listed = os.path.join(os.path.dirname(path), LISTING)
+            try:
+                outputs.write(listed, rollout.listing(ahead))
+            except OSError as error:
+                listed, result["warnings"] = None, [f"The names of the hosts cannot be written: {error}"]
+        result["msg"] = rollout.announcement(ahead, rollout.read(path), total, listed)
+        self._display.display(host_text.line(result["msg"]))
+        return result
 
     def _end(
         self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], given: Mapping[str, Any]
@@ -59,15 +70,16 @@ class ActionModule(FleetAction):
             return [str(invalid)]
         return [str(released["msg"])] if released.get("failed") else []
 
-    def _announcement(self, variables: Mapping[str, Any], batch: Sequence[str], path: str, serial: Any) -> str:
-        known = variables["hostvars"]
-        hosts: List[str] = list(variables["ansible_play_hosts_all"])
-        # Batches are consecutive parts of the list of all hosts. Ansible has removed the lost hosts from the current batch.
-        later = hosts[hosts.index(batch[-1]) + 1 :]
-        divided = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
-        rest = [[host for host in part if host in later] for part in divided]
-        parts = [[_planned(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
-        return rollout.announcement(parts, rollout.read(path), len(hosts))
+
+def _ahead(variables: Mapping[str, Any], batch: Sequence[str], serial: Any) -> List[List[rollout.PlannedHost]]:
+    """Return the plans of the hosts of this batch and of each batch after it."""
+    known = variables["hostvars"]
+    hosts: List[str] = list(variables["ansible_play_hosts_all"])
+    # Batches are consecutive parts of the list of all hosts. Ansible has removed the lost hosts from the current batch.
+    later = set(hosts[hosts.index(batch[-1]) + 1 :])
+    divided = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
+    rest = [[host for host in part if host in later] for part in divided]
+    return [[_planned(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
 
 
 def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:

@@ -15,6 +15,9 @@ options:
     description: Sentences by host.
     type: dict
     required: true
+  total:
+    description: Number of all hosts. A sentence about all of them has no names. Default is the number of hosts in the input.
+    type: int
 """
 
 EXAMPLES = r"""
@@ -29,22 +32,16 @@ _value:
   type: str
 """
 
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import summary
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 
-def by_host(sentences: Mapping[str, List[str]]) -> str:
+def by_host(sentences: Mapping[str, List[str]], total: Optional[int] = None) -> str:
     """Return one line for each sentence, with the names of its hosts, in the order of the hosts and their sentences."""
-    hosts: Dict[str, List[str]] = {}
-    for host, own in sentences.items():
-        for sentence in own:
-            hosts.setdefault(host_text.indented(sentence), []).append(host)
-    return "\n".join(f"  - {_names(names, len(sentences))}: {sentence}" for sentence, names in hosts.items())
-
-
-def _names(names: List[str], count: int) -> str:
-    return "every host" if len(names) == count > 1 else ", ".join(names)
+    lines = {host: [host_text.indented(sentence) for sentence in own] for host, own in sentences.items()}
+    return "\n".join(summary.by_sentence(lines, total))
 
 
 class FilterModule:

@@ -11,7 +11,7 @@ short_description: Write the report of a fleet
 description:
   - Combines the results of the playbooks C(status) and C(check) on the controller, and renders them as one HTML page. Hosts with
     problems come first. If the results of one playbook are missing, the page shows only those of the other one.
-  - Run it once for all hosts, except with O(state=begun), which runs for each host.
+  - Run it once for all hosts of a play.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -19,23 +19,24 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(begun) removes the result file of the host from O(results_dir) and renders nothing. Otherwise an old result would be
-        reported for a host that is unreachable or in maintenance.
-      - V(read) writes the results of M(npufleet.triton.host_state) to O(status_file), and renders the page. The results are in the
-        variable C(npufleet_state) of each host. Hosts that were not read keep their entry in the file.
-      - V(drawn) renders the page from the files as they are.
+      - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Otherwise old results
+        would be reported for hosts that are unreachable or in maintenance.
+      - V(read) writes the states of the hosts of the play to O(status_file), and renders the page.
+        M(npufleet.triton.host_state) has read them with O(npufleet.triton.host_state#module:details=report). The variable
+        C(npufleet_state) of a host that it could not read has the failed result. Other hosts keep their entry in the file.
+      - V(rendered) renders the page from the files as they are.
     type: str
-    choices: [begun, read, drawn]
-    default: drawn
+    choices: [reset, read, rendered]
+    default: rendered
   status_file:
-    description: JSON file with the state of each host. Only its owner can read it. Required unless O(state=begun).
+    description: JSON file with the state of each host. Only its owner can read it. Required unless O(state=reset).
     type: path
   results_dir:
     description: Directory in which the playbook C(check) writes C(<host>.json).
     type: path
     required: true
   report_file:
-    description: Path of the HTML page. Only its owner can read it. Required unless O(state=begun).
+    description: Path of the HTML page. Only its owner can read it. Required unless O(state=reset).
     type: path
 """
 
@@ -48,24 +49,30 @@ EXAMPLES = r"""
     report_file: build/report/index.html
   run_once: true
 
-- name: Remove the previous result of this host
+- name: Remove the previous results of all hosts of the play
   npufleet.triton.fleet_report:
-    state: begun
+    state: reset
     results_dir: build/check
+  run_once: true
 """
 
 RETURN = r"""
 differs:
-  description: For each host, its differences from the desired state as sentences.
+  description: For each host of the play that is not in sync, its differences as sentences, its maintenance, or why it was not read.
   returned: with O(state=read)
   type: dict
+wrong:
+  description: The hosts of the play that are not in sync, except those in maintenance.
+  returned: with O(state=read)
+  type: list
+  elements: str
 path:
   description: Path of the page.
-  returned: unless O(state=begun)
+  returned: unless O(state=reset)
   type: str
 counts:
   description: Number of hosts, C(all), and how many of them are C(wrong), C(unknown) and C(good).
-  returned: unless O(state=begun)
+  returned: unless O(state=reset)
   type: dict
 """
 
@@ -76,12 +83,12 @@ def main() -> None:
     """Fail, because the action does the work on the controller."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["begun", "read", "drawn"], "default": "drawn"},
+            "state": {"type": "str", "choices": ["reset", "read", "rendered"], "default": "rendered"},
             "status_file": {"type": "path"},
             "results_dir": {"type": "path", "required": True},
             "report_file": {"type": "path"},
         },
-        required_if=[("state", state, ["status_file", "report_file"]) for state in ("read", "drawn")],
+        required_if=[("state", state, ["status_file", "report_file"]) for state in ("read", "rendered")],
         supports_check_mode=True,
     )
     module.fail_json(msg="fleet_report runs on the controller. Call it as npufleet.triton.fleet_report.")

@@ -67,6 +67,16 @@ options:
         description: V(previous), the label of a release, or the first digits of its digest.
         type: str
         required: true
+  details:
+    description:
+      - Whether the result has RV(actual), RV(desired) and RV(origins), which are most of its size. A playbook that reads a large
+        fleet needs them only of some hosts.
+      - V(always) returns them.
+      - V(changes) leaves them out for a host that is RV(in_sync).
+      - V(report) leaves them out, and keeps the state of the host for M(npufleet.triton.fleet_report) until the run ends.
+    type: str
+    choices: [always, changes, report]
+    default: always
   unsealed:
     description:
       - Only return RV(desired), with every secret in clear text, and do not call the host. Use it for a task that applies the
@@ -144,11 +154,11 @@ seen:
   type: dict
 actual:
   description: The actual state by concern.
-  returned: success
+  returned: success, depending on O(details)
   type: dict
 desired:
   description: The desired state by concern.
-  returned: success
+  returned: success, depending on O(details)
   type: dict
 untested:
   description: The reason why the release row counts as untested, which is also a warning. Null for a row that the vendor lists.
@@ -212,7 +222,7 @@ store:
 origins:
   description:
     - Source of each large file of the models, by its SHA-256. Logins and signatures in addresses are removed.
-  returned: success
+  returned: success, depending on O(details)
   type: dict
 """
 
@@ -248,6 +258,7 @@ OPTIONS: Dict[str, Any] = {
             "to": {"type": "str", "required": True},
         },
     },
+    "details": {"type": "str", "choices": ["always", "changes", "report"], "default": "always"},
     "unsealed": {"type": "bool", "default": False},
 }
 REQUEST: Dict[str, Any] = {

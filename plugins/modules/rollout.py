@@ -11,6 +11,7 @@ short_description: Announce a rollout, and end the change of a host
 description:
   - Announces the hosts of each batch, their changes, the size of the model files that they lack, and the duration of the last
     rollout. The data are the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
+  - Of a rollout of more than 20 hosts, it announces the size of each batch with its first and last host.
   - At the end of a host change it releases the host, and fails if the rollout has to stop.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -24,7 +25,9 @@ options:
     choices: [begun, ended]
     default: begun
   output_dir:
-    description: Directory on the controller in which the durations are recorded as C(durations.json).
+    description:
+      - Directory on the controller in which the durations are recorded as C(durations.json).
+      - If more than 20 hosts change, C(rollout.txt) has the names of all of them.
     type: path
     required: true
   serial:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import glob
 import hashlib
 import os
@@ -18,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleAuthenticationFailure, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
-from ansible.template import trust_as_template
+from ansible.template import Templar, trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import request as module_request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import concerns_of
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -83,6 +84,9 @@ inventory_specs()
 release_rows()
 role_defaults()
 library.version()
+# The first template of a process loads Ansible's filters and tests, which takes longer than the templates of most variables.
+_FILTERS_AND_TESTS = "{{ '' | default('') | regex_replace('', '') is ansible.builtin.file or [] | zip([]) | list }}"
+Templar().template(trust_as_template(_FILTERS_AND_TESTS))
 
 
 class FleetAction(ActionBase):
@@ -92,6 +96,8 @@ class FleetAction(ActionBase):
     _requires_connection = True
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        # A garbage collection would touch, and so copy, all objects that this process shares with Ansible's main process.
+        gc.freeze()
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]

@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.action import host_state as act
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import manifests
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states
 from helpers import ROOT, ROW, ansible_playbook, fleet, time_of
 from linting import PYTHON
 from test_model_store import change_store, hold, owners  # noqa: F401 (a fixture)
@@ -273,6 +274,55 @@ def test_what_is_known_is_in_a_variable(known: Any) -> None:
         looking.act("npu1", {"words": "as wanted"})
     looking._task.args["known"] = "state"
     assert looking.act("npu1", {"state": {"plan": []}}) == {"plan": [], "changed": False, "known": True}
+
+
+class Detailed(action.ActionModule):
+    """The action with an option `details`, on a host whose module has returned a result."""
+
+    def __init__(self, result: dict[str, Any], **arguments: Any) -> None:
+        self._task = SimpleNamespace(args=arguments)  # type: ignore[assignment]
+        self._templar = SimpleNamespace(template=lambda value: value)
+        self.result = result
+
+    def _planned(self, _host: str, _task_vars: Any) -> dict[str, Any]:
+        return self.result
+
+    _read_state = _planned
+
+
+COMPLETE = {"plan": [], "report": [], "actual": {"server": {}}, "desired": {"models": {}}, "origins": {}}
+BRIEF = {"plan": [], "report": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result", "expected"),
+    [
+        ({"preflight": True}, {**COMPLETE, "in_sync": True}, {**COMPLETE, "in_sync": True}),
+        ({"preflight": True, "details": "changes"}, {**COMPLETE, "in_sync": True}, {**BRIEF, "in_sync": True}),
+        ({"preflight": True, "details": "changes"}, {**COMPLETE, "in_sync": False}, {**COMPLETE, "in_sync": False}),
+        ({"details": "changes"}, COMPLETE, COMPLETE),
+        ({"details": "report"}, COMPLETE, BRIEF),
+    ],
+)
+def test_details_of_hosts_in_sync_are_left_out_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, result: Any, expected: Any
+) -> None:
+    monkeypatch.setattr(host_states.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    assert Detailed(result, **arguments).act("npu1", {"rbln_release": "24.01"}) == expected
+    stored = host_states.read("npu1")
+    assert (stored is not None) is (arguments.get("details") == "report")
+    if stored:
+        assert (stored["actual"], stored["release"], stored["state"]) == (COMPLETE["actual"], "24.01", "in sync")
+
+
+def test_a_host_that_is_not_read_again_keeps_no_stored_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_states.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    Detailed(COMPLETE, details="report").act("npu1", {})
+    failed = {"failed": True, "msg": "no"}
+    assert Detailed(failed, details="report").act("npu1", {}) == failed
+    assert host_states.read("npu1") is None
+    with pytest.raises(AnsibleActionFail, match="details is some, expected one of always, changes, report"):
+        Detailed(COMPLETE, details="some").act("npu1", {})
 
 
 def test_all_missing_variables_are_named_at_once(looked: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.action.fleet_report import ActionModule
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report import page, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, page, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import status as written
 from helpers import ROOT
 
@@ -179,7 +179,9 @@ def test_a_reading_keeps_what_is_known_of_hosts_that_were_not_asked() -> None:
         "npu6": {"state": None, "release": None},
     }
     before = [{"host": "npu1", "state": "drift"}, {"host": "npu7", "state": "drift"}, {"host": "gone"}, "nonsense"]
-    found = written.document("now", before, [f"npu{number}" for number in range(1, 8)], read)
+    entries = [written.host_entry("now", name, known["state"], known["release"]) for name, known in read.items()]
+    found = written.document("now", before, [f"npu{number}" for number in range(1, 8)], entries)
+    assert json.loads(written.text(found)) == found
     hosts = {entry["host"]: entry for entry in found["hosts"]}
     assert found["when"] == "now" and list(hosts) == ["npu7", *read]
     states = ["in sync", "drift", "maintenance", "unreachable", "failed", "failed"]
@@ -189,6 +191,58 @@ def test_a_reading_keeps_what_is_known_of_hosts_that_were_not_asked() -> None:
     assert hosts["npu3"]["report"] == ["in maintenance: swap card 2 (kim, then)"]
     assert [hosts[name]["report"] for name in ("npu4", "npu5", "npu6")] == [["no route"], ["refused"], ["npu6 was not read"]]
     assert all(hosts[name]["when"] == "now" and hosts[name]["plan"] == [] for name in ("npu1", "npu4", "npu6"))
+
+
+def test_a_stored_entry_is_read_once_and_only_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_states.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    name = "rack/1:npu"
+    assert host_states.read(name) is None
+    host_states.write({"host": name, "state": "drift"})
+    assert host_states.read(name) == {"host": name, "state": "drift"}
+    assert host_states.read("npu1") is None
+    for _again in range(2):
+        host_states.remove(name)
+        assert host_states.read(name) is None
+
+
+class Read(ActionModule):
+    """The action after the hosts were read."""
+
+    def __init__(self, place: Path) -> None:
+        paths = {"status_file": f"{place}/status.json", "results_dir": f"{place}/check", "report_file": f"{place}/index.html"}
+        self._task = SimpleNamespace(args={"state": "read", **paths}, async_val=0, check_mode=False, diff=False)  # type: ignore[assignment]
+        self._loader = SimpleNamespace(path_dwim=str)
+        self._supports_check_mode = True
+        self._supports_async = False
+        self._connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
+
+
+class Hostvars(dict[str, dict[str, Any]]):
+    """Variables of hosts, which record of which host they were read."""
+
+    asked: list[str]
+
+    def __getitem__(self, host: str) -> dict[str, Any]:
+        self.asked = [*getattr(self, "asked", []), host]
+        return super().__getitem__(host)
+
+
+def test_only_hosts_of_the_play_that_differ_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_states.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    names = [f"npu{number}" for number in range(1, 6)]
+    before = [status(host="npu5", state="drift", report=["known before"])]
+    (tmp_path / "status.json").write_text(json.dumps({"hosts": before}))
+    mark = {"reason": "swap", "by": "kim", "since": "then"}
+    read = {"npu1": {"plan": []}, "npu2": {"plan": [{}], "report": ["server"]}, "npu3": {"maintenance": mark, "plan": [{}]}}
+    for name, found in read.items():
+        host_states.write(written.host_entry("now", name, found, "24.01"))
+    hostvars = Hostvars({"npu4": {"npufleet_state": {"unreachable": True, "msg": "no route"}}})
+    variables = {"groups": {"npu_hosts": names}, "ansible_play_hosts_all": names[:4], "hostvars": hostvars}
+    found = Read(tmp_path).run(task_vars=variables)
+    assert found["differs"] == {"npu2": ["server"], "npu3": ["in maintenance: swap (kim, then)"], "npu4": ["no route"]}
+    assert (found["wrong"], hostvars.asked) == (["npu2", "npu4"], ["npu4"])
+    states = {entry["host"]: entry["state"] for entry in json.loads((tmp_path / "status.json").read_text())["hosts"]}
+    assert states == {"npu1": "in sync", "npu2": "drift", "npu3": "maintenance", "npu4": "unreachable", "npu5": "drift"}
 
 
 def test_the_page_is_drawn_of_what_is_there() -> None:
@@ -201,12 +255,12 @@ def test_the_page_is_drawn_of_what_is_there() -> None:
     assert "26.07-sdk0.9 (untested: old &lt;SDK&gt;)" in page.page(view.escaped(whole))
 
 
-class Begun(ActionModule):
-    """The action before a host is asked anew."""
+class Reset(ActionModule):
+    """The action before hosts are checked."""
 
     def __init__(self, results: Path) -> None:
         self._task = SimpleNamespace(  # type: ignore[assignment]
-            args={"state": "begun", "results_dir": str(results)}, async_val=0, check_mode=True, diff=False
+            args={"state": "reset", "results_dir": str(results)}, async_val=0, check_mode=True, diff=False
         )
         self._loader = SimpleNamespace(path_dwim=str)
         self._supports_check_mode = True
@@ -214,11 +268,11 @@ class Begun(ActionModule):
         self._connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
 
 
-def test_answers_of_before_are_taken_away_before_a_host_is_asked(tmp_path: Path) -> None:
-    for host in ("npu1", "npu2"):
+def test_previous_answers_are_removed_before_the_hosts_are_checked(tmp_path: Path) -> None:
+    for host in ("npu1", "npu2", "npu3"):
         (tmp_path / f"{host}.json").write_text("{}")
     for _again in range(2):
-        assert Begun(tmp_path).run(task_vars={"inventory_hostname": "npu1"})["changed"] is False
+        assert Reset(tmp_path).run(task_vars={"ansible_play_hosts_all": ["npu1", "npu3"]})["changed"] is False
         assert [path.name for path in tmp_path.iterdir()] == ["npu2.json"]
     first = yaml.safe_load((ROOT / "playbooks/check.yml").read_text())[0]["tasks"][0]
-    assert first["npufleet.triton.fleet_report"]["state"] == "begun"
+    assert (first["npufleet.triton.fleet_report"]["state"], first["run_once"]) == ("reset", True)

@@ -95,6 +95,25 @@ def test_what_lies_ahead_is_told_with_bytes_and_an_estimate() -> None:
     assert words.endswith("about 10 s and an unknown time for npu3, which had no such change yet")
 
 
+def test_many_hosts_are_announced_by_size_and_listed_in_a_file(tmp_path: Path) -> None:
+    known = {f"npu{number}": state() for number in range(1, 22)}
+    first = Action(tmp_path, serial=[1, "100%"])
+    first.go(known, ["npu1"])
+    assert first.lines == [
+        "the rollout changes 21 hosts: npu1; then 20 hosts from npu2 to npu21 (models, server; nothing to copy); an unknown time "
+        f"for 21 hosts, which had no such change yet; all names: {tmp_path}/rollout.txt"
+    ]
+    batches = (tmp_path / "rollout.txt").read_text().splitlines()
+    assert batches == ["batch 1: npu1", "batch 2: " + ", ".join(list(known)[1:])]
+    # The names of the remaining hosts fit into the line.
+    last = Action(tmp_path, serial=[1, "100%"])
+    last.go(known, list(known)[1:])
+    assert last.lines[0].startswith("the rollout continues with 20 of 21 hosts: npu2, npu3, ")
+    (tmp_path / "file").touch()
+    (warning,) = Action(tmp_path / "file").go(known, ["npu1"])["warnings"]
+    assert warning.startswith("The names of the hosts cannot be written: ")
+
+
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [

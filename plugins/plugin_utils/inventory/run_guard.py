@@ -23,7 +23,13 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 # The open files that a run may need for each fork, and for itself
 FILES_PER_FORK, FILES_OF_MAIN_PROCESS = 4, 64
 # Groups that playbooks fill. An inventory must not have them.
-GROUPS = ("npufleet_build", "npufleet_change_maintenance", "npufleet_change_planned", "npufleet_change_yes")
+GROUPS = (
+    "npufleet_build",
+    "npufleet_change_maintenance",
+    "npufleet_change_planned",
+    "npufleet_change_yes",
+    "npufleet_failing",
+)
 # Files of the collection whose tasks set variables
 TASKS = ("playbooks/*.yml", "playbooks/*/*.yml", "roles/*/tasks/*.yml")
 ROLE_VARIABLES = "roles/*/vars/main.yml"

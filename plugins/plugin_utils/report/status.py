@@ -4,20 +4,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+import json
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 
-def document(when: str, before: Sequence[Any], fleet: Sequence[str], read: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return {"when": time, "hosts": entries}. A host that was not read in this run keeps its entry of `before`.
-
-    `read` has the result of host_state (`state`) and the `release` of each host that was read.
-    """
-    kept = [entry for entry in before if isinstance(entry, Mapping) and entry.get("host") in fleet and entry["host"] not in read]
-    return {"when": when, "hosts": [*kept, *(_host(when, name, known) for name, known in read.items())]}
+def document(when: str, before: Sequence[Any], fleet: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+    """Return {"when": time, "hosts": entries}. A host that was not read in this run keeps its entry of `before`."""
+    names = {entry["host"] for entry in entries}
+    kept = [entry for entry in before if isinstance(entry, Mapping) and entry.get("host") in fleet and entry["host"] not in names]
+    return {"when": when, "hosts": [*kept, *entries]}
 
 
-def _host(when: str, name: str, known: Mapping[str, Any]) -> Dict[str, Any]:
-    found = known["state"] or {"failed": True, "msg": f"{name} was not read"}
+def text(found: Mapping[str, Any]) -> str:
+    """Return the document as JSON with a line for each host. An indented document of a large fleet would take seconds."""
+    hosts = ",\n".join(json.dumps(entry, sort_keys=True) for entry in found["hosts"])
+    return f'{{"hosts": [\n{hosts}\n], "when": {json.dumps(found["when"])}}}\n'
+
+
+def host_entry(when: str, name: str, result: Optional[Mapping[str, Any]], release: Any) -> Dict[str, Any]:
+    """Return the entry of a host, from the result of host_state; None if no task has returned one."""
+    found = result or {"failed": True, "msg": f"{name} was not read"}
     mark = found.get("maintenance")
     state = _state(found)
     report: List[str] = list(found.get("report") or [] if "report" in found else [found.get("msg", "")])
@@ -27,7 +33,7 @@ def _host(when: str, name: str, known: Mapping[str, Any]) -> Dict[str, Any]:
     return {
         "host": name,
         "when": when,
-        "release": known["release"],
+        "release": release,
         "untested": found.get("untested"),
         "state": state,
         "maintenance": mark,

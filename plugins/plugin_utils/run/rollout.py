@@ -14,6 +14,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 MIB = 1 << 20
 SERIAL = "npufleet_rollout_serial"
+# The most hosts of a rollout whose names are all in its announcement
+MOST_NAMES = 20
 # Valid sizes of batches. With other values, Ansible changes all hosts at once or ends with a traceback.
 COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PERCENT = re.compile(r"([1-9][0-9]?|100)%", re.ASCII)
@@ -92,10 +94,15 @@ def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
     return found
 
 
-def announcement(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration], total: int) -> str:
-    """Return the announcement of the remaining batches, in their order. `total` is the number of hosts of the rollout."""
+def announcement(
+    ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration], total: int, path: Optional[str] = None
+) -> str:
+    """Return the announcement of the remaining batches, in their order. `total` is the number of hosts of the rollout.
+
+    Of many hosts it has the size of each batch and its first and last host. `path` is the file with all names, if there is one.
+    """
     hosts = [host for batch in ahead for host in batch]
-    names = "; then ".join(", ".join(host.host for host in batch) for batch in ahead)
+    names = "; then ".join(_batch([host.host for host in batch], len(hosts) > MOST_NAMES) for batch in ahead)
     changed = ", ".join(dict.fromkeys(concern for host in hosts for concern in host.concerns))
     begins = len(hosts) == total
     action = f"changes {len(hosts)} host{'s' * (len(hosts) != 1)}" if begins else f"continues with {len(hosts)} of {total} hosts"
@@ -103,7 +110,15 @@ def announcement(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str,
     sizes = [f"{known / MIB:.1f} MiB"] if known else []
     sizes += ["files of unknown size"] if any(host.bytes is None for host in hosts) else []
     transfer = " and ".join(sizes) or "nothing"
-    return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {_estimate(ahead, durations)}"
+    listed = f"; all names: {path}" if path else ""
+    return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {_estimate(ahead, durations)}{listed}"
+
+
+def _batch(names: Sequence[str], many: bool) -> str:
+    """Return the names of a batch; in a rollout of many hosts its size, its first and its last name."""
+    if not many:
+        return ", ".join(names)
+    return names[0] if len(names) == 1 else f"{len(names)} hosts from {names[0]} to {names[-1]}"
 
 
 def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
@@ -120,8 +135,15 @@ def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Du
         seconds += slowest
     if unknown:
         known = f"about {seconds:.0f} s and " if seconds else ""
-        return f"{known}an unknown time for {', '.join(unknown)}, which had no such change yet"
+        names = ", ".join(unknown) if len(unknown) <= MOST_NAMES else f"{len(unknown)} hosts"
+        return f"{known}an unknown time for {names}, which had no such change yet"
     return f"about {seconds:.0f} s, as the last time"
+
+
+def listing(ahead: Sequence[Sequence[PlannedHost]]) -> str:
+    """Return the names of all hosts, a batch on each line."""
+    lines = (f"batch {number}: {', '.join(host.host for host in batch)}\n" for number, batch in enumerate(ahead, 1))
+    return "".join(lines)
 
 
 def read(path: str) -> Dict[str, Duration]:

@@ -71,7 +71,7 @@ def test_a_step_of_a_batch_that_is_lost_starts_no_further_batch(tmp_path: Path, 
 
 @pytest.mark.parametrize("playbook", ["status.yml", "check.yml"])
 def test_a_verdict_that_is_lost_is_no_success(tmp_path: Path, playbook: str) -> None:
-    scenario = fleet([differs("server")], npu_2={"unborn": "^Fail a"})
+    scenario = fleet([differs("server", until="never")], npu_2={"unborn": "^Fail a", "fails": "inference_check"})
     ran = run(tmp_path, playbook, {"npu-2": scenario["npu-2"]})
     assert ran.code != 0, ran.output
     assert LOST in ran.words

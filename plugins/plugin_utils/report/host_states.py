@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The status entries of hosts on their way to the report. Controller only.
+
+Each host is read in its own process, which stores the entry in the temporary directory of the run. Only the run's user can read the
+directory, and Ansible removes it at the end. The complete state of a large fleet would fill the memory of the main process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from typing import Any, Dict, Mapping, Optional
+
+from ansible import constants
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
+
+
+def remove(host: str) -> None:
+    """Remove the entry of a host, which an earlier playbook of this run may have stored. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.remove(_path(host))
+
+
+def write(entry: Mapping[str, Any]) -> None:
+    """Store the entry of a host. Raises OSError."""
+    outputs.write(_path(entry["host"]), json.dumps(entry))
+
+
+def read(host: str) -> Optional[Dict[str, Any]]:
+    """Return the entry of a host; None if its state was not read. Raises OSError."""
+    try:
+        with open(_path(host), encoding="utf-8") as source:
+            found: Dict[str, Any] = json.load(source)
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _path(host: str) -> str:
+    # A name may contain characters that a file name cannot have.
+    return os.path.join(constants.DEFAULT_LOCAL_TMP, f"status-{hashlib.sha256(host.encode()).hexdigest()}.json")

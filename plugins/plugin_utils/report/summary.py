@@ -1,0 +1,121 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The summary of a run: the number of hosts in each state, and one reason for each bad host. Controller only, without Ansible."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
+
+# What Ansible puts before the message of a failed task
+PREFIX = re.compile(r"^((Task|Action|Module) failed: )+")
+# The most characters of a reason
+LONGEST = 300
+
+
+def by_sentence(sentences: Mapping[str, Sequence[str]], total: Optional[int] = None) -> List[str]:
+    """Return one line for each sentence after the names of its hosts, in the order of the hosts and their sentences.
+
+    `total` is the number of all hosts, if not each of them is in `sentences`.
+    """
+    hosts: Dict[str, List[str]] = {}
+    for host, own in sentences.items():
+        for sentence in own:
+            hosts.setdefault(sentence, []).append(host)
+    return [f"  - {_names(names, total or len(sentences))}: {sentence}" for sentence, names in hosts.items()]
+
+
+def _names(names: List[str], count: int) -> str:
+    return "every host" if len(names) == count > 1 else ", ".join(names)
+
+
+def reason(host: str, result: Mapping[str, Any]) -> str:
+    """Return the reason of a failed result in one line. Two hosts with the same failure have the same reason."""
+    items = [item for item in result.get("results") or [] if isinstance(item, Mapping) and item.get("failed")]
+    messages = list(dict.fromkeys(str(item.get("msg") or "") for item in [*items, result]))
+    text = host_text.line(next(filter(None, messages), "") or "the task has no message, see above")
+    name = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
+    text = re.sub(rf"{name}: ?", "", PREFIX.sub("", text))
+    return short(re.sub(name, "<host>", re.sub(rf"^{name} ", "", text)), LONGEST)
+
+
+class Summary:
+    """The results of a run, as they come in."""
+
+    def __init__(self) -> None:
+        self._reasons: Dict[str, str] = {}
+        self._refusals: Dict[str, List[str]] = {}
+        self._plans: Dict[str, List[Tuple[str, str]]] = {}
+        self._maintenance: Set[str] = set()
+        self._of_run: List[str] = []
+
+    def read(self, host: str, state: Mapping[str, Any]) -> None:
+        """Record a result of host_state. The first plan of a host is the one that the run would apply."""
+        self._refusals[host] = [str(refusal) for refusal in state.get("refusals") or []]
+        items = [(str(item.get("concern")), str(item.get("action"))) for item in state.get("plan") or []]
+        self._plans.setdefault(host, items)
+        if state.get("maintenance"):
+            self._maintenance.add(host)
+
+    def failed(self, host: str, result: Mapping[str, Any], for_all: bool = False) -> None:
+        """Record a failure. The reason of a host is its last one. A failure `for_all` hosts is that of the run."""
+        if for_all:
+            self._of_run.append(reason(host, {"msg": str(result.get("msg") or "").partition("\n")[0].rstrip(":")}))
+        else:
+            self._reasons[host] = reason(host, result)
+
+    def lines(
+        self, hosts: Sequence[str], changed: Collection[str], failed: Collection[str], unreachable: Collection[str], plan: bool
+    ) -> List[str]:
+        """Return the summary. With `plan`, it has the totals of the plan, and no host counts as changed."""
+        refused = {host for host in hosts if self._refusals.get(host)} if self._of_run else set()
+        states = {host: self._state(host, changed if not plan else (), failed, unreachable, refused) for host in hosts}
+        counts = Counter(states.values())
+        order = ("ok", "changed", "in maintenance", "refused", "failed", "unreachable")
+        texts = [f"{counts[state]} {state}" for state in order if counts[state]]
+        found = [f"the run ended early: {text}" for text in dict.fromkeys(self._of_run)]
+        found.append(f"{_number(len(hosts), 'host')}: {', '.join(texts)}")
+        if plan:
+            found.append(self._totals(hosts))
+        bad = {host: [self._reason(host, state)] for host, state in states.items() if state in order[3:]}
+        return [*found, *by_sentence(bad, len(hosts))]
+
+    def _state(
+        self, host: str, changed: Collection[str], failed: Collection[str], unreachable: Collection[str], refused: Collection[str]
+    ) -> str:
+        if host in unreachable:
+            return "unreachable"
+        if host in refused:
+            return "refused"
+        # A task that failed for all hosts counts as a failure of one of them.
+        if host in failed and (host in self._reasons or not self._of_run):
+            return "failed"
+        if host in self._maintenance:
+            return "in maintenance"
+        return "changed" if host in changed else "ok"
+
+    def _reason(self, host: str, state: str) -> str:
+        if state == "refused":
+            reasons = self._refusals[host]
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            return reason(host, {"msg": reasons[0]}) + more
+        text = self._reasons.get(host, "see the failed task above")
+        return f"unreachable: {text}" if state == "unreachable" else text
+
+    def _totals(self, hosts: Sequence[str]) -> str:
+        """Return the totals of the plan: the number of hosts, and for each concern and action the number of differences."""
+        plans = {host: self._plans.get(host, []) for host in hosts if host not in self._maintenance}
+        changing = [host for host, items in plans.items() if items]
+        counts = Counter(item for host in changing for item in plans[host])
+        if not counts:
+            return "plan: no host would change"
+        texts = ", ".join(f"{concern} {action} {count}" for (concern, action), count in sorted(counts.items()))
+        return f"plan: {_number(sum(counts.values()), 'difference')} on {_number(len(changing), 'host')}: {texts}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
