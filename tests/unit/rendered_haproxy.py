@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.files import CERTIFICATE, CLIENT_CA, STATE
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import SOCKET, BalancerError, Runtime
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_config import Check, Server, Settings, render
 from helpers import until
@@ -50,9 +50,9 @@ class RenderedHaproxy:
         for line in OF_ROOT:
             assert line in text
             text = text.replace(line, "")
-        for path in (files.CERTIFICATE, files.CLIENT_CA):
+        for path in (CERTIFICATE, CLIENT_CA):
             text = text.replace(path, str(self.home / os.path.basename(path)))
-        self.config.write_text(text.replace(SOCKET, self.socket).replace(files.STATE, str(self.state)))
+        self.config.write_text(text.replace(SOCKET, self.socket).replace(STATE, str(self.state)))
 
     def start(self) -> None:
         """Start HAProxy, and wait until it answers."""

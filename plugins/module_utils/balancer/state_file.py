@@ -158,7 +158,7 @@ def _info(runtime: Runtime) -> str:
 def _failed_reloads() -> int:
     """Return how many reloads have failed since the last one that succeeded, 0 if the main process does not answer."""
     try:
-        found = _FAILED.search(Runtime(MASTER).command("show proc"))
+        found = _FAILED.search(Runtime(MASTER, "@master").command("show proc"))
     except BalancerError:
         return 0
     return int(found[1]) if found else 0

@@ -209,7 +209,7 @@ def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
     yield run("balancer/version.txt", "haproxy", "-vv")
     for words in ("show info", "show stat", "show servers state"):
         yield Item(f"balancer/{words.replace(' ', '-')}.txt", functools.partial(Runtime(SOCKET).command, words))
-    yield Item("balancer/processes.txt", lambda: Runtime(MASTER).command("show proc"))
+    yield Item("balancer/processes.txt", lambda: Runtime(MASTER, "@master").command("show proc"))
 
 
 def _system() -> str:
