@@ -80,6 +80,17 @@ def test_a_refused_site_names_each_host_with_its_reason(tmp_path: Path) -> None:
     ]
 
 
+def test_preflight_shows_the_planned_changes_once(tmp_path: Path) -> None:
+    scenario = {"npu-1": {"plan": ULIMITS}, "npu-2": {"plan": ULIMITS[1:]}, "npu-3": GOOD}
+    ran = run(tmp_path, "preflight.yml", scenario)
+    assert ran.code == 0, ran.output
+    task = ran.output.partition("TASK [Show the planned changes]")[2].partition("PLAY")[0]
+    assert "no reason for a refusal, and 2 of 3 hosts to change:" in task
+    assert "- npu-1: container.ulimits" in task and "- npu-1, npu-2: add" in task and "npu-3" not in task
+    none = run(tmp_path, "preflight.yml", {"npu-3": GOOD})
+    assert "no reason for a refusal, and 0 of 1 hosts to change\n" in none.output
+
+
 def test_a_failed_rollout_names_its_host(tmp_path: Path) -> None:
     scenario = {host: {"plan": MODEL} for host in HOSTS}
     scenario["npu-2"]["fails"] = "server_change"
