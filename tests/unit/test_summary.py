@@ -81,11 +81,14 @@ def test_check_mode_has_the_totals_of_the_plan() -> None:
     states = {"npu_1": {"plan": [model, model, {"concern": "server", "action": "replace"}]}, "npu_2": {"plan": [model]}}
     found = summary(**states, npu_3={"plan": [model], "maintenance": {"reason": "swap"}}, npu_4={"plan": []})
     # The result of a later task is another plan.
-    found.read("npu-2", {"plan": []})
+    found.read("npu-2", {"plan": ["odd", 7, {"concern": "driver"}]})
     assert found.lines(HOSTS[:4], {"npu-1": 1}, {}, {}, plan=True) == [
         "4 hosts: 3 ok, 1 in maintenance",
         "plan: 4 differences on 2 hosts: models release 3, server replace 1",
     ]
+    assert summary(npu_1={"plan": ["odd", 7, {}]}).lines(["npu-1"], {}, {}, {}, plan=True)[1] == (
+        "plan: 1 difference on 1 host: nothing nothing 1"
+    )
     assert summary(npu_1={"plan": []}).lines(["npu-1"], {}, {}, {}, plan=True) == ["1 host: 1 ok", "plan: no host would change"]
 
 

@@ -56,8 +56,9 @@ class Summary:
     def read(self, host: str, state: Mapping[str, Any]) -> None:
         """Record a result of host_state. The first plan of a host is the one that the run would apply."""
         self._refusals[host] = [str(refusal) for refusal in state.get("refusals") or []]
-        items = [(str(item.get("concern")), str(item.get("action"))) for item in state.get("plan") or []]
-        self._plans.setdefault(host, items)
+        # The plan comes from the host, which may have sent anything.
+        items = [item for item in state.get("plan") or [] if isinstance(item, Mapping)]
+        self._plans.setdefault(host, [(short(item.get("concern")), short(item.get("action"))) for item in items])
         if state.get("maintenance"):
             self._maintenance.add(host)
 
