@@ -37,4 +37,5 @@ class ActionModule(FleetAction):
             # The lease of a run of this machine that has ended is taken over immediately.
             ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
             result = self.call_module("host_lease", {**arguments, "wait": wait}, task_vars, {**request, **ended})
-        return result
+        # Playbooks record the owner of a change at further places, such as load balancers.
+        return {**result, "run": holder["run"], "by": holder["by"]}

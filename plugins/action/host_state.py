@@ -29,6 +29,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     inventory_specs,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, status, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import traffic
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
 # Messages about a missing or wrong sudo password
@@ -166,6 +167,9 @@ class ActionModule(FleetAction):
         with collected(reasons):
             if batched and rollout.SERIAL in variables:
                 more["serial"] = rollout.parse_serial(variables[rollout.SERIAL])
+        with collected(reasons):
+            if batched and not result.get("in_sync"):
+                more["traffic"] = traffic.settings(variables, result)
         if reasons:
             known = list(result.get("refusals", []))
             more["refusals"] = [*known, *(reason for reason in reasons if reason not in known)]

@@ -24,7 +24,7 @@ options:
         is not empty.
     type: list
     elements: str
-    choices: [driver, engine, image, models, server, watchdog, probe, balancer, monitoring]
+    choices: [driver, engine, image, models, server, watchdog, probe, traffic, balancer, monitoring]
   prove:
     description:
       - Read the host repeatedly until it is in sync, and fail with the remaining differences after O(timeout).
@@ -206,6 +206,18 @@ serial:
   returned: with O(preflight), O(rollback) or O(current_releases), if that variable is valid
   type: list
   elements: raw
+traffic:
+  description: Settings of a rollout behind load balancers.
+  returned: with O(preflight), O(rollback) or O(linked), if the host is not in sync and the settings are valid
+  type: dict
+  contains:
+    hook: {description: The value of C(npufleet_drain_hook)., type: str}
+    effect:
+      description: >-
+        The effect of the plan on clients: V(none), V(reload) if models load next to those that answer, V(stop) if the host has to
+        be drained.
+      type: str
+    accept_within: {description: Seconds that a proven change waits for the verdict about the traffic. 0 for no verdict., type: int}
 store:
   description: The model store of the host.
   returned: with O(store)
@@ -243,7 +255,7 @@ OPTIONS: Dict[str, Any] = {
     "concerns": {
         "type": "list",
         "elements": "str",
-        "choices": ["driver", "engine", "image", "models", "server", "watchdog", "probe", "balancer", "monitoring"],
+        "choices": ["driver", "engine", "image", "models", "server", "watchdog", "probe", "traffic", "balancer", "monitoring"],
     },
     "prove": {"type": "bool", "default": False},
     "current_releases": {"type": "bool", "default": False},

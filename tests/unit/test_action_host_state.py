@@ -256,9 +256,20 @@ def test_a_host_that_does_not_say_what_it_would_move_is_refused(
     assert "moves" not in seen
 
 
+# The variables of a rollout without load balancers
+TRAFFIC = {
+    "npufleet_drain_hook": "none",
+    "npufleet_drain_timeout": 120,
+    "npufleet_judge_seconds": 60,
+    "npufleet_judge_wait": 600,
+    "npufleet_judge_unjudged": "continue",
+    "npufleet_lease_timeout": 3600,
+}
+
+
 def test_in_which_environment_a_host_is_does_not_the_host_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
-    variables: Any = {"npufleet_root": "/var/lib/npufleet", "npufleet_protected": "prod"}
+    variables: Any = {"npufleet_root": "/var/lib/npufleet", "npufleet_protected": "prod", **TRAFFIC}
     looking = Rollback({**WHOLE, "refusals": [], "moves": {}, "protected": ""})
     looking._task = SimpleNamespace(args={"concerns": ["server"], "rollback": {"to": "previous"}})  # type: ignore[assignment]
     monkeypatch.setattr(looking, "variables", lambda _task_vars: variables)

@@ -45,7 +45,7 @@ def test_host_state_documents_every_concern() -> None:
     assert documented["choices"] == host_state.OPTIONS["concerns"]["choices"] == list(CONCERNS)
 
 
-@pytest.mark.parametrize("name", CONCERNS)
+@pytest.mark.parametrize("name", [name for name, concern in CONCERNS.items() if concern.role])
 def test_site_applies_each_concern_by_its_role_and_tags(name: str) -> None:
     included_files = [ROOT / f"playbooks/tasks/apply_{part}.yml" for part in ("plan", "balancer")]
     tasks = [*tasks_of_playbook(ROOT / "playbooks/site.yml"), *(task for path in included_files for task in tasks_of(load(path)))]
@@ -68,6 +68,8 @@ def test_playbooks_read_the_concerns_of_the_registry() -> None:
 def test_roles_read_their_own_concerns() -> None:
     """The server's role proves with the server what its tags apply."""
     for name, concern in CONCERNS.items():
+        if not concern.role:
+            continue
         main = "probe" if name == "probe" else "main"
         expected = with_tag("server") if concern.role == "triton_server" else [name]
         assert queried(tasks_of(load(ROOT / f"roles/{concern.role}/tasks/{main}.yml")))[0] == expected, name
@@ -88,7 +90,9 @@ def test_every_query_names_concerns_in_their_order() -> None:
 
 def test_adoption_and_upgrade_cover_each_concern_of_npu_hosts() -> None:
     units = [name for name, concern in CONCERNS.items() if concern.unit and concern.group == NPU_HOSTS]
-    assert [*adoption.ADOPTED, *units] == [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS]
+    assert [*adoption.ADOPTED, *units] == [
+        name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and concern.role
+    ]
     assert set(release_change.OMITTED) < set(CONCERNS)
 
 
@@ -164,7 +168,7 @@ def test_a_new_concern_is_planned_shown_and_reported(tmp_path: Path) -> None:
     (copy / "plugins/module_utils/concerns/toy.py").write_text(HOST)
     (copy / "plugins/plugin_utils/desired/toy.py").write_text(CONTROLLER)
     registry = copy / "plugins/module_utils/concerns/registry.py"
-    lines = registry.read_text().replace("    server,\n    watchdog,\n", "    server,\n    toy,\n    watchdog,\n")
+    lines = registry.read_text().replace("    server,\n    traffic,\n", "    server,\n    toy,\n    traffic,\n")
     registry.write_text(lines.replace("        Concern(watchdog,", f"{ENTRY}        Concern(watchdog,"))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests/unit'}"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)

@@ -45,7 +45,7 @@ FLOORS = [
     ["modules"],
     ["plugin_utils.host_secrets", "plugin_utils.run"],
     ["plugin_utils.desired"],
-    ["plugin_utils.compose", "plugin_utils.library", "plugin_utils.models"],
+    ["plugin_utils.compose", "plugin_utils.library", "plugin_utils.models", "plugin_utils.rollout"],
     ["plugin_utils.checks"],
     ["plugin_utils.inventory"],
     ["plugin_utils.adopt", "plugin_utils.report", "plugin_utils.transfer"],
@@ -57,6 +57,7 @@ WITHOUT_ANSIBLE = (
     "module_utils.",
     "plugin_utils.checks.",
     "plugin_utils.models.",
+    "plugin_utils.rollout.",
     "plugin_utils.run.",
 )
 # Reads what Ansible gave to a module, and is in none of those programs

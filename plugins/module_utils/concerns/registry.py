@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     monitoring,
     probe,
     server,
+    traffic,
     watchdog,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
@@ -43,7 +44,8 @@ class Concern(NamedTuple):
     """A part of a host that is planned, applied and proven on its own."""
 
     host_side: HostSide
-    # The role that applies the concern, and the tags with which site.yml runs the role
+    # The role that applies the concern, and the tags with which site.yml runs the role. Without a role, the frame of a rollout
+    # applies the concern.
     role: str
     tags: Tuple[str, ...]
     group: str = NPU_HOSTS
@@ -82,6 +84,7 @@ CONCERNS: Dict[str, Concern] = {
             unit=probe.TIMER,
             warning=probe.warning,
         ),
+        Concern(traffic, "", (), playbooks=("models",), models_actions=None),
         Concern(
             balancer,
             "load_balancer",

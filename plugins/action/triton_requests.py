@@ -1,0 +1,19 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Controller side of triton_requests: the address of the server and the port of its metrics."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
+
+
+class ActionModule(FleetAction):
+    """One call of the module."""
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
+        arguments = {"address": address(variables), "port": int(variables["npufleet_metrics_port"]), **self._task.args}
+        return self.call_module("triton_requests", arguments, task_vars)

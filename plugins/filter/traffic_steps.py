@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Filter traffic_steps: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: traffic_steps
+short_description: Select the steps of a host change that keep the requests of clients from failing
+description:
+  - Returns whether the host is drained before its change, and whether the change is judged by the requests of clients.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: RV(npufleet.triton.host_state#module:traffic) of the host.
+    type: dict
+    required: true
+  balancers:
+    description: The results of M(npufleet.triton.balancer_info) by load balancer.
+    type: dict
+    required: true
+  host:
+    description: Inventory name of the host.
+    type: str
+    required: true
+  repairs:
+    description: Whether the change repairs the server. It is then made without traffic, and does not wait to be accepted.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Compute the steps of the host change
+  ansible.builtin.set_fact:
+    npufleet_traffic: "{{ npufleet_state.traffic | npufleet.triton.traffic_steps(npufleet_balancers, inventory_hostname) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: C(drain) and C(judge), which are booleans, and C(accept_within), the seconds that the change waits to be accepted.
+  type: dict
+"""
+
+from typing import Any, Callable, Dict
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import traffic
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"traffic_steps": traffic.steps}

@@ -1,0 +1,100 @@
+#!/usr/bin/python
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Module triton_requests: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: triton_requests
+short_description: Read the requests that a Triton server has counted
+description:
+  - Reads Triton's metrics on the host, and returns the successful, failed and waiting requests of each model since the server
+    started.
+  - A server that does not answer has counted nothing, which is no failure.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  address:
+    description: Address of the server on the host. Default follows from the variables of the host.
+    type: str
+  port:
+    description: Port of Triton's metrics. Default is the variable C(npufleet_metrics_port).
+    type: int
+attributes:
+  check_mode:
+    support: full
+    description: Reads as usual, because reading changes nothing.
+"""
+
+EXAMPLES = r"""
+- name: Read the requests that the server has counted
+  npufleet.triton.triton_requests:
+  register: requests
+"""
+
+RETURN = r"""
+now:
+  description: The time of day of the host in seconds since 1970.
+  returned: success
+  type: float
+models:
+  description: >-
+    For each model the number of successful requests (C(success)), of failed requests by the reason that Triton gives (C(failed)),
+    and of waiting requests (C(pending)).
+  returned: success
+  type: dict
+"""
+
+import time
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, metrics
+
+OPTIONS: Dict[str, Any] = {"address": {"type": "str"}, "port": {"type": "int"}}
+# Largest page of metrics in bytes, and largest number of models in a result
+PAGE = 1 << 24
+MODELS = 1000
+SUCCESS = "nv_inference_request_success"
+FAILURE = "nv_inference_request_failure"
+PENDING = "nv_inference_pending_request_count"
+
+
+def requests(page: str) -> Dict[str, Dict[str, Any]]:
+    """Return the requests of each model, summed over its versions. Raises ValueError if the page has too many lines or models."""
+    found: Dict[str, Dict[str, Any]] = {}
+    for name, labels, value in metrics.samples(page, "nv_inference_"):
+        model = labels.get("model", "")[:300]
+        # A comparison with NaN is false.
+        if name not in (SUCCESS, FAILURE, PENDING) or not model or not 0 <= value < 1e18:
+            continue
+        entry = found.setdefault(model, {"success": 0, "failed": {}, "pending": 0})
+        if name == FAILURE:
+            reason = "".join(sign for sign in labels.get("reason", "") if sign.isalnum())[:40] or "OTHER"
+            entry["failed"][reason] = entry["failed"].get(reason, 0) + value
+        else:
+            entry["success" if name == SUCCESS else "pending"] += value
+    if len(found) > MODELS:
+        raise ValueError(f"the metrics have {len(found)} models, expected at most {MODELS}")
+    return found
+
+
+def main() -> None:
+    """Run the module that Ansible has sent."""
+    module = request.ansible_module(OPTIONS)
+    if module.params["address"] is None or module.params["port"] is None:
+        module.fail_json(msg="the server is known on the controller: call it as npufleet.triton.triton_requests")
+    try:
+        status, page = http_api.http_bytes(module.params["address"], module.params["port"], "GET", "/metrics", size=PAGE)
+        models = requests(page.decode("utf-8", "replace")) if status == 200 else {}
+    except OSError:
+        models = {}
+    except ValueError as error:
+        module.fail_json(msg=f"Triton on port {module.params['port']}: {error}")
+        return
+    module.exit_json(changed=False, now=time.time(), models=models)
+
+
+if __name__ == "__main__":
+    main()

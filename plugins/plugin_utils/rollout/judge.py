@@ -1,0 +1,238 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The judge of a change: compares the requests of clients on changed hosts with those on a reference. Controller only.
+
+The reference are the unchanged hosts in the same window or, if every host has changed, the changed hosts in the window before they
+were drained. All input comes from load balancers and hosts, so it is parsed into typed data first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import traffic
+
+GOOD, BAD, NOT_JUDGED = "good", "bad", "not judged"
+# A share of failures is higher than the reference if it exceeds it by this many standard deviations and by this share
+DEVIATIONS, MARGIN = 3.0, 0.005
+# Fewer failures than this are no evidence
+FAILURES = 3
+# A quantile is slower than the reference if it exceeds the reference by this factor and by these milliseconds
+QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0, 20.0))
+# With fewer requests than requested, a change is bad only if at least this share of them failed
+OUTAGE = 0.5
+# Failures that clients cause themselves
+REASONS_OF_CLIENTS = ("CANCELED",)
+# Client errors count only for models that answered before, because a client may ask for a model that nobody serves
+CLIENT_ERRORS = "4xx"
+
+_NAME = re.compile(r".{1,300}", re.DOTALL)
+_COUNTS = {re.compile(r"\w{1,40}"): int}
+_LATENCY = {re.compile(r"[0-9]{1,12}"): int}
+_MODEL = {"requests": int, "failed": _COUNTS, "latency": _LATENCY}
+_TRAFFIC = {**_MODEL, "by_model": {_NAME: _MODEL}}
+# The part of a result of balancer_info that is judged
+WINDOW = {"servers": {_NAME: {"traffic?": {re.compile("http|grpc"): _TRAFFIC}}}, "complete?": bool}
+REASON = re.compile(r"\w{1,40}")
+# The result of triton_requests: counters of each model
+TRITON = {"models": {_NAME: {"success": shapes.NUMBER, "failed": {REASON: shapes.NUMBER}, "pending": shapes.NUMBER}}}
+
+
+class Requests(NamedTuple):
+    """The inference requests of clients on some hosts in a window."""
+
+    total: int = 0
+    failed: int = 0
+    # {upper bound in milliseconds: number of requests}
+    latency: Mapping[str, int] = {}
+    # {model: (requests, failed requests)}
+    models: Mapping[str, Tuple[int, int]] = {}
+    # False if a balancer does not know the whole window
+    complete: bool = True
+
+
+class Verdict(NamedTuple):
+    """The verdict about a change, as a text for operators and as numbers."""
+
+    verdict: str
+    text: str
+    numbers: Dict[str, Any]
+
+
+class InvalidWindow(ValueError):
+    """A window of a balancer or counters of a server that do not have the expected shape."""
+
+
+def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answered: Optional[Iterable[str]] = None) -> Requests:
+    """Return the requests that these hosts answered, over all balancers and protocols.
+
+    `answered` are the models that answered before. Client errors of other models do not count.
+    """
+    windows = list(windows)
+    merged = traffic.merge(
+        part for window in windows for host in hosts for part in (window["servers"].get(host, {}).get("traffic") or {}).values()
+    )
+    known = None if answered is None else set(answered)
+    models = {}
+    failed = traffic.failures(merged)
+    for model, counted_of_model in merged["by_model"].items():
+        failed_of_model = traffic.failures(counted_of_model)
+        if known is not None and model not in known:
+            failed -= counted_of_model["failed"].get(CLIENT_ERRORS, 0)
+            failed_of_model -= counted_of_model["failed"].get(CLIENT_ERRORS, 0)
+        models[model] = (counted_of_model["requests"], failed_of_model)
+    complete = all(window.get("complete", True) for window in windows)
+    return Requests(merged["requests"], failed, merged["latency"], models, complete)
+
+
+def failed_more(failed: int, total: int, reference_failed: int, reference_total: int) -> bool:
+    """Return True if the share of failures is higher than that of the reference, by more than chance and a margin."""
+    if failed < FAILURES or not total:
+        return False
+    excess = failed / total - (reference_failed / reference_total if reference_total else 0.0)
+    pooled = (failed + reference_failed) / (total + reference_total)
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / total + (1 / reference_total if reference_total else 0.0)))
+    return excess > MARGIN and excess > DEVIATIONS * deviation
+
+
+class Counters(NamedTuple):
+    """The requests for a model that a server counted in a window. `stuck` is true if requests waited and none succeeded."""
+
+    success: float
+    failed: float
+    stuck: bool
+
+
+def counted(begin: Mapping[str, Any], end: Mapping[str, Any]) -> Dict[str, Counters]:
+    """Return {model: what the server counted between two results of triton_requests}. Raises InvalidWindow.
+
+    Counters start again at 0 with the server.
+    """
+    for result in (begin, end):
+        _require(result, TRITON)
+    found = {}
+    for model, last in end["models"].items():
+        first = begin["models"].get(model) or {"success": 0, "failed": {}, "pending": 0}
+        if last["success"] < first["success"]:
+            first = {"success": 0, "failed": {}, "pending": 0}
+        failed = sum(
+            max(0, number - first["failed"].get(reason, 0))
+            for reason, number in last["failed"].items()
+            if reason not in REASONS_OF_CLIENTS
+        )
+        success = last["success"] - first["success"]
+        found[model] = Counters(success, failed, success == 0 and first["pending"] > 0 and last["pending"] > 0)
+    return found
+
+
+def judge(
+    changed: Requests,
+    reference: Requests,
+    needed: int,
+    models: Optional[Mapping[str, Counters]] = None,
+    reference_models: Optional[Mapping[str, Counters]] = None,
+) -> Verdict:
+    """Return the verdict about a change. `needed` is the number of requests that a verdict needs.
+
+    `models` and `reference_models` are what the servers themselves counted, also for requests that clients sent past the balancers.
+    """
+    numbers: Dict[str, Any] = {
+        "requests": changed.total,
+        "failed": changed.failed,
+        "reference_requests": reference.total,
+        "reference_failed": reference.failed,
+        **{f"p{round(share * 100)}_ms": traffic.quantile(changed.latency, share) for share, _factor, _more in QUANTILES},
+        **{
+            f"reference_p{round(share * 100)}_ms": traffic.quantile(reference.latency, share) for share, _factor, _more in QUANTILES
+        },
+    }
+    bad = [*_failures(changed, reference, needed), *_counters(models or {}, reference_models or {})]
+    if changed.total >= needed and reference.total >= needed:
+        bad += _latency(changed, reference)
+    if bad:
+        return Verdict(BAD, "; ".join(bad), numbers)
+    if changed.total < needed:
+        incomplete = "" if changed.complete else ", and the balancer lost a part of the window"
+        return Verdict(NOT_JUDGED, f"not judged ({changed.total} requests, expected at least {needed}{incomplete})", numbers)
+    of_reference = f"{reference.failed} of {reference.total}" if reference.total else "no requests"
+    return Verdict(GOOD, f"{changed.failed} of {changed.total} requests failed; reference: {of_reference}", numbers)
+
+
+def _failures(changed: Requests, reference: Requests, needed: int) -> List[str]:
+    texts = f"{changed.failed} of {changed.total} requests failed; reference: {reference.failed} of {reference.total}"
+    few = changed.total < needed
+    if failed_more(changed.failed, changed.total, reference.failed, reference.total) and (
+        not few or changed.failed >= OUTAGE * changed.total
+    ):
+        return [texts]
+    if few:
+        return []
+    found = []
+    for model, (total, failed) in sorted(changed.models.items()):
+        of_reference = reference.models.get(model, (0, 0))
+        if of_reference[0] and failed_more(failed, total, of_reference[1], of_reference[0]):
+            found.append(f"model {model}: {failed} of {total} requests failed; reference: {of_reference[1]} of {of_reference[0]}")
+    return found
+
+
+def _latency(changed: Requests, reference: Requests) -> List[str]:
+    found = []
+    for share, factor, more in QUANTILES:
+        actual, expected = traffic.quantile(changed.latency, share), traffic.quantile(reference.latency, share)
+        if actual is not None and expected is not None and actual > max(expected * factor, expected + more):
+            name = f"{share:.0%} of the requests"
+            found.append(f"{name} were answered within {actual} ms; reference: {expected} ms")
+    return found
+
+
+def _counters(models: Mapping[str, Counters], reference: Mapping[str, Counters]) -> List[str]:
+    found = []
+    for model, count in sorted(models.items()):
+        other = reference.get(model, Counters(0, 0, False))
+        total, other_total = round(count.success + count.failed), round(other.success + other.failed)
+        if count.stuck and not other.stuck:
+            found.append(f"model {model}: requests wait, and none was answered")
+        elif failed_more(round(count.failed), total, round(other.failed), other_total):
+            found.append(
+                f"model {model}: Triton counts {count.failed:.0f} failures in {total} requests; "
+                f"reference: {other.failed:.0f} in {other_total}"
+            )
+    return found
+
+
+def _require(value: Any, shape: Any) -> None:
+    flaw = shapes.mismatch(value, shape)
+    if flaw:
+        raise InvalidWindow(flaw)
+
+
+def verdict_of_host(
+    windows: Sequence[Mapping[str, Any]],
+    host: str,
+    batch: Sequence[str],
+    needed: int,
+    before: Sequence[Mapping[str, Any]] = (),
+    counters: Sequence[Mapping[str, Any]] = (),
+) -> Verdict:
+    """Return the verdict about the change of a host. Raises InvalidWindow.
+
+    `windows` and `before` have a result of balancer_info for each balancer: the window after the change, and the one before the
+    host was drained. `counters` are results of triton_requests: before the change, at the beginning and at the end of the window.
+    `batch` are the hosts that change together.
+    """
+    for window in (*windows, *before):
+        _require(window, WINDOW)
+    unchanged = sorted({name for window in windows for name in window["servers"]} - set(batch))
+    reference = requests_of(windows, unchanged)
+    if reference.total < needed and before:
+        reference = requests_of(before, [host])
+    answered = [model for model, (total, failed) in reference.models.items() if total > failed]
+    models: Dict[str, Counters] = {}
+    reference_models: Dict[str, Counters] = {}
+    if len(counters) == 3:
+        earlier, first, last = counters
+        models, reference_models = counted(first, last), counted({"models": {}}, earlier)
+    return judge(requests_of(windows, [host], answered), reference, needed, models, reference_models)

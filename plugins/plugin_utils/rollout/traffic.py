@@ -1,0 +1,109 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The effect of a change on the requests of clients, and the settings of its rollout. Controller only, without Ansible."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver, engine, models, server, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import short_of_memory
+
+# The effects of a change, from the smallest. With NONE, the server does not change. With RELOAD, it loads models next to those that
+# answer. With STOP, some requests would fail, so the host is drained before.
+NONE, RELOAD, STOP = "none", "reload", "stop"
+EFFECTS = (NONE, RELOAD, STOP)
+# Actions on a server that answers meanwhile
+LOADS = ("load", "unload", "wait", "prove")
+# Seconds for the steps around the window in which a change is judged: the host becomes healthy, the balancers are called
+AROUND = 300
+HOOKS = ("haproxy", "command", "none")
+
+
+def effect(result: Mapping[str, Any]) -> str:
+    """Return the effect of the plan or of the moves in a result of host_state."""
+    return max([NONE, *_effects(result)], key=EFFECTS.index)
+
+
+def _effects(result: Mapping[str, Any]) -> Iterator[str]:
+    desired = (result.get("desired") or {}).get("server") or {}
+    beside = desired.get("mode") == "explicit"
+    released = set(result.get("moves") or {})
+    for entry in [] if "moves" in result else result["plan"]:
+        concern, action = entry["concern"], entry["action"]
+        if concern in (driver.CONCERN, engine.CONCERN, traffic.CONCERN):
+            yield STOP
+        elif concern == server.CONCERN:
+            yield RELOAD if action in LOADS and beside else STOP
+        elif concern == models.CONCERN:
+            # Other actions of the concern, such as the repair of a mode, change no served model.
+            released |= {entry["name"]} if action in ("release", "withdraw") else set()
+    if released:
+        yield RELOAD if beside and not released & _unloaded_first(desired.get("models") or {}, result) else STOP
+
+
+def _unloaded_first(desired: Mapping[str, Any], result: Mapping[str, Any]) -> Set[str]:
+    """Return the models whose old release is unloaded before the new one loads, because it is configured or for lack of memory."""
+    chosen = {name for name, model in desired.items() if model.get("switch") == "unload_first"}
+    tool = (result["actual"].get("driver") or {}).get("tool") or {}
+    totals = [int(device["memory_total"]) for device in vendor_tool.in_process_order(tool.get("devices") or [])]
+    needed = {name: model for name, model in desired.items() if any(model.get("memory") or [])}
+    return chosen | (short_of_memory(needed, totals) if totals and needed else set())
+
+
+def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the settings of the rollout of a host: the hook, the effect of its plan, and the times in seconds. Raises Refusal."""
+    hook = str(variables["npufleet_drain_hook"])
+    if hook not in HOOKS:
+        raise Refusal([f"npufleet_drain_hook is {hook}, expected {', '.join(HOOKS[:-1])} or {HOOKS[-1]}: correct it"])
+    judge = int(variables["npufleet_judge_seconds"])
+    wait = int(variables["npufleet_judge_wait"]) if variables["npufleet_judge_unjudged"] == "wait" else 0
+    held = int(variables["npufleet_drain_timeout"]) + judge + wait + AROUND
+    lease = int(variables["npufleet_lease_timeout"])
+    if hook != "none" and held > lease:
+        raise Refusal(
+            [
+                f"npufleet_drain_timeout, npufleet_judge_seconds and npufleet_judge_wait need {held} s with {AROUND} s for the "
+                f"steps around them, expected at most npufleet_lease_timeout ({lease} s): shorten them, or raise "
+                "npufleet_lease_timeout"
+            ]
+        )
+    return {
+        "hook": hook,
+        "effect": NONE if hook == "none" else effect(result),
+        # A proven change waits so long for the verdict about the traffic. 0: no verdict is made.
+        "accept_within": 0 if hook == "none" or not judge else judge + wait + AROUND,
+    }
+
+
+def steps(
+    settings_of_host: Mapping[str, Any], balancers: Mapping[str, Mapping[str, Any]], host: str, repairs: bool = False
+) -> Dict[str, Any]:
+    """Return the steps of a host change that concern its traffic: {"drain", "judge", "accept_within"}.
+
+    `balancers` has the results of balancer_info. A new host is in none of them, so it gets no requests yet. A change that repairs a
+    server is made without traffic, and is not rolled back, so it does not wait to be accepted.
+    """
+    balanced = settings_of_host["hook"] == "command" or any(host in found["servers"] for found in balancers.values())
+    judged = balanced and settings_of_host["effect"] != NONE and settings_of_host["accept_within"] > 0
+    return {
+        "drain": balanced and (settings_of_host["effect"] == STOP or repairs),
+        "judge": judged,
+        "accept_within": settings_of_host["accept_within"] if judged and not repairs else 0,
+    }
+
+
+def outages(balancers: Mapping[str, Mapping[str, Any]], drained: Sequence[str]) -> List[str]:
+    """Return a reason for each balancer that would have no ready server left if these hosts were drained together."""
+    reasons = []
+    for name, found in sorted(balancers.items()):
+        ready = {host for host, entry in found["servers"].items() if entry["state"] == "ready" and entry["health"] == "up"}
+        if ready and not ready - set(drained):
+            reasons.append(
+                f"{name}: {', '.join(sorted(ready))} would be drained together and no ready server would be left, expected at "
+                "least one: use smaller batches (npufleet_rollout_serial), return other hosts to the traffic, or set "
+                "npufleet_allow_outage"
+            )
+    return reasons
