@@ -156,8 +156,8 @@ wanted, _manifests = desired(fleet(), concerns)
 warnings = []
 with mock.patch.object(AnsibleModule, "warn", lambda _self, text: warnings.append(text)):
     state = run_module(host_state, {"host": "npu1", "desired": wanted}, check=True)
-document = status.document("now", [], ["npu1"], {"npu1": {"state": {**state, "desired": wanted}, "release": "24.01"}})
-print(json.dumps({"wanted": wanted, "state": state, "status": document["hosts"][0], "warnings": warnings}))
+entry = status.host_entry("now", "npu1", {**state, "desired": wanted}, "24.01")
+print(json.dumps({"wanted": wanted, "state": state, "status": entry, "warnings": warnings}))
 """
 
 
@@ -171,7 +171,8 @@ def test_a_new_concern_is_planned_shown_and_reported(tmp_path: Path) -> None:
     lines = registry.read_text().replace("    server,\n    traffic,\n", "    server,\n    toy,\n    traffic,\n")
     registry.write_text(lines.replace("        Concern(watchdog,", f"{ENTRY}        Concern(watchdog,"))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests/unit'}"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     plan = [{"concern": "toy", "name": "colour", "current": "red", "desired": "blue", "action": "paint"}]
     assert found["wanted"] == {"toy": {"colour": "blue", "secret": "digest", "root": "/var/lib/npufleet"}}
