@@ -9,7 +9,7 @@ Environment variables with their defaults; a lab that already exists keeps the v
   LAB_MODELS*      digits, or images to add the image classifier (digits)
   LAB_MONITORING*  0: no host monitors the others (ops1 does)
   LAB_BALANCERS*   number of load balancers (0)
-  LAB_BALANCER_SYSTEM*  their system (debian-12)
+  LAB_BALANCER_SYSTEMS*  their systems in turn (debian-12)
   LAB_FAULTS       JSON, faults by host, such as {"npu2": [{"kind": "no_rsd0"}]}
 """
 
@@ -33,8 +33,8 @@ from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, FIRST_SYSTEM, OPS_USER, SY
 
 # Name of a file in the state directory of a lab
 INVENTORY = "inventory.json"
-# The environment variable with the system of the load balancers
-BALANCER_SYSTEM = "LAB_BALANCER_SYSTEM"
+# The environment variables with the systems of the NPU hosts and of the load balancers
+NPU_SYSTEMS, BALANCER_SYSTEMS = "SYSTEMS", "LAB_BALANCER_SYSTEMS"
 # The sets of models that inventories/lab can place on the hosts
 MODEL_SETS = ("digits", "images")
 
@@ -127,27 +127,23 @@ def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, s
 
 def systems_of(count: int, balancers: int, known: dict[str, str]) -> dict[str, str]:
     """Return {host: system}. An existing host keeps its system, which `known` contains."""
-    chosen = chosen_systems()
     first, *npu_hosts = hosts.host_names(count)
-    systems = {first: FIRST_SYSTEM, **{name: chosen[number % len(chosen)] for number, name in enumerate(npu_hosts)}}
-    of_balancers = os.environ.get(BALANCER_SYSTEM) or FIRST_SYSTEM
-    if of_balancers not in SYSTEMS:
-        raise LabError(f"{BALANCER_SYSTEM} is {of_balancers}, expected one of {', '.join(SYSTEMS)}")
-    systems.update(dict.fromkeys(hosts.balancer_names(balancers), of_balancers))
-    for variable, names in (("SYSTEMS", npu_hosts), (BALANCER_SYSTEM, hosts.balancer_names(balancers))):
-        setting = os.environ.get(variable)
+    systems = {first: FIRST_SYSTEM}
+    for variable, names in ((NPU_SYSTEMS, npu_hosts), (BALANCER_SYSTEMS, hosts.balancer_names(balancers))):
+        setting, chosen = os.environ.get(variable), chosen_systems(variable)
+        systems.update({name: chosen[number % len(chosen)] for number, name in enumerate(names)})
         other = [f"{name} ({known[name]})" for name in names if setting and known.get(name, systems[name]) != systems[name]]
         if other:
             raise LabError(f"{variable} is {setting}, but the lab has {', '.join(other)}: stop the lab first (make lab-down)")
     return {**systems, **{name: known[name] for name in systems if name in known}}
 
 
-def chosen_systems() -> list[str]:
-    """Return the systems of the variable SYSTEMS, in its order."""
-    chosen = (os.environ.get("SYSTEMS") or FIRST_SYSTEM).split(",")
+def chosen_systems(variable: str = NPU_SYSTEMS) -> list[str]:
+    """Return the systems of an environment variable, in its order."""
+    chosen = (os.environ.get(variable) or FIRST_SYSTEM).split(",")
     strange = sorted(set(chosen) - set(SYSTEMS))
     if strange:
-        raise LabError(f"SYSTEMS has {', '.join(strange)}, expected some of {', '.join(SYSTEMS)}")
+        raise LabError(f"{variable} has {', '.join(strange)}, expected some of {', '.join(SYSTEMS)}")
     return chosen
 
 

@@ -315,6 +315,20 @@ def test_each_host_has_a_system(
     assert list(lab.systems_of(3, 0, known)) == ["ops1", "npu1", "npu2", "npu3"]
 
 
+def test_load_balancers_have_their_own_systems_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYSTEMS", "debian-12")
+    monkeypatch.setenv("LAB_BALANCER_SYSTEMS", "debian-12,debian-13")
+    found = lab.systems_of(1, 2, {"lb1": "debian-12"})
+    assert found == {"ops1": "debian-12", "npu1": "debian-12", "lb1": "debian-12", "lb2": "debian-13"}
+    # The addresses stay the same when NPU hosts are added.
+    assert [hosts.number_of(name) for name in ("ops1", "npu1", "npu200", "lb1", "lb9")] == [0, 1, 200, 221, 229]
+    with pytest.raises(LabError, match=r"LAB_BALANCER_SYSTEMS is .* but the lab has lb2 \(debian-12\)"):
+        lab.systems_of(1, 2, {"lb2": "debian-12"})
+    monkeypatch.setenv("LAB_BALANCER_SYSTEMS", "debian-11")
+    with pytest.raises(LabError, match="LAB_BALANCER_SYSTEMS has debian-11"):
+        lab.systems_of(1, 1, {})
+
+
 def test_systems_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTEMS", "debian-12,debian-11")
     with pytest.raises(LabError, match="SYSTEMS has debian-11, expected some of debian-12, debian-13"):
