@@ -71,7 +71,7 @@ class Stage:
 
     def run(self, *tasks: str, host: str = "npu1", given: dict[str, Any] | None = None, **image: Any) -> tuple[int, str]:
         """Task files of the role, one after the other; exit code and output in one line."""
-        wanted = {"reference": REFERENCE, "recipe": "1", "id": None, "by": "archive", "archive": None, "repo_digest": None, **image}
+        wanted = {"reference": REFERENCE, "recipe": "1", "id": None, "delivery": "archive", "archive": None, "repo_digest": None, **image}
         variables = {
             "ansible_connection": "local",
             "ansible_become": False,
@@ -218,7 +218,7 @@ def deliver(stage: Stage, **changes: Any) -> tuple[int, str]:
     """The image brought to a host that has another one under its name."""
     stage.keep("lock.json", {"24.01": {**LOCKED, "repo_digest": IN_REGISTRY}})
     stage.keep("images.json", {REFERENCE: OTHER})
-    image = {"id": BUILT, "content": LOCKED["content"], "by": "registry", "repo_digest": IN_REGISTRY}
+    image = {"id": BUILT, "content": LOCKED["content"], "delivery": "registry", "repo_digest": IN_REGISTRY}
     return stage.run("deliver", host="npu2", given={**DELIVERY, **changes}, **image)
 
 
