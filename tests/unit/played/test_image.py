@@ -71,7 +71,8 @@ class Stage:
 
     def run(self, *tasks: str, host: str = "npu1", given: dict[str, Any] | None = None, **image: Any) -> tuple[int, str]:
         """Task files of the role, one after the other; exit code and output in one line."""
-        wanted = {"reference": REFERENCE, "recipe": "1", "id": None, "delivery": "archive", "archive": None, "repo_digest": None, **image}
+        wanted = {"reference": REFERENCE, "recipe": "1", "id": None, "delivery": "archive", "archive": None, "repo_digest": None}
+        wanted.update(image)
         variables = {
             "ansible_connection": "local",
             "ansible_become": False,
