@@ -12,7 +12,6 @@ description:
   - A host has reasons if M(npufleet.triton.host_state) has returned reasons, if its plan failed, or if it has no plan. A host in
     maintenance has no reasons. An unreachable host is left out.
   - If the hosts to change have different values of C(npufleet_rollout_serial), that is a reason for each of them.
-  - If the load balancers have different settings, that is a reason for each of them, too.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -56,7 +55,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run import balancers, host_text, rollout
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout
 
 NO_PLAN = "the plan is missing. See the failed task above, and run again"
 
@@ -77,20 +76,12 @@ def plan_reasons(
         found[host] = reasons
         if isinstance(state, Mapping) and state.get("serial") and state.get("moves", state.get("plan")):
             serials[host] = state["serial"]
-    for host, reason in balancers.differences({host: _balancer(known[host].get(result)) for host in found}).items():
-        found[host].append(reason)
     try:
         rollout.common_serial(serials)
     except Refusal as refusal:
         for host in serials:
             found[host] += refusal.reasons
     return found
-
-
-def _balancer(state: Any) -> Mapping[str, Any]:
-    """Return the desired load balancer in the plan of a host; empty for other hosts."""
-    desired = state.get("desired") if isinstance(state, Mapping) else None
-    return (desired or {}).get("balancer") or {}
 
 
 def _reasons(state: Any, left: bool) -> Optional[List[str]]:

@@ -60,7 +60,7 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
             groups.append("npufleet_change_maintenance")
         elif state.get("moves", state["plan"]) and not check:
             groups.append("npufleet_change_yes")
-        if "npufleet_change_yes" in groups and "balancer" in state["desired"]:
+        if "npufleet_change_yes" in groups and "balancer" in (state.get("desired") or {}):
             groups.append("npufleet_balancers_" + ("first" if serves_check_model(name, hosts) else "last"))
         if groups:
             found.append({"name": name, "groups": groups})
@@ -68,15 +68,19 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
 
 
 def serves_check_model(balancer: str, hosts: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if a balancer may be changed before the hosts: every server of this run has the model of its new check.
+    """Return True if a balancer may be changed before the hosts: every server of its pool has the model of its new check.
 
-    A host without a server does not count. If no host has one, the balancer follows.
+    A host without a server does not count, and neither does a host that this run does not read. If no host has a server, the
+    balancer follows.
     """
-    model = hosts[balancer]["npufleet_state"]["desired"]["balancer"]["model"]
-    servers = [variables["npufleet_state"]["actual"].get("server") for variables in hosts.values()]
-    read = [server for server in servers if server is not None]
-    served = [server["served"] for server in read if server.get("served")]
-    return not read or (bool(served) and all(model in models for models in served))
+    desired = hosts[balancer]["npufleet_state"]["desired"]["balancer"]
+    states = [hosts[name]["npufleet_state"] for name in desired["servers"] if name in hosts]
+    # The state of a host in sync is not part of its plan. Such a host serves all models of its pool.
+    known = [((state.get("actual") or {}).get("server") or {}).get("served") for state in states if not state.get("in_sync")]
+    served = [models for models in known if models]
+    if len(known) == len(states) and states and not served:
+        return False
+    return all(desired["model"] in models for models in served)
 
 
 class FilterModule:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.filter.plan_reasons import plan_reasons
 from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
 from ansible_collections.npufleet.triton.plugins.module_utils import balancer_preflight
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import balancer
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import balancer_tls
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import fleet
 from small_triton import certificates
@@ -187,23 +187,24 @@ def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_balancers_with_different_settings_are_refused() -> None:
-    def state(**inventory: Any) -> dict[str, Any]:
-        return {"npufleet_state": {"plan": [1], "desired": {"balancer": desired(seal=True, **inventory)}}}
+    def found(**second: Any) -> list[str]:
+        group = {"load_balancer_users": [{"name": "kim", "password": "s3cret-word"}]}
+        given = site(groups={"npu_hosts": ["npu1", "npu2"], "load_balancer_hosts": ["lb1", "lb2"]}, **group)
+        given["hostvars"].update(lb1={**group}, lb2={**group, **second})
+        return list(balancers.differences(fleet(**given), subject.inventory_specs()))
 
-    users = {"load_balancer_users": [{"name": "kim", "password": "s3cret-word"}]}
-    known = {"lb1": state(**users), "lb2": state(**users, load_balancer_bind=["192.0.2.5"], load_balancer_maxconn=500)}
-    assert plan_reasons(["lb1", "lb2"], ["lb1", "lb2"], known) == {"lb1": [], "lb2": []}
-    known["lb2"] = state(load_balancer_http_port=9000)
-    found = plan_reasons(["lb1", "lb2"], ["lb1", "lb2"], known)
-    assert (
-        found["lb1"]
-        == found["lb2"]
-        == [
-            "load_balancer_http_port is 8000 on lb1 and 9000 on lb2; load_balancer_users is one value on lb1 and one value on lb2, "
-            "expected equal values on all load balancers. Set them for the group load_balancer_hosts"
-        ]
+    assert found() == []
+    # Each balancer may have its own addresses, its own certificate and its own limits.
+    assert found(load_balancer_bind=["192.0.2.5"], load_balancer_maxconn=500, load_balancer_http_port="8000") == []
+    (reason,) = found(load_balancer_http_port=9000, load_balancer_users=[], load_balancer_tls_certificate="/x.pem")
+    assert reason == (
+        "load_balancer_http_port is 8000 on lb1 and 9000 on lb2; load_balancer_users is one value on lb1 and one value on lb2; "
+        "load_balancer_tls_certificate is False on lb1 and True on lb2, expected equal values on all load balancers. "
+        "Set them for the group load_balancer_hosts."
     )
-    assert plan_reasons(["lb1"], ["lb1"], known) == {"lb1": []}
+    assert "s3cret" not in reason
+    alone = site(load_balancer_http_port=9000)
+    assert list(balancers.differences(fleet(**alone), subject.inventory_specs())) == []
 
 
 # Differences
@@ -314,12 +315,20 @@ def test_a_foreign_configuration_and_a_port_in_use_are_refused(monkeypatch: pyte
 # The order of a run
 
 
+# A host whose plan has no state, because it is in sync
+IN_SYNC = "in sync"
+
+
 def run_of(*served: Any) -> dict[str, dict[str, Any]]:
     def state(**more: Any) -> dict[str, Any]:
         return {"npufleet_state": {"plan": [{"action": "x"}], "maintenance": None, "desired": {}, "actual": {}, **more}}
 
-    hosts = {f"npu{number}": state(actual={"server": {"served": models}}) for number, models in enumerate(served, 1)}
-    return {**hosts, "lb1": state(desired={"balancer": {"model": "digits"}})}
+    in_sync = {"plan": [], "in_sync": True, "actual": None, "desired": None}
+    hosts = {
+        f"npu{number}": state(**in_sync) if models == IN_SYNC else state(actual={"server": {"served": models}})
+        for number, models in enumerate(served, 1)
+    }
+    return {**hosts, "ops1": state(**in_sync), "lb1": state(desired={"balancer": {"model": "digits", "servers": list(hosts)}})}
 
 
 @pytest.mark.parametrize(
@@ -329,6 +338,9 @@ def run_of(*served: Any) -> dict[str, dict[str, Any]]:
         ([{"digits": {}}, {"digits": {}, "words": {}}], True),
         ([{"digits": {}}, None], True),
         ([{"digits": {}}, {}], True),
+        ([IN_SYNC, IN_SYNC], True),
+        ([IN_SYNC, {"words": {}}], False),
+        ([IN_SYNC, None], True),
         ([{"digits": {}}, {"words": {}}], False),
         ([{"words": {}}], False),
         ([None, None], False),

@@ -200,3 +200,9 @@ def test_renamed_variables_name_the_new_one() -> None:
         "triton_server_linked is no longer a variable. Set triton_server_current_releases instead."
     ]
     assert findings(npufleet_row={}) == ["npufleet_row is no longer a variable. Set npufleet_release_row instead."]
+
+
+def test_a_group_of_load_balancers_without_hosts_is_refused() -> None:
+    assert findings(groups={**GROUPS, "load_balancer_hosts": []}) == [
+        "the group load_balancer_hosts has no hosts, expected the load balancers of the fleet. Add them, or remove the group."
+    ]

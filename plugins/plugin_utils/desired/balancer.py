@@ -9,8 +9,6 @@ import os
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
-from ansible import constants
-from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.balancer import content_digest, shown_lines
@@ -41,23 +39,10 @@ PRIVATE = 0o600
 CERTIFICATE = "load_balancer_tls_certificate"
 KEY = "load_balancer_tls_key"
 AUTHORITY = "load_balancer_client_ca"
-# The variables that have to be equal on all balancers, so that a client gets the same answers from each
-SHARED = (
-    "load_balancer_pool",
-    "load_balancer_http_port",
-    "load_balancer_grpc_port",
-    "load_balancer_users",
-    "load_balancer_check_model",
-    "load_balancer_check_body",
-    "load_balancer_check_expect",
-    "load_balancer_check_interval",
-    "load_balancer_check_timeout",
-    "load_balancer_stream_timeout",
-)
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return the files of a balancer, its servers, and what all balancers have in common. Raises Refusal with every reason."""
+    """Return the files of a balancer and its servers. Raises Refusal with every reason."""
     missing = [
         f"{name} is {variables[name]}, but the controller has no such file. Correct the path"
         for name in (CERTIFICATE, KEY, AUTHORITY)
@@ -91,33 +76,19 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "model": settings.check.model,
         "listens": _listens(settings),
         "expires_in": balancer_tls.days_left(certificate, now) if certificate else None,
-        "shared": {
-            **{name: variables[name] for name in SHARED},
-            "load_balancer_tls_certificate": bool(certificate),
-            "load_balancer_client_ca": authority,
-        },
     }
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """Return the desired state with digests instead of the contents of files and of logins, and the key of the digests."""
     contents = {**{entry["path"]: entry["content"] for entry in part["certificates"]}, files.CONFIG: part["config"]}
-    # These values are compared among hosts, whose digests have different keys. The name of this directory is random, and is that of
-    # one run.
-    common = str(constants.DEFAULT_LOCAL_TMP)
-    shared = {name: secret.seal(str(value), common) if name in SECRET else value for name, value in part["shared"].items()}
     shown = {name: value for name, value in part.items() if name not in ("config", "certificates")}
     return {
         **shown,
         "files": {path: content_digest(content, PRIVATE, key) for path, content in contents.items()},
         "lines": shown_lines(part["config"], key),
-        "shared": shared,
         "seal": key,
     }
-
-
-# Shared variables that are secret or long
-SECRET = ("load_balancer_users", "load_balancer_client_ca", "load_balancer_check_body")
 
 
 def pool(variables: Mapping[str, Any]) -> List[str]:

@@ -13,7 +13,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set,
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, run_guard, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers, bounds, image_supply, run_guard, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import own_yaml
@@ -83,6 +83,8 @@ def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
     if not wrong:
         wrong, unusable = _wrong_values(variables, known, [name for name in TEMPLATED_PATHS if name in variables])
     reasons += wrong
+    with collected(reasons):
+        reasons += list(balancers.differences(variables, known))
     usable = _Usable(variables, unusable)
     for rules in (_contradictions, _group_errors):
         with collected(reasons):
