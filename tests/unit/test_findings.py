@@ -146,6 +146,13 @@ QUOTED: list[tuple[str, Any]] = [
             {"triton_image_index_user": "fleet", "triton_image_index_password": "Schl\u00fcssel"},
             "triton_image_index_user and triton_image_index_password cannot be given to pip: its password is empty, longer than",
         ),
+        (
+            {"npufleet_drain_timeout": 3600},
+            "npufleet_drain_timeout is 3600 and npufleet_lease_timeout is 3600. Make the first one shorter",
+        ),
+        ({"npufleet_drain_hook": "haproxy"}, "npufleet_drain_hook is haproxy, but no host is in load_balancer_hosts."),
+        ({"npufleet_canary_weight": 0}, "npufleet_canary_weight is 0, expected a whole number from 1 to 256."),
+        ({"npufleet_canary_weight": 300}, "npufleet_canary_weight is 300, expected a whole number from 1 to 256."),
         ({"npufleet_ca_file": "/no/such.pem"}, "npufleet_ca_file is /no/such.pem, but the controller has no such file"),
     ],
 )

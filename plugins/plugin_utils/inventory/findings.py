@@ -209,6 +209,14 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
                 f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout is {server}. Make the first one longer, or "
                 "the engine kills a server that is still finishing its requests."
             )
+    drain, lease = variables["npufleet_drain_timeout"], variables["npufleet_lease_timeout"]
+    if isinstance(drain, int) and isinstance(lease, int) and drain >= lease:
+        yield (
+            f"npufleet_drain_timeout is {drain} and npufleet_lease_timeout is {lease}. Make the first one shorter, or the lease of "
+            "a host ends while the run waits for its requests."
+        )
+    if variables["npufleet_drain_hook"] == "haproxy" and not (variables["groups"] or {}).get(LOAD_BALANCERS):
+        yield f"npufleet_drain_hook is haproxy, but no host is in {LOAD_BALANCERS}. Add the load balancers, or set none."
     if variables["triton_server_allow_metrics"] is False and (variables["groups"] or {}).get("monitoring_hosts"):
         yield "triton_server_allow_metrics is off, but there are monitoring_hosts. Turn it on, or remove the hosts from that group."
     for name in ("npufleet_http_proxy", "npufleet_https_proxy"):
