@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import base64
-import gc
 import glob
 import hashlib
 import os
@@ -96,8 +95,6 @@ class FleetAction(ActionBase):
     _requires_connection = True
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        # A garbage collection would touch, and so copy, all objects that this process shares with Ansible's main process.
-        gc.freeze()
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]
