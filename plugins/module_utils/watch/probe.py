@@ -33,7 +33,7 @@ SHOWN = 20
 # The fields of a check's result that are kept. Pictures and golden texts are dropped.
 KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
 HEAD = {"checks": str, "document": str}
-DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unchecked?": [str], "server": dict}}
+DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unchecked?": [str], "unasked?": [str], "server": dict}}
 
 
 class Unavailable(Exception):
@@ -78,7 +78,8 @@ def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[s
         proof = check_client.prove(settings.image, document, kept["program"], keys.headers(settings.key), by)
     except check_client.ClientError as error:
         raise Unavailable(error.cause, str(error)) from None
-    unchecked = list(document.get("unchecked", []))
+    # Earlier versions wrote another name.
+    unchecked = list(document.get("unchecked", document.get("unasked", [])))
     if unchecked and not proof["checks"]:
         raise Unavailable("nothing", f"no check covers {', '.join(unchecked)}: add check files, or set monitoring_probe: false")
     return [{field: check[field] for field in KEPT if field in check} for check in proof["checks"]], unchecked
