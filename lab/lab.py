@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """The lab: lab.py base | up | down. `base` makes the images of the hosts, and needs only Python.
 
-Environment variables with their defaults; a lab that already exists keeps the values marked with *:
-  HOSTS (2), NPUS (2 per host, or those of one card), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_CPU_SHARES (1024)
-  LAB_NEXT*        another row, to which hosts can be upgraded; the cards are of a type that both rows support
-  SYSTEMS*         systems of the NPU hosts in turn (debian-12), such as debian-12,debian-13
+Environment variables, with their defaults in parentheses. An existing lab keeps its values of the variables marked with *:
+  HOSTS (2)        number of NPU hosts
+  NPUS             number of NPUs of each host (2, or the NPUs of one card if a card has more)
+  LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_CPU_SHARES (1024)
+  LAB_NEXT*        a second release row for upgrades. The type of the cards is one that both rows support
+  SYSTEMS*         operating systems that the NPU hosts get in turn (debian-12), such as debian-12,debian-13
   LAB_COPIES       1: new hosts with the same system as npu1 are copies of the current npu1
-  LAB_MODELS*      digits, or images to add the image classifier (digits)
-  LAB_MONITORING*  0: no host monitors the others (ops1 does)
+  LAB_MODELS*      images: add the image classifier to the digit models (digits)
+  LAB_MONITORING*  0: create no monitoring host. By default, ops1 monitors the other hosts
   LAB_BALANCERS*   number of load balancers (0)
-  LAB_BALANCER_SYSTEMS*  their systems in turn (debian-12)
-  LAB_FAULTS       JSON, faults by host, such as {"npu2": [{"kind": "no_rsd0"}]}
+  LAB_BALANCER_SYSTEMS*  operating systems that the load balancers get in turn (debian-12)
+  LAB_FAULTS       faults by host as JSON, such as {"npu2": [{"kind": "no_rsd0"}]}
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ short_description: Read the requests that a Triton server has counted
 description:
   - Reads Triton's metrics on the host, and returns the successful, failed and waiting requests of each model since the server
     started.
-  - A server that does not answer has counted nothing, which is no failure.
+  - If the server does not answer, the module does not fail. It then returns no models.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   address:
-    description: Address of the server on the host. Default follows from the variables of the host.
+    description: Address of the server on the host. The variables of the host set the default.
     type: str
   port:
     description: Port of Triton's metrics. Default is the variable C(npufleet_metrics_port).
@@ -66,7 +66,7 @@ def requests(page: str) -> Dict[str, Dict[str, Any]]:
     found: Dict[str, Dict[str, Any]] = {}
     for name, labels, value in metrics.samples(page, "nv_inference_"):
         model = labels.get("model", "")[:300]
-        # A comparison with NaN is false.
+        # This also skips the value NaN, because every comparison with NaN is false.
         if name not in (SUCCESS, FAILURE, PENDING) or not model or not 0 <= value < 1e18:
             continue
         entry = found.setdefault(model, {"success": 0, "failed": {}, "pending": 0})

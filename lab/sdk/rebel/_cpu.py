@@ -44,7 +44,7 @@ def numpy_type(kind: Any) -> np.dtype[Any]:
 
 
 def computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a run on the CPU. For bfloat16 inputs, float32 is computed and its outputs become bfloat16."""
+    """Return the outputs of a run on the CPU. bfloat16 inputs are computed as float32, and float32 outputs are converted back."""
     halves = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
     if not halves:
         return session.run(None, feed)

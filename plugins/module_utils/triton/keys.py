@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a host's server, which requests to restricted APIs must contain, and the check of the file that contains the key.
+"""The key of the server on a host, and the check of its file. A request to a restricted API must contain this key.
 
 A key is generated on its host and stays there. The container, the plan and the controller only get the path of the file.
 """
@@ -34,7 +34,7 @@ SHELL = "npufleet"
 
 @cache
 def fingerprint(key: str) -> str:
-    """Return a digest to compare keys. Its computation is slow, because plans show it and a person may have chosen a weak key."""
+    """Return a digest for comparing keys. Plans show the digest. Its slow computation makes a weak key hard to guess from it."""
     return hashlib.pbkdf2_hmac("sha256", key.encode(), b"npufleet", 100_000).hex()
 
 
@@ -54,10 +54,10 @@ def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
 
 
 def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
-    """Return {"flaw": what is wrong with the file, or None; "rewrite": True if a key has to be written again}.
+    """Return {"flaw": the flaw of the file, None if it has no flaw; "rewrite": True if a key has to be written again}.
 
-    `desired` is the fingerprint of the desired key, None if any key is accepted. `group` may have read access, and must have it
-    if `needed`.
+    `desired` is the fingerprint of the desired key, None if any key is accepted. The members of `group` may read the file. If
+    `needed` is true, they must be able to read it.
     """
     found = content(path)
     if found is None:

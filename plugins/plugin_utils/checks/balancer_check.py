@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference request with which a load balancer checks its servers. Controller only.
 
-It is the first request of a check file that HTTP can send as JSON, unless the inventory has a request.
+If the inventory sets no request, this is the first request in a check file that HTTP can send as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import CheckFile
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import directories, found_in
 
-# Most bytes of a request, which has to fit into a buffer of HAProxy with its headers
+# Maximum size of a request in bytes. The request and its headers have to fit into one buffer of HAProxy.
 BODY = 8000
 # Data types that JSON requests to Triton cannot have
 NOT_IN_JSON = ("FP16", "BF16")
@@ -84,7 +84,7 @@ def _of_check_file(variables: Mapping[str, Any], model: str) -> Optional[str]:
 
 
 def _body(model: str, check: Mapping[str, Any]) -> Optional[str]:
-    """Return the first HTTP request of a check as JSON, None if it has none or is too large."""
+    """Return the first HTTP request of a check as JSON, None if the check has no such request or the request is too large."""
     sent = next((entry for entry in inference.requests(model, check, 0) if entry.protocol == "http"), None)
     if sent is None:
         return None

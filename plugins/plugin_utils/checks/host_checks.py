@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The checks that a host's client runs, from the inventory or from the arguments of a task. Controller only."""
+"""The checks of one host. They come from the inventory or from the arguments of a task. Controller only."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ AccuracySec=1
 [Install]
 WantedBy=timers.target
 """
-# Variables of the role in seconds
+# The variables monitoring_probe_<name> that are times in seconds
 TIMES = ("interval", "jitter", "limit")
 
 

@@ -24,8 +24,8 @@ NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run p
 def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
     """Return {"devices": devices for the container, "groups": IDs of the groups that may open them, "missing", "closed"}.
 
-    "missing" are the reasons why the server could not open the cards. "closed" are the reasons why its user or its groups of NPUs
-    do not fit. The query comes from desired/device_access.py.
+    "missing" lists the reasons why the server could not open the cards. "closed" lists the reasons why the user of the server or
+    the groups of the NPUs do not fit. desired/device_access.py makes the query.
     """
     if query is None:
         return {"devices": [], "groups": [], "missing": [], "closed": []}
