@@ -80,9 +80,8 @@ def requests(page: str) -> Dict[str, Dict[str, Any]]:
     return found
 
 
-def main() -> None:
-    """Run the module that Ansible has sent."""
-    module = request.ansible_module(OPTIONS)
+def run(module: request.Module) -> None:
+    """Run the module, whether Ansible has sent it or the host library calls it."""
     if module.params["address"] is None or module.params["port"] is None:
         module.fail_json(msg="the server is known on the controller: call it as npufleet.triton.triton_requests")
     try:
@@ -92,8 +91,12 @@ def main() -> None:
         models = {}
     except ValueError as error:
         module.fail_json(msg=f"Triton on port {module.params['port']}: {error}")
-        return
     module.exit_json(changed=False, now=time.time(), models=models)
+
+
+def main() -> None:
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

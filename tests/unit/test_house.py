@@ -99,6 +99,19 @@ def test_the_group_of_actions_has_every_module_with_that_option() -> None:
     assert load(ROOT / "meta/runtime.yml")["action_groups"] == {"root": having}
 
 
+def test_every_module_that_an_action_calls_runs_in_the_library_of_the_host() -> None:
+    """The library calls the function `run` of a module, and Ansible its function `main`."""
+    actions = {path.stem for path in (ROOT / "plugins/action").glob("*.py")}
+    modules = {path.stem: path for path in (ROOT / "plugins/modules").glob("*.py") if path.stem in actions}
+    functions = {
+        name: {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        for name, path in modules.items()
+        if f'call_module("{name}"' in (ROOT / "plugins/action" / path.name).read_text()
+    }
+    assert "triton_requests" in functions
+    assert [name for name, found in functions.items() if "run" not in found] == []
+
+
 def test_ansible_doc_shows_every_module_without_private_options(tmp_path: Path) -> None:
     names = [f"npufleet.triton.{path.stem}" for path in MODULES]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path)}
