@@ -69,9 +69,17 @@ def _compact(body: str) -> str:
     return text
 
 
+def _of_pool(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the variables with the directories of the first host of the pool, which are often set for the NPU hosts only."""
+    hosts = (variables.get("groups") or {}).get(variables["load_balancer_pool"]) or []
+    facts = variables["hostvars"][hosts[0]] if hosts else {}
+    names = ("inference_check_checks_dir", "inference_check_golden_dir")
+    return {**variables, **{name: facts[name] for name in names if facts.get(name)}}
+
+
 def _of_check_file(variables: Mapping[str, Any], model: str) -> Optional[str]:
     """Return the first JSON request in the check file of a model, None if it has none. Raises Refusal for a file with errors."""
-    checks_dirs, golden_dirs = directories(variables)
+    checks_dirs, golden_dirs = directories(_of_pool(variables))
     path = found_in(checks_dirs, f"{model}.yml")
     if path is None:
         return None
