@@ -69,7 +69,7 @@ def later(host: str, first: str, second: str) -> bool:
 
 def stopped(host: str) -> bool:
     """Whether the server's container does not run: an engine that starts again does not start it here."""
-    return later(host, "triton_container stopped|systemd_service restarted docker", "server_change")
+    return later(host, "(triton|docker)_container stopped|systemd_service restarted docker", "server_change")
 
 
 def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +127,22 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     return {**answer, "seen": seen, "refusals": part.get("refusals", []), **moves, **held_by}
 
 
+def traffic_of(balancer: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The answer of balancer_info: every host of the scenario is a server, and answers 200 requests of a window."""
+    part = SCENARIO[balancer]
+    servers = {}
+    for host in SCENARIO:
+        if host != balancer and "balancer" not in SCENARIO[host]:
+            known = {"state": "ready", "weight": 100, "health": "up", "in_flight": 0, "drained": None}
+            server = {**known, **part.get("servers", {}).get(host, {})}
+            after = arguments.get("since") and happened(rf"^{balancer} balancer_server ready {host}")
+            failed = part.get("failed", {}).get(host, 0) if after else 0
+            model = {"requests": 200, "failed": {"5xx": failed}, "latency": {"5": 200}}
+            window = {**model, "by_model": {"add": model}, "other": {"requests": 0, "failed": {}}}
+            servers[host] = {**server, **({"traffic": {"http": window}} if arguments.get("since") else {})}
+    return {"now": time.time(), "running": True, "reason": None, "config": "0", "complete": True, "servers": servers}
+
+
 def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> dict[str, Any]:
     """What the module would have returned."""
     part = SCENARIO.get(host, {})
@@ -145,6 +161,23 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
     for pattern, words in part.get("says", {}).items():
         if re.search(pattern, call):
             return dict(words)
+    if module == "balancer_info":
+        return {"changed": False, **traffic_of(host, arguments)}
+    if module == "balancer_server":
+        owner = part.get("kept", {}).get(arguments["name"])
+        record = {"kind": owner, "by": "kim", "run": "", "reason": "fan is loud", "since": "2026-01-01T00:00:00Z"}
+        state = "drained" if owner else arguments.get("state", "ready")
+        server = {
+            "state": state,
+            "weight": arguments.get("weight", 100),
+            "health": "up",
+            "in_flight": 0,
+            "drained": record if owner else None,
+        }
+        ended = {"closed": 1, "waited": 0.1} if arguments.get("wait") else {"closed": 0, "waited": 0.0}
+        return {"changed": not owner, "server": server, "kept": bool(owner), "in_flight": 3, **ended}
+    if module == "triton_requests":
+        return {"changed": False, "now": time.time(), "models": {}}
     if module == "host_state":
         return {"changed": False, **state_of(host, arguments, part)}
     if module == "host_lease" and arguments.get("unless_maintenance") and "out" in part and happened(part["out"]):

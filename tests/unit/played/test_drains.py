@@ -1,0 +1,149 @@
+"""Hosts behind load balancers: who is drained when, and what is recorded and refused. Real playbooks on played hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage import HOSTS, Run, differs, run
+
+LB: dict[str, Any] = {"lb-1": {"balancer": True}}
+BEHIND: dict[str, Any] = {**{host: {"plan": []} for host in HOSTS[:2]}, **LB}
+OUT = ("-e", "maintenance=out", "-e", "maintenance_reason='swap card 2'", "--limit", "npu-1")
+IN = ("-e", "maintenance=in", "--limit", "npu-1")
+STOP = "npu-1 docker_container"
+
+
+def of_balancer(ran: Run) -> list[str]:
+    """The calls that change the servers of the balancer."""
+    return [call for call in ran.calls if " balancer_server " in call]
+
+
+def in_order(ran: Run, *starts: str) -> bool:
+    """True if calls that start like these were made, in this order."""
+    left = iter(ran.calls)
+    return all(any(call.startswith(start) for call in left) for start in starts)
+
+
+def test_maintenance_drains_a_host_before_it_stops_the_server(tmp_path: Path) -> None:
+    ran = run(tmp_path, "maintenance.yml", BEHIND, *OUT, balancers=("lb-1",))
+    assert ran.code == 0, ran.output
+    mark = "npu-1 host_files /var/lib/npufleet/maintenance.json"
+    assert in_order(ran, "lb-1 balancer_info", mark, "lb-1 balancer_server drained npu-1", STOP), ran.calls
+    assert "traffic.json" not in " ".join(ran.calls)
+    assert {call.split()[-1] for call in of_balancer(ran)} == {"npu-1"}
+
+
+def test_a_host_returns_to_the_traffic_after_its_proof(tmp_path: Path) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [], "out": ""}}
+    ran = run(tmp_path, "maintenance.yml", scenario, *IN, balancers=("lb-1",))
+    assert ran.code == 0, ran.output
+    assert in_order(ran, "npu-1 inference_check", "lb-1 balancer_server ready npu-1", "npu-1 file absent"), ran.calls
+    assert not [call for call in of_balancer(ran) if " drained " in call]
+
+
+def test_a_host_that_is_not_proven_stays_drained(tmp_path: Path) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [], "out": "", "fails": "server_change"}}
+    ran = run(tmp_path, "maintenance.yml", scenario, *IN, balancers=("lb-1",))
+    assert ran.code == 2, ran.output
+    assert in_order(ran, "npu-1 server_change", "lb-1 balancer_server drained npu-1", STOP), ran.calls
+    assert not [call for call in of_balancer(ran) if " ready " in call]
+    assert "npu-1 stays in maintenance" in ran.words
+
+
+def test_a_drain_of_an_operator_stays(tmp_path: Path) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [], "out": ""}, "lb-1": {"balancer": True, "kept": {"npu-1": "operator"}}}
+    ran = run(tmp_path, "maintenance.yml", scenario, *IN, balancers=("lb-1",))
+    assert ran.code == 0, ran.output
+    assert "npu-1 stays drained on lb-1: fan is loud" in ran.words
+
+
+def test_maintenance_of_the_last_ready_host_changes_nothing(tmp_path: Path) -> None:
+    scenario = {**BEHIND, "lb-1": {"balancer": True, "servers": {"npu-2": {"state": "drained"}}}}
+    ran = run(tmp_path, "maintenance.yml", scenario, *OUT, balancers=("lb-1",))
+    assert ran.code == 2, ran.output
+    assert "lb-1: npu-1 would be drained together and no ready server would be left" in ran.words
+    assert of_balancer(ran) == [] and ran.touched() == []
+    allowed = run(tmp_path, "maintenance.yml", scenario, *OUT, "-e", "npufleet_allow_outage=true", balancers=("lb-1",))
+    assert allowed.code == 0, allowed.output
+
+
+@pytest.mark.parametrize("options", [OUT, IN])
+def test_a_balancer_that_is_lost_refuses_the_maintenance(tmp_path: Path, options: tuple[str, ...]) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [], "out": ""}, "lb-1": {"balancer": True, "lost": "."}}
+    ran = run(tmp_path, "maintenance.yml", scenario, *options, balancers=("lb-1",))
+    assert ran.code != 0, ran.output
+    assert "the load balancers lb-1 cannot be reached" in ran.words, ran.output
+    assert ran.touched() == []
+
+
+@pytest.mark.parametrize("options", [OUT, IN])
+def test_maintenance_without_balancers_calls_none(tmp_path: Path, options: tuple[str, ...]) -> None:
+    scenario = {"npu-1": {"plan": [], **({"out": ""} if options == IN else {})}, "npu-2": {"plan": []}}
+    ran = run(tmp_path, "maintenance.yml", scenario, *options)
+    assert ran.code == 0, ran.output
+    assert "balancer" not in " ".join(ran.calls)
+
+
+@pytest.mark.parametrize("options", [OUT, IN])
+def test_check_mode_of_maintenance_changes_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [], **({"out": ""} if options == IN else {})}}
+    ran = run(tmp_path, "maintenance.yml", scenario, *options, "--check", balancers=("lb-1",))
+    assert ran.code == 0, ran.output
+    assert of_balancer(ran), ran.calls
+    assert all(call.endswith(" looking") for call in of_balancer(ran))
+
+
+def commands(place: Path, is_drained: str = "exit 0") -> dict[str, Any]:
+    """The commands of a site, which write their arguments and environment to a file."""
+    text = f'echo "$1 $NPUFLEET_HOST $NPUFLEET_HTTP_PORT $NPUFLEET_WEIGHT $NPUFLEET_REASON" >> {place}/site'
+    names = {"drain": text, "undrain": text, "is_drained": is_drained}
+    return {name: ["/bin/sh", "-c", body, "sh", name] for name, body in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"), [(OUT, "drain npu-1 8000 0 swap card 2"), (IN, "undrain npu-1 8000 100 a rollout of ")]
+)
+def test_maintenance_calls_the_commands_of_the_site(tmp_path: Path, options: tuple[str, ...], line: str) -> None:
+    scenario = {"npu-1": {"plan": [], **({"out": ""} if options == IN else {})}}
+    given = {"npufleet_drain_hook": "command", "npufleet_drain_commands": commands(tmp_path)}
+    ran = run(tmp_path, "maintenance.yml", scenario, *options, **given)
+    assert ran.code == 0, ran.output
+    (called,) = (tmp_path / "site").read_text().splitlines()
+    assert called.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"npufleet_drain_hook": "f5"}, "npufleet_drain_hook is f5, expected haproxy, command or none"),
+        ({"npufleet_drain_hook": "haproxy"}, "the group load_balancer_hosts has no host"),
+        ({"npufleet_drain_hook": "command"}, "npufleet_drain_commands has not all of drain, undrain and is_drained"),
+    ],
+)
+def test_a_hook_that_cannot_work_is_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    ran = run(tmp_path, "maintenance.yml", {"npu-1": {"plan": []}}, *OUT, **given)
+    assert ran.code == 2, ran.output
+    assert words in ran.words and "nothing was changed" in ran.words
+    assert ran.touched() == []
+
+
+def test_a_balancer_that_is_lost_refuses_a_rollout(tmp_path: Path) -> None:
+    scenario = {host: {"plan": [differs("models", "release", name="add", until="server_change")]} for host in HOSTS[:2]}
+    ran = run(tmp_path, "models.yml", {**scenario, "lb-1": {"balancer": True, "lost": "."}}, balancers=("lb-1",))
+    assert ran.code != 0, ran.output
+    assert "the load balancers lb-1 cannot be reached" in ran.words, ran.output
+    assert ran.touched() == []
+
+
+ENGINE = [differs("engine", "limit", until="systemd_service restarted docker"), differs("image", "build", until="triton_image")]
+
+
+def test_the_host_that_builds_leaves_the_traffic_for_a_change_of_the_engine(tmp_path: Path) -> None:
+    scenario = {"npu-1": {"plan": ENGINE}, "npu-2": {"plan": []}, **LB}
+    ran = run(tmp_path, "site.yml", scenario, balancers=("lb-1",), npufleet_build_host="npu-1", npufleet_judge_seconds=1)
+    drained, restarted = "lb-1 balancer_server drained npu-1", "npu-1 systemd_service restarted docker"
+    assert in_order(ran, drained, restarted, "npu-1 server_change", "lb-1 balancer_server ready npu-1"), "\n".join(
+        [*ran.calls, ran.output]
+    )
