@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import balancer_tls
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
-from helpers import fleet
+from helpers import ROOT, fleet
 from small_triton import certificates
 
 MODELS = [{"name": "digits"}, {"name": "digits_guide"}]
@@ -73,6 +73,13 @@ def test_the_health_check_is_the_first_request_of_the_check_file() -> None:
     body = json.loads(line.partition(" body '")[2].removesuffix("'"))
     (sent,) = body["inputs"]
     assert (sent["name"], sent["shape"], sent["datatype"], len(sent["data"])) == ("INPUT__0", [1, 64], "FP32", 64)
+
+
+def test_the_check_file_may_be_in_a_directory_that_only_the_hosts_of_the_pool_have() -> None:
+    hosts = hosts_with(npu1=[{"name": "alpha"}], npu2=[{"name": "alpha"}])
+    for facts in hosts.values():
+        facts["inference_check_checks_dir"] = [str(ROOT / "molecule/models/checks")]
+    assert desired(hostvars=hosts)["model"] == "alpha"
 
 
 def test_the_inventory_may_have_its_own_request() -> None:

@@ -91,11 +91,11 @@ def test_small_differences_of_fast_answers_are_noise() -> None:
 
 def test_little_traffic_is_not_judged() -> None:
     found = verdict(window(npu1=traffic(7), npu2=traffic(90)))
-    assert found[:2] == ("not judged", "not judged (7 requests, expected at least 100)")
+    assert found[:2] == ("not judged", "7 requests, expected at least 100")
 
 
 def test_no_traffic_is_not_judged() -> None:
-    assert verdict(window(npu1=traffic(0), npu2=traffic(0))).text == "not judged (0 requests, expected at least 100)"
+    assert verdict(window(npu1=traffic(0), npu2=traffic(0))).text == "0 requests, expected at least 100"
     assert verdict({"servers": {}}).verdict == "not judged"
     assert verdict().verdict == "not judged"
 
@@ -106,7 +106,7 @@ def test_little_traffic_that_fails_is_bad() -> None:
 
 def test_restart_of_the_balancer_is_reported() -> None:
     found = verdict(window(complete=False, npu1=traffic(7), npu2=traffic(90)))
-    assert found.text == "not judged (7 requests, expected at least 100, and the balancer lost a part of the window)"
+    assert found.text == "7 requests, expected at least 100, and the balancer lost a part of the window"
 
 
 def test_several_balancers_are_added() -> None:

@@ -70,11 +70,11 @@ def _compact(body: str) -> str:
 
 
 def _of_pool(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the variables with the directories of the first host of the pool, which are often set for the NPU hosts only."""
+    """Return the directories of the first host of the pool, because a site may set them for the NPU hosts only."""
     hosts = (variables.get("groups") or {}).get(variables["load_balancer_pool"]) or []
     facts = variables["hostvars"][hosts[0]] if hosts else {}
     names = ("inference_check_checks_dir", "inference_check_golden_dir")
-    return {**variables, **{name: facts[name] for name in names if facts.get(name)}}
+    return {name: facts.get(name) or variables[name] for name in names}
 
 
 def _of_check_file(variables: Mapping[str, Any], model: str) -> Optional[str]:

@@ -156,7 +156,7 @@ def judge(
         return Verdict(BAD, "; ".join(bad), numbers)
     if changed.total < needed:
         incomplete = "" if changed.complete else ", and the balancer lost a part of the window"
-        return Verdict(NOT_JUDGED, f"not judged ({changed.total} requests, expected at least {needed}{incomplete})", numbers)
+        return Verdict(NOT_JUDGED, f"{changed.total} requests, expected at least {needed}{incomplete}", numbers)
     of_reference = f"{reference.failed} of {reference.total}" if reference.total else "no requests"
     return Verdict(GOOD, f"{changed.failed} of {changed.total} requests failed; reference: {of_reference}", numbers)
 
