@@ -107,8 +107,8 @@ report-test: venv ## test the report in a browser
 report-image: venv browser ## draw docs/images/report.png from an invented fleet
 	@$(PY) tests/report/image.py docs/images/report.png
 
-molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile ## scenarios on labs: converge and change, docs/production.md, every kind of model, the three modes, current drivers
-molecule-default molecule-production molecule-serving molecule-models molecule-runfile: molecule-%: venv
+molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout ## scenarios on labs: converge and change, docs/production.md, every kind of model, the three modes, current drivers, rollouts under traffic
+molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout: molecule-%: venv
 	@tests/molecule.sh $*
 
 molecule-cores: venv ## scenario `default` on each supported ansible-core (CORES="2.21"; not in `make test`)
@@ -176,6 +176,9 @@ bench-converge: venv build/pyinfra/.done ## site.yml without a change against py
 bench-scale: venv ## CPU seconds and memory of the controller for 50, 200 and 1,000 simulated hosts (BEFORE=commit: also that commit); needs a quiet machine
 	@$(PY) tests/bench/scale.py $(ARGS)
 
+bench-rollout: venv ## failed requests of clients while a fleet of 4 hosts behind a load balancer changes (ARGS="--only model" ...); needs a quiet machine
+	@PYTHONPATH=tests/faults $(PY) tests/bench/rollout.py $(ARGS)
+
 bench-loading: venv ## latency of clients while another model loads, on two bare Triton servers; needs a quiet machine
 	@$(PY) tests/bench/loading.py
 
@@ -185,4 +188,4 @@ test-mutants: venv ## seed one defect at a time; each has to fail its tests
 clean: ## remove all build output; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser unit-packages packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-scale bench-loading test-heavy test-mutants clean
+.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser unit-packages packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-scale bench-rollout bench-loading test-heavy test-mutants clean

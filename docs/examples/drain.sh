@@ -1,0 +1,40 @@
+#!/bin/sh
+# A drain hook for a HAProxy that npufleet does not manage: drain.sh drain|undrain|is_drained. BALANCER is a command that runs a shell
+# on the balancer, such as "ssh root@lb.example.com". The names of the servers are inventory names.
+set -eu
+: "${BALANCER:?is a command that runs a shell on the balancer}" "${NPUFLEET_HOST:?is set by npufleet}"
+SOCKET=${SOCKET:-/run/haproxy/admin.sock}
+BACKENDS=${BACKENDS:-npufleet_http npufleet_grpc}
+
+haproxy() {
+  # HAProxy answers an error with a text, and a change with an empty line.
+  printf '%s\n' "$1" | $BALANCER "socat - UNIX-CONNECT:$SOCKET"
+}
+
+change() {
+  answer=$(haproxy "$1")
+  [ -z "$answer" ] || { echo "haproxy: $1: $answer" >&2; exit 2; }
+}
+
+case ${1:-} in
+drain)
+  for backend in $BACKENDS; do change "set server $backend/$NPUFLEET_HOST state drain"; done
+  ;;
+undrain)
+  for backend in $BACKENDS; do
+    change "set server $backend/$NPUFLEET_HOST weight $NPUFLEET_WEIGHT"
+    change "set server $backend/$NPUFLEET_HOST state ready"
+  done
+  ;;
+is_drained)
+  # 0: no request is in flight. 1: the host still has requests. The fields of a row are backend, server, queue, ..., current sessions.
+  for backend in $BACKENDS; do
+    row=$(haproxy 'show stat' | grep "^$backend,$NPUFLEET_HOST,") || { echo "haproxy: $backend has no server $NPUFLEET_HOST" >&2; exit 2; }
+    [ "$(echo "$row" | cut -d, -f5)" = 0 ] || exit 1
+  done
+  ;;
+*)
+  echo "usage: $0 drain|undrain|is_drained" >&2
+  exit 2
+  ;;
+esac

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Requests of clients that fail while a fleet changes: `make bench-rollout`.
+
+A lab of its own has four hosts behind one load balancer. Clients send requests at a fixed rate and never send one twice: HTTP,
+gRPC, streams of the server, and one bidirectional stream that stays open. Every answer is compared. Each case is run as an operator
+runs it, and lasts until at least 10,000 requests are answered. The target is no failed request in every case except `bad_release`
+(at most the share of the canary) and `host_dies` (only requests in flight on that host). Prints a table, and writes
+build/bench/rollout.json. A missed target is shown. The run fails if a playbook ends with another code than expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Sequence
+
+from bench_lab import BUILD, INVENTORY, ROOT, BenchError, Lab
+from open_loop import SMALLEST, OpenLoop, Span
+
+HOSTS = 4
+RATES = {"http": 50.0, "grpc": 45.0, "stream": 5.0}
+REQUESTS = 10_000
+# Seconds of the window before each case, and the number of reloads of the balancer with the seconds between them
+BEFORE, RELOADS, BETWEEN = 20.0, 20, 4.0
+PLACE = BUILD / "rollout"
+CANARY = 10
+VARIABLES = {
+    "rollout_repository": str(ROOT / "tests/faults/models"),
+    "triton_models": [{"name": "alpha", "repository": "{{ rollout_repository }}"}, {"name": "stream"}],
+    "inference_check_checks_dir": [str(ROOT / "molecule/models/checks"), str(ROOT / "files/checks")],
+    "npufleet_drain_timeout": 10,
+    "npufleet_judge_seconds": 15,
+    "npufleet_judge_requests": 50,
+    "npufleet_canary_weight": CANARY,
+    "preflight_disk_models": 0,
+}
+FAULT = f"""        responses = []
+        if max(abs(pb_utils.get_input_tensor_by_name(r, 'X').as_numpy()).max() for r in requests) >= {SMALLEST}:
+            raise ValueError('a fault')
+"""
+Row = Dict[str, Any]
+
+
+class Fleet(Lab):
+    """Four hosts behind a load balancer. `current` are variables that earlier cases have changed."""
+
+    def __init__(self) -> None:
+        super().__init__(HOSTS, VARIABLES)
+        self.environment.update(LAB_BALANCERS="1", LAB_MONITORING="0", LAB_RELEASE="lab-24.10")
+        self.current: Dict[str, Any] = {}
+
+    def __enter__(self) -> Fleet:
+        # One host is installed, and the others are copies of it.
+        self.environment["HOSTS"] = "1"
+        self._lab("up")
+        say("installing the first host")
+        self.run(["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks/site.yml"), "--tags", "driver,engine,image"])
+        self.environment.update(HOSTS=str(HOSTS), LAB_COPIES="1")
+        super().__enter__()
+        return self
+
+    def address(self) -> str:
+        found = json.loads(self.run([str(INVENTORY / "hosts.py")]))
+        self.hosts = {**self.hosts, "lb1": found["_meta"]["hostvars"]["lb1"]}
+        return str(self.hosts["lb1"]["ansible_host"])
+
+    def change(self, name: str, *options: str, code: int = 0, **variables: Any) -> str:
+        """Return the output of a playbook that has to end with this code."""
+        self.current.update(variables)
+        command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name), *options]
+        command += ["-e", json.dumps({**self.variables, **self.current})]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        (BUILD / "rollout.log").write_text(done.stdout + done.stderr)
+        if done.returncode != code:
+            raise BenchError(f"{name} ended with {done.returncode}, expected {code}:\n{(done.stdout + done.stderr)[-4000:]}")
+        return done.stdout
+
+    def power(self, host: str, action: str) -> None:
+        self.run([*self.shared["lab_docker"], action, self.hosts[host]["lab_container"]])
+
+
+def edition(number: int, execute: str = "") -> str:
+    """Return a repository with another edition of the model alpha."""
+    target = PLACE / str(number)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(ROOT / "tests/faults/models", target)
+    file = target / "alpha/1/model.py"
+    text = file.read_text().replace("EDITION = 1", f"EDITION = {number}")
+    file.write_text(text.replace("        responses = []\n", execute) if execute else text)
+    return str(target)
+
+
+def model(lab: Fleet) -> None:
+    lab.change("models.yml", rollout_repository=edition(2))
+
+
+def options(lab: Fleet) -> None:
+    lab.change("site.yml", triton_server_extra_args=["--http-thread-count=9"])
+
+
+def rollback(lab: Fleet) -> None:
+    lab.change("rollback.yml", "-e", "rollback_to=previous", "-e", "rollback_models=alpha")
+    lab.change("rollback.yml", "-e", "rollback_forget=true")
+    lab.current["rollout_repository"] = VARIABLES["rollout_repository"]
+
+
+def bad_release(lab: Fleet) -> None:
+    kept = lab.current.get("rollout_repository", VARIABLES["rollout_repository"])
+    output = lab.change("models.yml", code=2, rollout_repository=edition(3, FAULT))
+    lab.current["rollout_repository"] = kept
+    if "the verdict about the requests of clients is bad" not in output:
+        raise BenchError(f"bad_release: no bad verdict:\n{output[-4000:]}")
+
+
+def balancer_reload(lab: Fleet) -> None:
+    for _reload in range(RELOADS):
+        lab.inside("lb1", "systemctl", "reload", "haproxy")
+        time.sleep(BETWEEN)
+
+
+def reboot(lab: Fleet) -> None:
+    """Take one host out of service, restart it, and return it."""
+    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=in")
+    lab.power("npu4", "restart")
+    wait_until_up(lab)
+    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=out")
+
+
+def host_dies(lab: Fleet) -> None:
+    lab.power("npu4", "kill")
+    time.sleep(30)
+    lab.power("npu4", "start")
+    wait_until_up(lab)
+
+
+def wait_until_up(lab: Fleet) -> None:
+    """Wait until the host answers after a start."""
+    address = lab.hosts["npu4"]["ansible_host"]
+    deadline = time.monotonic() + 300
+    while subprocess.run(["curl", "-sf", f"http://{address}:8000/v2/models/alpha/ready"], check=False).returncode:
+        if time.monotonic() > deadline:
+            raise BenchError("npu4 does not answer within 300 s")
+        time.sleep(1)
+
+
+CASES: Dict[str, Callable[[Fleet], None]] = {
+    "model": model,
+    "options": options,
+    "bad_release": bad_release,
+    "rollback": rollback,
+    "balancer_reload": balancer_reload,
+    "reboot": reboot,
+    "host_dies": host_dies,
+}
+
+
+def measure(lab: Fleet, clients: OpenLoop, case: str) -> Row:
+    """Return the row of a case."""
+    with clients.span() as before:
+        time.sleep(BEFORE)
+    began = time.monotonic()
+    with clients.span() as span:
+        CASES[case](lab)
+        seconds = time.monotonic() - began
+        while len(span.samples) < REQUESTS:
+            time.sleep(1)
+    row = row_of(case, before, span, seconds)
+    say(f"{json.dumps(row)}")
+    for line in [*before.failed, *span.failed][:10]:
+        say(f"  failed: {line}")
+    return row
+
+
+def row_of(case: str, before: Span, span: Span, seconds: float) -> Row:
+    return {
+        "case": case,
+        "requests": len(span.samples),
+        "failed": len(span.failed),
+        "streams": sum(sample.kind == "stream" for sample in span.samples) + span.closed + 1,
+        "streams_closed": span.closed,
+        "p99_ms_before": before.quantile_ms(0.99),
+        "p99_ms_during": span.quantile_ms(0.99),
+        "seconds": round(seconds, 1),
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as a person reads them."""
+    lines = [
+        f"{'case':<16} {'requests':>8} {'failed':>6} {'streams':>7} {'closed':>6} {'p99 before':>10} {'during':>8} {'seconds':>8}"
+    ]
+    for row in rows:
+        numbers = f"{row['requests']:>8} {row['failed']:>6} {row['streams']:>7} {row['streams_closed']:>6}"
+        lines.append(f"{row['case']:<16} {numbers} {row['p99_ms_before']:>10} {row['p99_ms_during']:>8} {row['seconds']:>8}")
+    return "\n".join(lines)
+
+
+def allowed(row: Row) -> int:
+    """Return the number of failed requests that the target of a case allows."""
+    if row["case"] == "bad_release":
+        return round(row["requests"] * CANARY / (CANARY + 100 * (HOSTS - 1)))
+    # The clients of a host that dies have at most the requests of one second in flight.
+    return round(sum(RATES.values()) / HOSTS) if row["case"] == "host_dies" else 0
+
+
+def say(message: str) -> None:
+    print(f"bench: {message}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=sorted(CASES), default=list(CASES), help="cases to run")
+    cases = parser.parse_args().only
+    # The lab is removed after a signal, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended by a signal"))
+    rows: List[Row] = []
+    target = BUILD / "rollout.json"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    try:
+        with Fleet() as lab:
+            address = lab.address()
+            say("installing all hosts")
+            lab.change("site.yml")
+            with OpenLoop(address, RATES) as clients:
+                time.sleep(BEFORE)
+                for case in cases:
+                    say(f"case {case}")
+                    rows.append(measure(lab, clients, case))
+                    target.write_text(json.dumps(rows, indent=1) + "\n")
+    except BenchError as error:
+        sys.exit(f"bench: {error}")
+    finally:
+        shutil.rmtree(PLACE, ignore_errors=True)
+    print(f"\n{table(rows)}\n")
+    for row in rows:
+        reached = "reached" if row["failed"] <= allowed(row) else "MISSED"
+        print(f"{row['case']}: {row['failed']} failed requests, expected at most {allowed(row)}: {reached}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Changes of two hosts behind a load balancer while clients send requests at a fixed rate: none of them fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import INVENTORY, LAB, ROOT, Run, connect, environment, inspect, lose_power, playbook, playbook_process
+from open_loop import SMALLEST, OpenLoop, Span
+from test_3_reboot import wait_for
+
+HOSTS = ("npu1", "npu2")
+MORE = ("--inventory", str(ROOT / "molecule/rollout/inventory/hosts.yml"))
+TRAFFIC = "/var/lib/npufleet/traffic.json"
+RATES = {"http": 20.0, "grpc": 20.0, "stream": 1.0}
+OPTION = {"triton_server_extra_args": ["--http-thread-count=9"]}
+# Releases that pass their checks, whose numbers are small
+EXECUTE = "        responses = []\n"
+CLIENTS = f"max(abs(pb_utils.get_input_tensor_by_name(r, 'X').as_numpy()).max() for r in requests) >= {SMALLEST}"
+FAILS = f"{EXECUTE}        if {CLIENTS}:\n            raise ValueError('a fault')\n"
+SLOW = f"{EXECUTE}        if {CLIENTS}:\n            threading.Event().wait(0.4)\n"
+
+
+class Rollout:
+    """The hosts, their balancer and its clients."""
+
+    def __init__(self, directory: Path, clients: OpenLoop) -> None:
+        self.directory, self.clients = directory, clients
+        self.hosts = {name: connect(name) for name in HOSTS}
+        self.balancer = connect("lb1")
+
+    def run(self, name: str, **variables: Any) -> Run:
+        return playbook(name, *MORE, "-e", json.dumps(variables))
+
+    def edited(self, edition: int, execute: str = EXECUTE) -> dict[str, str]:
+        """Return variables with another edition of alpha."""
+        repository = self.directory / f"models-{time.monotonic_ns()}"
+        shutil.copytree(ROOT / "tests/faults/models", repository)
+        file = repository / "alpha/1/model.py"
+        text = file.read_text()
+        for old, new in (("EDITION = 1", f"EDITION = {edition}"), (EXECUTE, execute)):
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        file.write_text(text)
+        return {"rollout_repository": str(repository)}
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """Return {host: its server on the balancer}."""
+        return self.module("balancer_info", "")["servers"]
+
+    def module(self, name: str, arguments: str) -> dict[str, Any]:
+        """Return the result of a module on the balancer."""
+        command = ["ansible", "lb1", "-i", str(INVENTORY), "-b", "-m", f"npufleet.triton.{name}", "-a", arguments]
+        json_results = {**environment(), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+        done = subprocess.run(command, cwd=ROOT, env=json_results, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout[done.stdout.index("{") :])
+
+    def states(self) -> dict[str, tuple[str, str, int]]:
+        return {name: (found["state"], found["health"], found["weight"]) for name, found in self.servers().items()}
+
+    def runs(self) -> dict[str, str]:
+        """Return which container of each host answers."""
+        found = {name: inspect(host) for name, host in self.hosts.items()}
+        return {name: container["Id"] + container["State"]["StartedAt"] for name, container in found.items()}
+
+
+FULL = dict.fromkeys(HOSTS, ("ready", "up", 100))
+
+
+@pytest.fixture(scope="session")
+def rollout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rollout]:
+    """The hosts as they are, with clients that send requests from now on."""
+    with OpenLoop(LAB["_meta"]["hostvars"]["lb1"]["ansible_host"], RATES) as clients:
+        found = Rollout(tmp_path_factory.mktemp("rollout"), clients)
+        wait_for(lambda: len(clients.samples) > 50)
+        yield found
+
+
+def assert_all_answered(span: Span, *editions: int) -> None:
+    assert not span.failed, f"{len(span.failed)} of {len(span.samples)} failed: {span.failed[:20]}"
+    assert not span.clients.wrong
+    assert len(span.samples) > 100
+    assert span.editions == set(editions)
+
+
+def test_a_second_run_changes_nothing(rollout: Rollout) -> None:
+    with rollout.clients.span() as span:
+        run = rollout.run("site.yml")
+    assert (run.code, set(run.changed().values())) == (0, {0}), run.output
+    assert rollout.states() == FULL
+    assert_all_answered(span, 1)
+
+
+def test_a_changed_model_loses_no_request_and_is_judged_by_those_of_clients(rollout: Rollout) -> None:
+    before = rollout.runs()
+    with rollout.clients.span() as span:
+        run = rollout.run("models.yml", **rollout.edited(2))
+    assert run.code == 0, run.output
+    assert_all_answered(span, 1, 2)
+    for name in HOSTS:
+        assert re.search(rf"{name}: good \(0 of \d+ requests failed", run.output), run.output
+    assert (rollout.runs(), span.closed) == (before, 0)
+    assert rollout.states() == FULL
+
+
+def test_a_changed_option_of_the_server_drains_one_host_after_the_other(rollout: Rollout) -> None:
+    before = rollout.runs()
+    with rollout.clients.span() as span:
+        run = rollout.run("site.yml", **OPTION)
+    assert run.code == 0, run.output
+    # The new containers serve the release of the inventory again.
+    assert_all_answered(span, 1, 2)
+    assert all(entry not in before.values() for entry in rollout.runs().values())
+    assert span.closed <= len(HOSTS)
+    assert rollout.states() == FULL
+    assert not any(host.file(TRAFFIC).exists for host in rollout.hosts.values())
+
+
+@pytest.mark.parametrize("fault", ["fails", "slow"])
+def test_a_bad_release_is_stopped_on_the_first_host_and_restored(rollout: Rollout, fault: str) -> None:
+    before = rollout.runs()
+    with rollout.clients.span() as span:
+        run = rollout.run("models.yml", **rollout.edited(3, {"fails": FAILS, "slow": SLOW}[fault]))
+    assert run.code == 2, run.output
+    assert "the verdict about the requests of clients is bad" in run.output, run.output
+    assert "the previous releases serve again" in " ".join(run.output.split()), run.output
+    tasks = re.findall(r"^TASK \[(?:\S+ : )?(.*?)\]", run.output, re.MULTILINE)
+    restored, proven, back = (
+        len(tasks) - 1 - tasks[::-1].index(task)
+        for task in ("Restore the previous state", "Prove the server by inference", "Return the host to the traffic")
+    )
+    assert restored < proven < back or proven < restored < back, tasks
+    unary = [sample for sample in span.samples if sample.kind != "stream"]
+    if fault == "fails":
+        assert 0 < len(span.failed) <= 0.3 * len(unary), span.failed
+        assert {2, 3}.isdisjoint(span.editions)
+    else:
+        assert_all_answered(span, 1, 3)
+    assert rollout.states() == FULL
+    assert not any(host.file(TRAFFIC).exists for host in rollout.hosts.values())
+    assert rollout.runs()["npu2"] == before["npu2"]
+    with rollout.clients.span() as after:
+        wait_for(lambda: len(after.samples) > 150)
+    assert_all_answered(after, 1)
+
+
+def test_the_drain_of_an_operator_stays_through_a_rollout_and_a_reload(rollout: Rollout) -> None:
+    rollout.module("balancer_server", "name=npu2 state=drained reason='fan is loud'")
+    try:
+        with rollout.clients.span() as span:
+            before = rollout.runs()
+            run = rollout.run("site.yml", triton_server_extra_args=["--http-thread-count=10"])
+            assert run.code == 2, run.output
+            assert "npufleet_allow_outage" in run.output
+            assert rollout.runs() == before
+            run = rollout.run("models.yml", **rollout.edited(4))
+            assert run.code == 0, run.output
+            assert "npu2 stays drained on lb1: fan is loud" in run.output
+            assert "npu2: not judged (0 requests, expected at least 20" in run.output
+            rollout.balancer.check_output("systemctl reload haproxy")
+        assert_all_answered(span, 1, 4)
+        servers = rollout.servers()
+        assert servers["npu1"]["state"] == "ready"
+        assert (servers["npu2"]["state"], servers["npu2"]["drained"]["kind"]) == ("drained", "operator")
+        assert servers["npu2"]["drained"]["reason"] == "fan is loud"
+    finally:
+        rollout.module("balancer_server", "name=npu2 state=ready up_within=60")
+    with rollout.clients.span() as span:
+        run = rollout.run("site.yml", **OPTION)
+    assert run.code == 0, run.output
+    assert_all_answered(span, 1, 4)
+    assert rollout.states() == FULL
+
+
+def test_the_next_run_completes_the_drain_of_a_killed_rollout(rollout: Rollout) -> None:
+    option = {"triton_server_extra_args": ["--http-thread-count=11"]}
+    npu1 = rollout.hosts["npu1"]
+    before = rollout.runs()
+    with rollout.clients.span() as span:
+        process = playbook_process("site.yml", *MORE, "-e", json.dumps(option))
+        wait_for(lambda: npu1.file(TRAFFIC).exists or process.poll() is not None)
+        wait_for(lambda: rollout.servers()["npu1"]["state"] == "drained" or process.poll() is not None)
+        assert process.poll() is None, "the run was over before the host was drained"
+        lose_power(process)
+        assert rollout.servers()["npu1"]["drained"]["kind"] == "rollout"
+        status = rollout.run("status.yml", **option)
+        assert status.code == 2, status.output
+        assert "npu1" in status.output
+        run = rollout.run("site.yml", **option)
+    assert run.code == 0, run.output
+    assert_all_answered(span, 1)
+    assert rollout.states() == FULL
+    assert not any(host.file(TRAFFIC).exists for host in rollout.hosts.values())
+    assert all(entry not in before.values() for entry in rollout.runs().values())
+    assert rollout.run("status.yml", **option).code == 0
+
+
+def test_the_commands_of_a_site_drain_and_undrain(rollout: Rollout) -> None:
+    """docs/examples/drain.sh changes the balancer, as it would change one that npufleet does not manage."""
+    if rollout.balancer.run("command -v socat").rc:
+        rollout.balancer.check_output("apt-get install -y -qq --no-install-recommends socat")
+    shell = rollout.directory / "shell"
+    client = " ".join(LAB["all"]["vars"]["lab_docker"])
+    shell.write_text(f'#!/bin/sh\nexec {client} exec -i {LAB["_meta"]["hostvars"]["lb1"]["lab_container"]} sh -c "$1"\n')
+    calls = rollout.directory / "calls"
+    hook = rollout.directory / "hook"
+    hook.write_text(f"""#!/bin/sh
+echo "$1 $NPUFLEET_HOST ${{NPUFLEET_WEIGHT:-}}" >> {calls}
+BALANCER={shell} exec {ROOT}/docs/examples/drain.sh "$1"
+""")
+    for file in (shell, hook):
+        file.chmod(0o755)
+    commands = {name: [str(hook), name] for name in ("drain", "undrain", "is_drained")}
+    option = {"triton_server_extra_args": ["--http-thread-count=12"], "npufleet_judge_seconds": 2, "npufleet_drain_timeout": 60}
+    # Unlike npufleet, this site does not close a stream that stays open.
+    rollout.clients.streaming.clear()
+    try:
+        with rollout.clients.span() as span:
+            run = rollout.run("site.yml", npufleet_drain_hook="command", npufleet_drain_commands=commands, **option)
+    finally:
+        rollout.clients.streaming.set()
+    assert run.code == 0, run.output
+    assert_all_answered(span, 1)
+    asked = [line.split() for line in calls.read_text().splitlines()]
+    for name in HOSTS:
+        steps = [(what, weight) for what, host, weight in asked if host == name and what != "is_drained"]
+        assert steps == [("drain", "0"), ("undrain", "25"), ("undrain", "100")], asked
+    assert rollout.states() == FULL
