@@ -361,7 +361,7 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     address, port = endpoint(inspect, process["argv"])
     return {
         name: http_json(
-            address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body, key_headers(process["argv"]), ANSWER
+            address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body, key_headers(process["argv"]), size=ANSWER
         )
         for name, body in arguments["requests"].items()
     }
