@@ -375,6 +375,7 @@ TAKEN_OVER = {
     "roles/triton_image/tasks/base_archive.yml: Copy the archive of the base image from the controller": "taken over there",
     "roles/triton_image/tasks/wheels_pushed.yml: Copy the wheelhouse from the controller": "taken over by the next task",
     "roles/docker_engine/tasks/configure.yml: Read daemon.json": "in a directory of root's",
+    "roles/load_balancer/tasks/apply.yml: Read the previous configuration": "in a directory of root's",
 }
 # Ansible runs in the container itself there, by no connection
 WITHOUT_A_USER = ("roles/triton_image/tasks/in_container.yml", "roles/triton_server/tasks/in_container.yml")
