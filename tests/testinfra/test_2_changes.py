@@ -88,7 +88,7 @@ def test_a_key_that_is_lost_is_made_anew_and_the_server_started_with_it(first):
     status = playbook("status.yml")
     assert status.code == 2, status.output
     report = {host["host"]: host["report"] for host in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
-    for words in ("server key is nothing, expected", "server key in use is another key, expected"):
+    for words in ("server key is missing, expected", "server key in use is another key, expected"):
         assert any(words in line for line in report[FIRST]), report[FIRST]
     run = playbook("site.yml")
     assert run.code == 0, run.output

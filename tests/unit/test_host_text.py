@@ -180,7 +180,7 @@ def test_a_first_check_is_bounded() -> None:
 def test_answers_of_another_shape_than_they_say() -> None:
     arrays, _body = first_check.request({"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}]})
     answer = 200, {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 1 << 40], "data": [1.0]}]}
-    with pytest.raises(first_check.NoRequest, match="is answered with 1 values for the shape"):
+    with pytest.raises(first_check.NoRequest, match="has 1 values for the shape"):
         first_check.check("m", arrays, [answer, answer], ["http"])
 
 
