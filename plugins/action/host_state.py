@@ -168,7 +168,7 @@ class ActionModule(FleetAction):
             if batched and rollout.SERIAL in variables:
                 more["serial"] = rollout.parse_serial(variables[rollout.SERIAL])
         with collected(reasons):
-            if batched and not result.get("in_sync"):
+            if batched:
                 more["traffic"] = traffic.settings(variables, result)
         if reasons:
             known = list(result.get("refusals", []))

@@ -327,7 +327,7 @@ def test_a_digest_that_is_none_does_not_become_a_line_of_the_lock(stage: Stage) 
 
 def test_without_a_digest_in_the_lock_a_host_says_who_pushes_it(stage: Stage) -> None:
     stage.keep("lock.json", {"24.01": LOCKED})
-    code, output = stage.run("deliver", host="npu2", given=DELIVERY, id=BUILT, by="registry")
+    code, output = stage.run("deliver", host="npu2", given=DELIVERY, id=BUILT, delivery="registry")
     assert code == 2, output
     assert "has no digest of release 24.01 in registry.example.com:5000/npufleet/triton" in output
     assert "Run playbooks/site.yml with npu1 among the hosts, which pushes the image that is locked" in output
