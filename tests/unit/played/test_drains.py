@@ -39,7 +39,7 @@ def test_a_host_returns_to_the_traffic_after_its_proof(tmp_path: Path) -> None:
     scenario = {**BEHIND, "npu-1": {"plan": [], "out": ""}}
     ran = run(tmp_path, "maintenance.yml", scenario, *IN, balancers=("lb-1",))
     assert ran.code == 0, ran.output
-    assert in_order(ran, "npu-1 inference_check", "lb-1 balancer_server ready npu-1", "npu-1 file absent"), ran.calls
+    assert in_order(ran, "npu-1 server_change asking", "lb-1 balancer_server ready npu-1", "npu-1 file absent"), ran.calls
     assert not [call for call in of_balancer(ran) if " drained " in call]
 
 
