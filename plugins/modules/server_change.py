@@ -116,6 +116,10 @@ back:
   description: What was restored, or why it could not be restored.
   returned: when the change was not proven
   type: str
+restored:
+  description: Whether the previous state is in place, because it was restored and read back, or because nothing was changed.
+  returned: when the change was not proven
+  type: bool
 proven:
   description: Whether the server is in sync and every check passed.
   returned: when the change has ended
@@ -303,7 +307,8 @@ def run(module: request.Module) -> None:
     if "seconds_to_accept" in result:
         ended.update({"accepted": False, "seconds_to_accept": result["seconds_to_accept"]})
     if result["why"] is not None:
-        module.fail_json(msg=failure_message(host, result), back=result["back"], proven=False, **ended)
+        ended.update({"back": result["back"], "restored": result.get("restored", False)})
+        module.fail_json(msg=failure_message(host, result), proven=False, **ended)
     module.exit_json(proven=True, **ended)
 
 

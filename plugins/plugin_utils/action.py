@@ -41,7 +41,7 @@ NOT_A_RESULT = ("invocation", "ansible_stats")
 # Keys of a result whose texts Ansible displays
 DISPLAYED = ("msg", "report", "refusals", "warnings", "errors")
 # Keys of the result of a failed change. More keys would hide the message.
-FAILED_CHANGE = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
+FAILED_CHANGE = ("failed", "changed", "msg", "did", "back", "restored", "warnings", "exception")
 # The prefix of the facts in which Ansible reports the interpreter of a host
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
 # Seconds for which a lost connection is retried even after the time limit, and seconds between two attempts

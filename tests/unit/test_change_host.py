@@ -286,6 +286,7 @@ def test_what_is_not_accepted_is_put_back(host: Host, replaces: bool) -> None:
     outcome = host.run(acceptance_timeout=60)
     assert (outcome.why, outcome.accepted, list(outcome.checks)) == ("twice as slow", False, [RIGHT])
     assert outcome.back == "the previous one serves again" if replaces else "the previous releases serve again"
+    assert outcome.restored
     assert (host.serves(), open_ends(host)) == ({"digits": "a", "faces": "1"}, [])
     assert not replaces or host.engine.serving() == old
 
@@ -438,6 +439,7 @@ def test_what_cannot_be_put_back_says_both(host: Host) -> None:
     host.plan, host.left, host.later = [RESTART], [RESTART], [RESTART]
     outcome = host.run()
     assert outcome.back.startswith("the previous state could not be restored, repair that and run again: npu1 is not in sync:")
+    assert not outcome.restored
     # It stays open: the next run, or the host itself, goes on
     assert open_ends(host) == [store.TRANSACTION]
 
@@ -535,6 +537,7 @@ def test_an_error_while_restoring_is_reported_with_the_first_one(host: Host, mon
     outcome = host.run()
     assert outcome.why and "label is 3, expected 7" in outcome.why
     assert "could not be restored" in outcome.back and "KeyError('from')" in outcome.back
+    assert not outcome.restored
     assert open_ends(host) == [store.TRANSACTION]
 
 

@@ -104,9 +104,10 @@ def test_a_change_that_takes_longer_is_asked_again_and_not_begun_again(process: 
 def test_a_change_that_is_not_proven_says_why_and_what_serves_now(
     process: Process, tmp_path: Path, replaces: bool, what: str
 ) -> None:
-    process.result = {**SERVES, "why": "label is 3, expected 7", "back": "the previous releases serve again", "replaces": replaces}
+    back = "the previous releases serve again"
+    process.result = {**SERVES, "why": "label is 3, expected 7", "back": back, "restored": True, "replaces": replaces}
     found = call(tmp_path)
-    assert (found["failed"], found["proven"], found["back"]) == (True, False, "the previous releases serve again")
+    assert (found["failed"], found["proven"], found["back"], found["restored"]) == (True, False, back, True)
     words = "does not serve what it should (the previous releases serve again): label is 3, expected 7"
     assert found["msg"] == f"npu1: {what} {words}"
 

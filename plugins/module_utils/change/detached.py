@@ -53,6 +53,7 @@ RESULT_SHAPE = {
     "refused": shapes.TEXT_OR_NULL,
     "accepted?": (bool, shapes.NULL),
     "released?": bool,
+    "restored?": bool,
     "replaces?": bool,
     "moves?": dict,
     "seconds_to_accept?": shapes.NUMBER,

@@ -56,6 +56,8 @@ class Outcome(NamedTuple):
     accepted: Optional[bool] = None
     # The change released the lease of the host
     released: bool = False
+    # True if the previous state is in place: it was restored and read back, or nothing was changed
+    restored: bool = False
 
 
 # Errors whose message is meant for an operator. Other errors also cause a rollback, and are reported with their source line.
@@ -87,6 +89,7 @@ class HostChange:
         self.replaces = self.cache_stale = self.server_touched = self.proven = False
         self.moves: Mapping[str, store.Move] = {}
         self.accepted: Optional[bool] = None
+        self.restored = False
         self.guard = self.driver.guard
 
     def run(self) -> Outcome:
@@ -99,7 +102,7 @@ class HostChange:
             try:
                 observation = self._observe_actions()
             except Exception as error:
-                return Outcome(self.did, self._reason(error), NOTHING)
+                return Outcome(self.did, self._reason(error), NOTHING, restored=True)
             try:
                 if self.order["rollback_reason"]:
                     raise Unproven(self.order["rollback_reason"])
@@ -129,7 +132,9 @@ class HostChange:
         return self.driver.masked(failures.reason(error, EXPECTED))
 
     def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:
-        return Outcome([*self.did, *self.guard.did()], why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
+        did = [*self.did, *self.guard.did()]
+        found = Outcome(did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
+        return found._replace(restored=self.restored)
 
     def _observe_actions(self) -> proof.Observation:
         """Return the state of the host, and set the actions that its differences need."""
@@ -337,6 +342,7 @@ class HostChange:
                 if again.plan:
                     raise Unproven(f"{self.order['host']} is not in sync:{again.describe()}")
             self._store("proven", {"why": why, "keep": self.order["keep"]})
+            self.restored = True
         except Exception as error:
             return f"the previous state could not be restored, repair that and run again: {self._reason(error)}"
         nothing = "nothing was switched" if self.server_touched else NOTHING
