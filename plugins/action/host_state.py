@@ -169,7 +169,7 @@ class ActionModule(FleetAction):
                 more["serial"] = rollout.parse_serial(variables[rollout.SERIAL])
         with collected(reasons):
             if batched:
-                more["traffic"] = traffic.settings(variables, result)
+                more["traffic"] = traffic.UNCHANGED if result.get("in_sync") else traffic.settings(variables, result)
         if reasons:
             known = list(result.get("refusals", []))
             more["refusals"] = [*known, *(reason for reason in reasons if reason not in known)]

@@ -20,6 +20,8 @@ LOADS = ("load", "unload", "wait", "prove")
 # Seconds for the steps around the window in which a change is judged: the host becomes healthy, the balancers are called
 AROUND = 300
 HOOKS = ("haproxy", "command", "none")
+# The settings of a host in sync. A second playbook of the same run may still have it among the hosts that change.
+UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "accept_within": 0}
 
 
 def effect(result: Mapping[str, Any]) -> str:
