@@ -25,7 +25,7 @@ def model(requests: int, **failed: int) -> dict[str, Any]:
 
 
 def window(complete: bool = True, **hosts: dict[str, Any]) -> dict[str, Any]:
-    """What one balancer reports, with the HTTP traffic of each host."""
+    """Return the report of one balancer with the HTTP traffic of each host."""
     return {"servers": {host: {"traffic": {"http": part}} for host, part in hosts.items()}, "complete": complete, "now": 1.0}
 
 
@@ -163,6 +163,15 @@ def test_waiting_requests_without_success_are_bad() -> None:
 def test_restart_of_the_server_resets_its_counters() -> None:
     found = subject.counted(counts(5000, BACKEND=7), counts(50, BACKEND=1))
     assert found["digits"] == (50, 1, False)
+
+
+def test_host_behind_another_balancer_is_judged_by_its_own_counters() -> None:
+    assert verdict(counters=[counts(5000), counts(0), counts(200)])[:2] == (
+        "good",
+        "0 of 200 requests failed; reference: 0 of 5000",
+    )
+    assert verdict(counters=[counts(5000), counts(0), counts(20)]).verdict == "not judged"
+    assert verdict(counters=[counts(5000), counts(0), counts(150, BACKEND=50)]).verdict == "bad"
 
 
 # Input of a balancer that lies

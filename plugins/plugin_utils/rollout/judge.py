@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge of a change: compares the requests of clients on changed hosts with those on a reference. Controller only.
 
-The reference are the unchanged hosts in the same window or, if every host has changed, the changed hosts in the window before they
+The reference is the unchanged hosts in the same window or, if every host has changed, the changed hosts in the window before they
 were drained. All input comes from load balancers and hosts, so it is parsed into typed data first.
 """
 
@@ -235,4 +235,14 @@ def verdict_of_host(
     if len(counters) == 3:
         earlier, first, last = counters
         models, reference_models = counted(first, last), counted({"models": {}}, earlier)
-    return judge(requests_of(windows, [host], answered), reference, needed, models, reference_models)
+    changed = requests_of(windows, [host], answered)
+    if not windows:
+        # Other balancers report no requests, so those that the server has counted stand for them.
+        changed, reference = _of_server(models), _of_server(reference_models)
+    return judge(changed, reference, needed, models, reference_models)
+
+
+def _of_server(models: Mapping[str, Counters]) -> Requests:
+    """Return the requests that a server has counted itself. Their latency is unknown."""
+    failed = sum(count.failed for count in models.values())
+    return Requests(round(failed + sum(count.success for count in models.values())), round(failed))
