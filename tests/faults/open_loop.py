@@ -262,7 +262,7 @@ class Span:
 
     @property
     def closed(self) -> int:
-        """How often the stream that stays open was closed."""
+        """Return how often the stream that stays open was closed."""
         ended = self.ended or time.monotonic()
         return sum(self.began <= when <= ended for when, _code in self.clients.closed)
 

@@ -1,4 +1,4 @@
-"""What an operator reads at the end of a run over many hosts: only the hosts that differ, each with a reason."""
+"""The summary at the end of a run over many hosts: only the hosts that differ, each with a reason."""
 
 from __future__ import annotations
 
