@@ -54,10 +54,9 @@ class Outcome(NamedTuple):
     warnings: Sequence[str] = ()
     # None if the change did not have to be accepted
     accepted: Optional[bool] = None
+    restored: bool = False  # The previous state is in place: it was restored and read back, or nothing was changed
     # The change released the lease of the host
     released: bool = False
-    # True if the previous state is in place: it was restored and read back, or nothing was changed
-    restored: bool = False
 
 
 # Errors whose message is meant for an operator. Other errors also cause a rollback, and are reported with their source line.
@@ -86,10 +85,9 @@ class HostChange:
         self.warnings: List[str] = []
         self.actions: Set[str] = set()
         # `server_touched`: the server may have changed. `proven`: the change is proven, and its transaction is closed.
-        self.replaces = self.cache_stale = self.server_touched = self.proven = False
+        self.replaces = self.cache_stale = self.server_touched = self.proven = self.restored = False
         self.moves: Mapping[str, store.Move] = {}
         self.accepted: Optional[bool] = None
-        self.restored = False
         self.guard = self.driver.guard
 
     def run(self) -> Outcome:
@@ -133,8 +131,7 @@ class HostChange:
 
     def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:
         did = [*self.did, *self.guard.did()]
-        found = Outcome(did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
-        return found._replace(restored=self.restored)
+        return Outcome(did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted, self.restored)
 
     def _observe_actions(self) -> proof.Observation:
         """Return the state of the host, and set the actions that its differences need."""
