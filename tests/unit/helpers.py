@@ -68,6 +68,7 @@ def fleet(**inventory: Any) -> Templated:
     merged.update(
         inventory_hostname="npu1",
         group_names=["npu_hosts"],
+        groups={},
         role_path=str(ROOT / "roles/common"),
         rbln_release="24.01",
         npufleet_npus=2,

@@ -260,7 +260,7 @@ def test_secrets_outside_of_their_bounds_are_not_shown() -> None:
 
 def test_what_is_made_of_good_variables_is_judged_as_well() -> None:
     given = {"rbln_driver_package_url": "https://files.example.com/..", "rbln_driver_package_sha256": SHA}
-    (reason,) = findings.findings(fleet(**given, groups={}), subject.inventory_specs(), given)
+    (reason,) = findings.findings(fleet(**given), subject.inventory_specs(), given)
     assert reason.startswith("rbln_driver_package_path is /var/lib/npufleet/packages/.., expected ")
 
 

@@ -65,7 +65,7 @@ def test_what_has_no_login_is_left_alone(text: str) -> None:
 
 
 def refused(**given: Any) -> list[str]:
-    reasons = findings.findings(fleet(groups={}, **given), subject.inventory_specs(), given)
+    reasons = findings.findings(fleet(**given), subject.inventory_specs(), given)
     assert WORD not in json.dumps(reasons), reasons
     assert fleet(**given).type_errors, "every action refuses it, not preflight alone"
     return reasons
