@@ -87,7 +87,7 @@ def over_grpc(place: Place) -> None:
     """As npufleet asks for a load: the image's client, with the key."""
     asker = place.host.asker()
     asker.timeout = PATIENCE
-    asker.ask("slow", "load")
+    asker.request("slow", "load")
 
 
 def over_http(place: Place) -> None:

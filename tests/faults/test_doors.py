@@ -130,7 +130,7 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
         asker = place.host.asker()
         asker.timeout = PATIENCE
         try:
-            asker.ask("slow", "load")
+            asker.request("slow", "load")
         except repository.Refused as error:
             refused.append(str(error))
 
