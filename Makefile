@@ -131,7 +131,7 @@ packages: unit-packages
 
 # Six lanes at a time, because each of them waits now and then. The longest ones start first and have priority.
 # Lanes without a lab run while its images are built.
-LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production unit faults lint report-test
+LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production molecule-rollout unit faults lint report-test
 test: ## all tests; the output of each lane is in build/log
 	@rm -f build/log/lanes
 # The output ends with the duration and the error of each lane, because a CI may keep only its end.

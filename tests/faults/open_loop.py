@@ -114,9 +114,9 @@ class OpenLoop:
     def __init__(self, address: str, rates: dict[str, float], http_port: int = 8000, grpc_port: int = 8001) -> None:
         self.rates = rates
         self.samples: list[Sample] = []
-        # (time, code) of each end of the stream that stays open, and what was wrong on it
+        # (time, code) of each end of the stream that stays open, and (time, error) of each wrong answer on it
         self.closed: list[tuple[float, str]] = []
-        self.wrong: list[str] = []
+        self.wrong: list[tuple[float, str]] = []
         self.sent = 0
         self.http = HttpConnections(address, http_port)
         # gRPC itself sends no request again, either.
@@ -217,7 +217,7 @@ class OpenLoop:
                 self.closed.append((time.monotonic(), error.code().name))
                 self.stopped.wait(EVERY)
             except (WrongAnswer, StopIteration) as error:
-                self.wrong.append(f"{type(error).__name__}: {error}")
+                self.wrong.append((time.monotonic(), f"{type(error).__name__}: {error}"))
                 answers.cancel()
                 self.stopped.wait(EVERY)
             finally:
@@ -244,8 +244,7 @@ class Span:
 
     @property
     def samples(self) -> list[Sample]:
-        ended = self.ended or time.monotonic()
-        return [sample for sample in self.clients.samples if self.began <= sample.due <= ended]
+        return [sample for sample in self.clients.samples if self._within(sample.due)]
 
     @property
     def failed(self) -> list[str]:
@@ -263,8 +262,15 @@ class Span:
     @property
     def closed(self) -> int:
         """Return how often the stream that stays open was closed."""
-        ended = self.ended or time.monotonic()
-        return sum(self.began <= when <= ended for when, _code in self.clients.closed)
+        return sum(self._within(when) for when, _code in self.clients.closed)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Return the wrong answers on the stream that stays open."""
+        return [error for when, error in self.clients.wrong if self._within(when)]
+
+    def _within(self, when: float) -> bool:
+        return self.began <= when <= (self.ended or time.monotonic())
 
     def quantile_ms(self, share: float) -> float:
         """Return the time of an answer in milliseconds, from the moment when its request was due, over unary calls."""

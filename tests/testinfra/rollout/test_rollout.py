@@ -86,10 +86,10 @@ def rollout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rollout]:
         yield found
 
 
-def assert_all_answered(span: Span, *editions: int) -> None:
+def assert_all_answered(span: Span, *editions: int, at_least: int = 100) -> None:
     assert not span.failed, f"{len(span.failed)} of {len(span.samples)} failed: {span.failed[:20]}"
-    assert not span.clients.wrong
-    assert len(span.samples) > 100
+    assert not span.wrong
+    assert len(span.samples) >= at_least
     assert span.editions == set(editions)
 
 
@@ -98,7 +98,8 @@ def test_a_second_run_changes_nothing(rollout: Rollout) -> None:
         run = rollout.run("site.yml")
     assert (run.code, set(run.changed().values())) == (0, {0}), run.output
     assert rollout.states() == FULL
-    assert_all_answered(span, 1)
+    # This run takes a second or two.
+    assert_all_answered(span, 1, at_least=20)
 
 
 def test_a_changed_model_loses_no_request_and_is_judged_by_those_of_clients(rollout: Rollout) -> None:
