@@ -162,6 +162,23 @@ def test_a_socket_that_drips_ends_at_the_time_limit(tmp_path: Path) -> None:
         client.command("show info")
 
 
+def test_a_worker_that_just_ends_is_asked_until_the_master_has_noticed_it(tmp_path: Path) -> None:
+    answers = iter([b"Can't connect to the target CLI!\n", b"Can't find the target PID matching the prefix '@!7'.\n"])
+    with lying(tmp_path / "s", lambda connection: connection.sendall(next(answers))) as client:
+        assert runtime.is_gone(client.command("show stat"))
+    assert list(answers) == []
+
+
+def test_a_worker_that_never_answers_ends_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "RELOAD", 0.3)
+    message = "the master does not reach the worker"
+    with (
+        lying(tmp_path / "s", lambda connection: connection.sendall(b"Can't connect to the target CLI!\n")) as client,
+        pytest.raises(BalancerError, match=message),
+    ):
+        client.command("show stat")
+
+
 def test_an_endless_answer_ends_at_the_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "SIZE", 1 << 20)
 

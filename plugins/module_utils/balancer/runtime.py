@@ -34,6 +34,8 @@ OWN_MAINTENANCE, MAINTENANCE, OWN_DRAIN, DRAIN = 0x01, 0x01 | 0x02 | 0x04 | 0x20
 # Values of srv_op_state of a server that takes requests: starting, running
 RUNNING = (1, 2)
 _SESSION = re.compile(r"0x[0-9a-f]{1,16}")
+# Start of the answer of the master for a worker that does not answer
+UNREACHED = b"Can't connect to the target CLI"
 
 
 class BalancerError(Exception):
@@ -94,6 +96,9 @@ class Runtime:
         if not answer:
             # Even the answer to a command without output ends with an empty line.
             raise ConnectionResetError("the connection was closed without an answer")
+        if answer.startswith(UNREACHED):
+            # The worker has ended, and the master has not noticed it yet.
+            raise ConnectionResetError("the master does not reach the worker")
         return bytes(answer)
 
     def execute(self, text: str) -> None:
