@@ -72,11 +72,12 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragmen
 changelog: venv ## write CHANGELOG.md from changelogs/fragments, for the version in galaxy.yml
 	@$(BIN)/antsibull-changelog release --update-existing --version "$$(sed -n 's/^version: //p' galaxy.yml)"
 
-unit-packages: ## install rsync, rclone and HAProxy if they are missing
-	@if ! command -v rsync >/dev/null || ! command -v rclone >/dev/null || ! PATH=$$PATH:/usr/sbin command -v haproxy >/dev/null; then \
-	  echo "make: installing rsync, rclone and HAProxy for the unit tests"; \
+unit-packages: ## install rsync, rclone, HAProxy, jsonnet and promtool if they are missing
+	@if ! command -v rsync >/dev/null || ! command -v rclone >/dev/null || ! PATH=$$PATH:/usr/sbin command -v haproxy >/dev/null \
+	  || ! command -v jsonnet >/dev/null || ! command -v promtool >/dev/null; then \
+	  echo "make: installing rsync, rclone, HAProxy, jsonnet and promtool for the unit tests"; \
 	  apt-get update -qq; \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rsync rclone haproxy >/dev/null; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rsync rclone haproxy jsonnet prometheus >/dev/null; \
 	fi
 
 unit: venv ## unit tests

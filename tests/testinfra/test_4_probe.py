@@ -86,15 +86,23 @@ def test_promtool_takes_the_metrics_and_the_rules(npu: Any, ops: Any) -> None:
 
 
 def test_prometheus_has_the_rules_and_they_fire_where_they_should(ops: Any) -> None:
-    rules, tests = ((ROOT / path).read_text() for path in ("files/alerts/npufleet.yml", "tests/alerts/npufleet_test.yml"))
-    assert ops.file("/etc/prometheus/npufleet/alerts.yml").content_string == rules
-    ops.check_output("mkdir -p /run/alerts && cp /etc/prometheus/npufleet/alerts.yml /run/alerts/npufleet.yml")
-    ops.check_output("printf %%s %s > /run/alerts/npufleet_test.yml", tests)
-    done = ops.run("cd /run/alerts && promtool test rules npufleet_test.yml")
+    directory = "/etc/prometheus/npufleet/rules"
+    rules = {path.name: path.read_text() for path in (ROOT / "files/monitoring").glob("*/*.yml")}
+    assert {name: ops.file(f"{directory}/{name}").content_string for name in rules} == rules
+    ops.check_output("mkdir -p /run/alerts && cp %s/*.yml /run/alerts", directory)
+    for path in (ROOT / "tests/alerts").glob("*_test.yml"):
+        ops.check_output("printf %%s %s > /run/alerts/%s", path.read_text(), path.name)
+    done = ops.run("cd /run/alerts && promtool test rules *_test.yml")
     assert done.rc == 0, done.stdout + done.stderr
-    groups = json.loads(page(ops, 9090, "/api/v1/rules?type=alert"))["data"]["groups"]
-    loaded = [rule for group in groups if group["file"] == "/etc/prometheus/npufleet/alerts.yml" for rule in group["rules"]]
-    assert {rule["name"] for rule in loaded} == {rule["alert"] for rule in yaml.safe_load(rules)["groups"][0]["rules"]}
+    groups = json.loads(page(ops, 9090, "/api/v1/rules"))["data"]["groups"]
+    loaded = [rule for group in groups if group["file"].startswith(directory) for rule in group["rules"]]
+    names = [
+        rule.get("alert", rule.get("record"))
+        for text in rules.values()
+        for group in yaml.safe_load(text)["groups"]
+        for rule in group["rules"]
+    ]
+    assert sorted(rule["name"] for rule in loaded) == sorted(names)
     assert {rule["health"] for rule in loaded} <= {"ok", "unknown"}
 
 

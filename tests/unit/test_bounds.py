@@ -61,8 +61,8 @@ def test_a_root_of_its_own_is_accepted(path: str) -> None:
     [
         {"monitoring_probe_directory": "/etc"},
         {"monitoring_probe_directory": "/var/lib"},
-        {"monitoring_rules_file": "/etc/passwd"},
-        {"monitoring_rules_file": "/etc/rules.yml"},
+        {"monitoring_rules_directory": "/etc"},
+        {"monitoring_rules_directory": "/usr/lib"},
         {"monitoring_targets_file": "/usr/lib/x.json"},
         {"monitoring_prometheus_config": "prometheus.yml"},
         {"npufleet_proxy_file": "/etc/proxy.env"},

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import monitoring
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import monitoring as desired_monitoring
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
-from helpers import fleet, http_server
+from helpers import ROOT, fleet, http_server
 
+MONITORING = ROOT / "files/monitoring"
 TARGETS = "/api/v1/targets?state=active"
-# Where the rules of the host under test are
-FILE = ["/etc/prometheus/npufleet/alerts.yml"]
+# The directory of the rules on the host under test
+DIRECTORY = ["/etc/prometheus/npufleet/rules"]
 LATELY = "/api/v1/query?query=max_over_time%28up%7Bjob%3D%22npufleet-triton%22%7D%5B2m%5D%29%20%3D%3D%201"
 
 
@@ -57,26 +59,32 @@ def target(host: str, health: str = "up", error: str = "", job: str = "npufleet-
     }
 
 
-RULES = "/api/v1/rules?type=alert"
-ALERTS = [
-    "NpufleetCheckFails",
-    "NpufleetDriverStale",
-    "NpufleetModelHangs",
-    "NpufleetProbeStale",
-    "NpufleetProbeUnavailable",
-    "NpufleetRequestsFail",
-    "NpufleetTargetDown",
-]
+RULES = "/api/v1/rules"
+TRITON = """groups:
+  - name: triton
+    rules:
+      - record: 'npufleet:up'
+        expr: up
+      - alert: "Down"
+        expr: up == 0
+"""
+PROBE = """groups:
+  - name: probe
+    rules:
+      - alert: Stale
+        expr: up == 0
+"""
+NAMES_OF_RULES = {"triton.yml": ["npufleet:up", "Down"], "probe.yml": ["Stale"]}
 
 
 def prometheus(
-    targets: list[dict[str, Any]], lately: list[str] | None = None, alerts: list[str] | None = None, file: str = ""
+    targets: list[dict[str, Any]], lately: list[str] | None = None, rules: dict[str, list[str]] | None = None
 ) -> dict[str, tuple[int, Any]]:
-    rules = [{"name": entry, "type": "alerting"} for entry in (ALERTS if alerts is None else alerts)]
     groups = [
-        {"name": "npufleet", "file": file or FILE[0], "rules": rules},
-        {"name": "others", "file": "/etc/others.yml", "rules": [{"name": "X", "type": "alerting"}]},
+        {"name": file, "file": f"{DIRECTORY[0]}/{file}", "rules": [{"name": name} for name in names]}
+        for file, names in (NAMES_OF_RULES if rules is None else rules).items()
     ]
+    groups.append({"name": "others", "file": "/etc/others.yml", "rules": [{"name": "X"}]})
     vector = [{"metric": {"host": host, "job": "npufleet-triton"}, "value": [1.0, "1"]} for host in lately or []]
     return {
         f"GET {TARGETS}": (200, {"status": "success", "data": {"activeTargets": targets, "droppedTargets": []}}),
@@ -136,16 +144,22 @@ def test_the_roles_scrape_job_reads_the_targets_file() -> None:
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is wanted of a host whose files are below tmp_path."""
     monkeypatch.setattr(monitoring, "installed_packages", lambda names: {name: {} for name in names})
+    controller, on_host = tmp_path / "controller", tmp_path / "host"
+    controller.mkdir()
+    on_host.mkdir()
+    (controller / "triton.yml").write_text(TRITON)
+    (controller / "probe.yml").write_text(PROBE)
+    DIRECTORY[0] = str(on_host)
     wanted = desired(
         monitoring_targets_file=str(tmp_path / "triton.json"),
         monitoring_prometheus_config=str(tmp_path / "prometheus.yml"),
-        monitoring_rules_file=str(tmp_path / "alerts.yml"),
+        monitoring_rules=[str(controller)],
+        monitoring_rules_directory=str(on_host),
     )
-    FILE[0] = wanted["rules_file"]
     (tmp_path / "triton.json").write_text(wanted["targets"])
-    (tmp_path / "alerts.yml").write_text(wanted["rules"])
-    listed = f"rule_files:\n  - {wanted['rules_file']}\n"
-    (tmp_path / "prometheus.yml").write_text(f"global: {{}}\n{listed}scrape_configs:\n" + wanted["job"])
+    for path, text in wanted["rules"].items():
+        Path(path).write_text(text)
+    (tmp_path / "prometheus.yml").write_text(f"global: {{}}\nrule_files:\n{wanted['rules_list']}scrape_configs:\n" + wanted["job"])
     return wanted
 
 
@@ -209,23 +223,28 @@ def test_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with http_server({}) as gone:
         pass
     config, targets = str(tmp_path / "prometheus.yml"), str(tmp_path / "triton.json")
-    rules = str(tmp_path / "alerts.yml")
-    files = {"monitoring_targets_file": targets, "monitoring_prometheus_config": config, "monitoring_rules_file": rules}
+    (tmp_path / "own.yml").write_text(PROBE)
+    files = {
+        "monitoring_targets_file": targets,
+        "monitoring_prometheus_config": config,
+        "monitoring_rules": [str(tmp_path / "own.yml")],
+        "monitoring_rules_directory": str(tmp_path / "rules"),
+    }
     wanted = {**desired(monitoring_packages=["prometheus", "curl"], **files), "port": gone.port}
     assert wanted["packages"] == ["curl", "prometheus"]
     assert monitoring.diff(wanted, monitoring.read(wanted)) == [
         found("packages", "without curl, prometheus", "installed", "install"),
         found(targets, None, wanted["targets"], "configure"),
         found("scrape job", None, "npufleet-triton", "configure"),
-        found(rules, None, wanted["rules"], "configure"),
-        found("rule_files", None, rules, "configure"),
+        found(str(tmp_path / "rules/own.yml"), None, PROBE, "configure"),
+        found("rule_files", None, f"  - {tmp_path}/rules/own.yml\n", "configure"),
         found("service", None, f"a Prometheus that answers on port {gone.port}", "start"),
     ]
 
 
 def test_other_targets_or_another_job_are_configured(host: dict[str, Any]) -> None:
     Path(host["targets_file"]).write_text("[]\n")
-    Path(host["config"]).write_text(f"rule_files:\n  - {host['rules_file']}\nscrape_configs: []\n")
+    Path(host["config"]).write_text(f"rule_files:\n{host['rules_list']}scrape_configs: []\n")
     assert plan(host, prometheus(ALL, NAMES)) == [
         found(host["targets_file"], "[]\n", host["targets"], "configure"),
         found("scrape job", None, "npufleet-triton", "configure"),
@@ -233,28 +252,31 @@ def test_other_targets_or_another_job_are_configured(host: dict[str, Any]) -> No
 
 
 def test_rules_that_differ_are_not_listed_or_not_loaded(host: dict[str, Any]) -> None:
-    path, config = Path(host["rules_file"]), Path(host["config"])
+    path, config = Path(DIRECTORY[0], "probe.yml"), Path(host["config"])
     before = config.read_text()
-    assert plan(host, prometheus(ALL, NAMES, alerts=ALERTS[1:])) == [
-        found("alerts", ", ".join(ALERTS[1:]), ", ".join(ALERTS), "configure")
+    assert plan(host, prometheus(ALL, NAMES, {"triton.yml": ["Down"], "probe.yml": ["Stale", "Old"]})) == [
+        found("loaded rules", "Old", "npufleet:up", "configure")
     ]
-    assert plan(host, prometheus(ALL, NAMES, file="/etc/prometheus/old.yml")) == [
-        found("alerts", None, ", ".join(ALERTS), "configure")
-    ]
+    assert plan(host, prometheus(ALL, NAMES, {})) == [found("loaded rules", None, "Down, Stale, npufleet:up", "configure")]
     config.write_text(before.replace(f"  - {path}\n", f"  # - {path}\n  - {path}.d\n"))
-    assert plan(host, prometheus(ALL, NAMES)) == [found("rule_files", None, str(path), "configure")]
+    assert plan(host, prometheus(ALL, NAMES)) == [found("rule_files", None, host["rules_list"], "configure")]
     config.write_text(before)
     path.write_text("groups: []\n")
-    assert plan(host, prometheus(ALL, NAMES)) == [found(str(path), "groups: []\n", host["rules"], "configure")]
+    assert plan(host, prometheus(ALL, NAMES)) == [found(str(path), "groups: []\n", PROBE, "configure")]
 
 
-def test_rules_may_be_the_sites_own(tmp_path: Path) -> None:
-    own = tmp_path / "own.yml"
-    own.write_text(
-        "groups:\n  - name: a\n    rules:\n      - alert: 'Two'\n        expr: up == 0\n      - alert: One\n        expr: up == 0\n"
-    )
-    wanted = desired(monitoring_rules=str(own))
-    assert wanted["rules"] == own.read_text()
-    there = {"packages": ["prometheus"], "targets": wanted["targets"], "job": True, "rules": wanted["rules"], "rule_files": True}
-    health = dict.fromkeys(NAMES, "up")
-    assert monitoring.diff(wanted, {**there, "rules_listed": True, "rules_loaded": ["One", "Two"], "health": health}) == []
+def test_rules_of_the_site_are_installed_beside_those_of_the_collection(tmp_path: Path) -> None:
+    own = tmp_path / "site.yml"
+    own.write_text(PROBE)
+    rules = desired(monitoring_rules_extra=[str(own)])["rules"]
+    assert rules.pop("/etc/prometheus/npufleet/rules/site.yml") == PROBE
+    assert rules == desired()["rules"]
+    assert sorted(rules) == sorted(f"/etc/prometheus/npufleet/rules/{path.name}" for path in (MONITORING / "alerts").iterdir())
+
+
+def test_files_of_rules_with_the_same_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "triton.yml").write_text(PROBE)
+    with pytest.raises(Refusal, match=r"two files triton\.yml"):
+        desired(monitoring_rules_extra=[str(tmp_path / "triton.yml")])
+    with pytest.raises(Refusal, match="no file of rules"):
+        desired(monitoring_rules=[str(tmp_path / "none")])

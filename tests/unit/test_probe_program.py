@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
-from helpers import ROOT
 
 PASSED = {"name": "m/http/row 0", "model": "m", "check": "row", "protocol": "http", "ok": True, "why": "", "ms": 1.5}
 DOCUMENT = {"host": "npu1", "checks": [{"model": "m"}], "server": {}}
@@ -348,30 +346,6 @@ def test_reader_sees_a_whole_page_at_any_time(host: Host, monkeypatch: pytest.Mo
     host.run()
     # Node exporter reads whatever ends with .prom.
     assert seen == [(False, True)] * 2
-
-
-# The alerts on what it leaves
-
-TRITONS = {
-    "nv_inference_request_success",
-    "nv_inference_request_failure",
-    "nv_inference_pending_request_count",
-    "nv_inference_exec_count",
-}
-
-
-def test_alerts_ask_for_metrics_that_there_are() -> None:
-    (group,) = yaml.safe_load((ROOT / "files/alerts/npufleet.yml").read_text())["groups"]
-    named = set()
-    for rule in group["rules"]:
-        named |= set(re.findall(r"\b(?:npufleet_\w+|nv_\w+)", rule["expr"]))
-        assert rule["labels"]["severity"] in ("critical", "warning")
-        assert set(rule["annotations"]) == {"summary", "description"}
-    assert named - TRITONS <= set(probe_page.HELP)
-    assert named >= TRITONS
-    tested = yaml.safe_load((ROOT / "tests/alerts/npufleet_test.yml").read_text())["tests"]
-    fires = {entry["alertname"] for test in tested for entry in test["alert_rule_test"] if entry["exp_alerts"]}
-    assert fires == {rule["alert"] for rule in group["rules"]}
 
 
 def test_checks_are_asked_with_the_key_that_the_server_has_now(host: Host) -> None:

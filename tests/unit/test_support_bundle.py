@@ -192,14 +192,15 @@ def test_only_named_files_of_prometheus_are_bundled(tmp_path: Path) -> None:
     (place / "npufleet").mkdir(parents=True)
     (place / "prometheus.yml").write_text(PROMETHEUS)
     (place / "npufleet/triton.json").write_text("[]")
-    (place / "npufleet/alerts.yml").write_text("groups: []\n")
+    (place / "npufleet/probe.yml").write_text("groups: []\n")
     for name in ("web.yml", "site.key", "password", "npufleet/other.json"):
         (place / name).write_text("Beside-Word-6")
-    names = {"config": "prometheus.yml", "targets_file": "npufleet/triton.json", "rules_file": "npufleet/alerts.yml"}
-    desired = {"monitoring": {name: str(place / path) for name, path in names.items()}}
+    names = {"config": str(place / "prometheus.yml"), "targets_file": str(place / "npufleet/triton.json")}
+    rules = str(place / "npufleet/probe.yml")
+    desired = {"monitoring": {**names, "rules": {rules: "groups: []\n"}}}
     items = {entry.name: entry for entry in collect.items(arguments(tmp_path, concerns=["monitoring"], desired=desired), LIMITS)}
     found = items["monitoring/files.json"].get()
-    assert sorted(found) == sorted(str(place / path) for path in names.values())
+    assert sorted(found) == sorted([*names.values(), rules])
     cleaned = json.dumps(Redactor([]).clean(found))
     assert [word for word in re.findall(r"\w+-Word-\d|Basic-Auth-1", PROMETHEUS) if word in cleaned] == []
     assert "job_name: other" in cleaned

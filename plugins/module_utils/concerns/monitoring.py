@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `monitoring`: Prometheus with its files of targets and alerts, its scrape job, and the health of the targets."""
+"""The concern `monitoring`: Prometheus with its files of targets and rules, its scrape job, and the health of the targets."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
@@ -18,6 +19,8 @@ JOB = "npufleet-triton"
 WINDOW = "2m"
 # The key in Prometheus' configuration that lists the files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
+# The name of an alert or a recording rule
+RULE = re.compile(r"^ *(?:- +)?(?:alert|record): *[\"']?([\w:]+)", re.MULTILINE)
 # Shapes of the responses of Prometheus
 RULES = {"data": {"groups": [{"file?": str, "rules": [{"name": str}]}]}}
 _LABELS = {re.compile(".*", re.DOTALL): str}
@@ -26,7 +29,7 @@ QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the files, and the alerts and the health of the targets as Prometheus reports them."""
+    """Return the files, and the rules and the health of the targets as Prometheus reports them."""
     health = _targets(desired["port"])
     if health and not desired["proof"]:
         lately = _up_lately(desired["port"])
@@ -36,19 +39,19 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "packages": sorted(installed_packages(desired["packages"])),
         "targets": read_text(desired["targets_file"]),
         "job": desired["job"] in config,
-        "rules": read_text(desired["rules_file"]),
+        "rules": {path: read_text(path) for path in desired["rules"]},
         "rule_files": RULE_FILES.search(config) is not None,
-        "rules_listed": re.search(f"^ *- +{re.escape(desired['rules_file'])} *$", config, re.MULTILINE) is not None,
-        "rules_loaded": _rules(desired["port"], desired["rules_file"]),
+        "rules_listed": all(re.search(f"^ *- +{re.escape(path)} *$", config, re.MULTILINE) for path in desired["rules"]),
+        "rules_loaded": _rules(desired["port"], list(desired["rules"])),
         "health": health,
     }
 
 
-def _rules(port: int, path: str) -> List[str]:
-    """Return the names of the alerts that Prometheus has loaded from a file."""
-    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules?type=alert")
+def _rules(port: int, paths: List[str]) -> List[str]:
+    """Return the names of the rules that Prometheus has loaded from the given files."""
+    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules")
     groups = answer["data"]["groups"] if status == 200 and not shapes.mismatch(answer, RULES) else []
-    return sorted(rule["name"] for group in groups if group.get("file") == path for rule in group["rules"])
+    return sorted(rule["name"] for group in groups if group.get("file") in paths for rule in group["rules"])
 
 
 def _targets(port: int) -> Optional[Dict[str, str]]:
@@ -75,7 +78,7 @@ def _up_lately(port: int) -> List[str]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences: packages and files, and if Prometheus answers, alerts and the health of the targets."""
+    """Return the differences: packages and files, and if Prometheus answers, rules and the health of the targets."""
     plan = []
     missing = sorted(set(desired["packages"]) - set(actual["packages"]))
     if missing:
@@ -84,17 +87,19 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, desired["targets_file"], actual["targets"], desired["targets"], "configure"))
     if not actual["job"]:
         plan.append(item(CONCERN, "scrape job", None, JOB, "configure"))
-    if actual["rules"] != desired["rules"]:
-        plan.append(item(CONCERN, desired["rules_file"], actual["rules"], desired["rules"], "configure"))
+    for path, text in desired["rules"].items():
+        if actual["rules"][path] != text:
+            plan.append(item(CONCERN, path, actual["rules"][path], text, "configure"))
     if not actual["rules_listed"]:
-        plan.append(item(CONCERN, "rule_files", None, desired["rules_file"], "configure"))
+        plan.append(item(CONCERN, "rule_files", None, desired["rules_list"], "configure"))
     if actual["health"] is None:
         plan.append(item(CONCERN, "service", None, "a Prometheus that answers on port {}".format(desired["port"]), "start"))
         return plan
-    alerts = sorted(re.findall(r"^ *(?:- +)?alert: *[\"']?(\w+)", desired["rules"], re.MULTILINE))
-    if actual["rules_loaded"] != alerts:
-        found = ", ".join(actual["rules_loaded"]) or None
-        plan.append(item(CONCERN, "alerts", found, ", ".join(alerts), "configure"))
+    rules = Counter(name for text in desired["rules"].values() for name in RULE.findall(text))
+    loaded = Counter(actual["rules_loaded"])
+    if loaded != rules:
+        shown = [", ".join(sorted(set(names))) or None for names in (loaded - rules, rules - loaded)]
+        plan.append(item(CONCERN, "loaded rules", shown[0], shown[1], "configure"))
     for host in desired["hosts"]:
         if actual["health"].get(host) != "up":
             plan.append(item(CONCERN, "up of " + host, actual["health"].get(host, "not scraped"), "up", "wait"))

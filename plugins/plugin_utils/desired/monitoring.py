@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
@@ -20,8 +22,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         address = facts.get("npufleet_address") or facts.get("ansible_host") or host
         port = facts.get("npufleet_metrics_port", variables["npufleet_metrics_port"])
         targets.append({"targets": [netloc(str(address).strip("[]"), port)], "labels": {"host": host}})
-    with open(variables["monitoring_rules"], encoding="utf-8") as source:
-        rules = source.read()
+    rules = _rules([*variables["monitoring_rules"], *variables["monitoring_rules_extra"]])
+    directory = variables["monitoring_rules_directory"]
     return {
         "packages": sorted(variables["monitoring_packages"]),
         "config": variables["monitoring_prometheus_config"],
@@ -30,8 +32,25 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "hosts": sorted(target["labels"]["host"] for target in targets),
         "job": variables["monitoring_scrape_job"],
         "port": int(variables["monitoring_prometheus_port"]),
-        "rules_file": variables["monitoring_rules_file"],
-        "rules": rules,
+        "rules": {f"{directory}/{name}": text for name, text in sorted(rules.items())},
+        "rules_list": "".join(f"  - {directory}/{name}\n" for name in sorted(rules)),
         # A proof requires that the targets are up now, a plan that they were up recently.
         "proof": context.proof,
     }
+
+
+def _rules(paths: List[str]) -> Dict[str, str]:
+    """Return {name: text} of files with rules, and of all such files in directories. Raises Refusal."""
+    rules: Dict[str, str] = {}
+    for path in paths:
+        entries = [os.path.join(path, name) for name in os.listdir(path)] if os.path.isdir(path) else [path]
+        files = sorted(entry for entry in entries if entry.endswith((".yml", ".yaml")))
+        if not files:
+            raise Refusal(f"{path} in monitoring_rules has no file of rules, expected *.yml")
+        for file in files:
+            name = os.path.basename(file)
+            if name in rules:
+                raise Refusal(f"monitoring_rules and monitoring_rules_extra have two files {name}. Give one of them another name")
+            with open(file, encoding="utf-8") as source:
+                rules[name] = source.read()
+    return rules

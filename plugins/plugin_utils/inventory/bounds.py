@@ -315,7 +315,7 @@ BOUNDS: Dict[str, Bound] = {
     "model_repository_keep": number(1, 1000),
     "model_repository_gs_credentials": text(MAX_TEXT, lines=True),
     "monitoring_prometheus_config": file_on_host(".yml", ".yaml"),
-    "monitoring_rules_file": file_on_host(".yml", ".yaml"),
+    "monitoring_rules_directory": DIRECTORY._replace(fits=lambda path: file_on_host("/x").fits(path + "/x")),
     "monitoring_targets_file": file_on_host(".json", ".yml", ".yaml"),
     "monitoring_probe_directory": DIRECTORY,
     "monitoring_prometheus_service": name(r"[A-Za-z0-9:_.@-]+", "the name of a systemd unit"),

@@ -39,6 +39,7 @@ RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")
 # {removed variable: its replacement}
 REMOVED: Dict[str, str] = {
     "npufleet_row": "npufleet_release_row",
+    "monitoring_rules_file": "monitoring_rules_directory",
     **{
         f"inference_check_probe{name}": f"monitoring_probe{name}"
         for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
