@@ -72,12 +72,12 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragmen
 changelog: venv ## write CHANGELOG.md from changelogs/fragments, for the version in galaxy.yml
 	@$(BIN)/antsibull-changelog release --update-existing --version "$$(sed -n 's/^version: //p' galaxy.yml)"
 
-unit-packages: ## install rsync, rclone, HAProxy, jsonnet and promtool if they are missing
-	@if ! command -v rsync >/dev/null || ! command -v rclone >/dev/null || ! PATH=$$PATH:/usr/sbin command -v haproxy >/dev/null \
-	  || ! command -v jsonnet >/dev/null || ! command -v promtool >/dev/null; then \
-	  echo "make: installing rsync, rclone, HAProxy, jsonnet and promtool for the unit tests"; \
+UNIT_PROGRAMS := rsync rclone haproxy jsonnet prometheus prometheus-node-exporter
+unit-packages: ## install rsync, rclone, HAProxy, jsonnet, Prometheus and node exporter if they are missing
+	@if ! PATH=$$PATH:/usr/sbin command -v $(UNIT_PROGRAMS) | wc -l | grep -qx $(words $(UNIT_PROGRAMS)); then \
+	  echo "make: installing $(UNIT_PROGRAMS) for the unit tests"; \
 	  apt-get update -qq; \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rsync rclone haproxy jsonnet prometheus >/dev/null; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(UNIT_PROGRAMS) >/dev/null; \
 	fi
 
 unit: venv ## unit tests
@@ -102,6 +102,7 @@ browser: ## install Chromium and its driver if they are missing
 	fi
 
 report-test: venv ## test the report in a browser
+	@$(MAKE) --no-print-directory unit-packages
 	@$(MAKE) --no-print-directory browser
 	@$(PY) -m pytest tests/report
 

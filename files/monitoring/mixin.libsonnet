@@ -1,4 +1,4 @@
-// The alerts in the layout of a mixin (https://monitoring.mixins.dev), for tools that install mixins.
+// The alerts and dashboards in the layout of a mixin (https://monitoring.mixins.dev), for tools that install mixins.
 
 // The files start with `---`, so parseYaml returns an array of documents.
 local groups(files) = std.flattenArrays([std.parseYaml(file)[0].groups for file in files]);
@@ -9,5 +9,11 @@ local groups(files) = std.flattenArrays([std.parseYaml(file)[0].groups for file 
       importstr 'alerts/probe.yml',
       importstr 'alerts/triton.yml',
     ]),
+  },
+  grafanaDashboards+:: {
+    'npufleet-fleet.json': import 'dashboards/fleet.json',
+    'npufleet-model.json': import 'dashboards/model.json',
+    'npufleet-card.json': import 'dashboards/card.json',
+    'npufleet-balancer.json': import 'dashboards/balancer.json',
   },
 }

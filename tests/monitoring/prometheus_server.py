@@ -1,0 +1,95 @@
+"""A real Prometheus with series that were written beforehand, for the tests of dashboards and charts."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# A series is its name and labels, and its samples as (seconds since 1970, value).
+Series = tuple[str, Mapping[str, str], Iterable[tuple[float, float]]]
+
+
+def program(name: str) -> str:
+    """Return the path of a program of the package `prometheus`."""
+    found = shutil.which(name)
+    assert found, f"{name} is not installed: make unit-packages"
+    return found
+
+
+def store(home: Path, series: Iterable[Series]) -> None:
+    """Write the series as blocks of Prometheus' database."""
+    page = home / "series.txt"
+    home.mkdir(parents=True, exist_ok=True)
+    with page.open("w") as target:
+        for name, labels, samples in series:
+            text = ",".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in labels.items())
+            target.writelines(f"{name}{{{text}}} {value:.10g} {at:.3f}\n" for at, value in samples if not math.isnan(value))
+        target.write("# EOF\n")
+    command = [program("promtool"), "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(page), str(home / "data")]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    page.unlink()
+
+
+class Prometheus:
+    """A running Prometheus and its port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """Return the data of a query of the HTTP API. Raises AssertionError with Prometheus' message if it fails."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                return json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def ready(self) -> bool:
+        """Return True if it answers queries."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=5) as response:
+                return response.status == 200
+        except OSError:
+            return False
+
+
+@contextmanager
+def prometheus(home: Path, series: Iterable[Series]) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes nothing and has these series."""
+    store(home, series)
+    (home / "prometheus.yml").write_text("scrape_configs: []\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        program("prometheus"),
+        f"--config.file={home / 'prometheus.yml'}",
+        f"--storage.tsdb.path={home / 'data'}",
+        "--storage.tsdb.retention.time=30d",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (home / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    server = Prometheus(port)
+    try:
+        deadline = time.monotonic() + 60
+        while not server.ready():
+            assert process.poll() is None and time.monotonic() < deadline, (home / "prometheus.log").read_text()
+            time.sleep(0.05)
+        yield server
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
