@@ -10,6 +10,8 @@ short_description: Compute the steps that recover a host
 description:
   - Returns the steps after which a host serves its current releases again. They follow from the differences of C(driver),
     C(engine), C(models) and C(server). A recovery ends after the first step that helps.
+  - A healthy host whose drain is unfinished (concern C(traffic)) changes without a step, because the frame of the rollout proves it
+    and returns it to the traffic.
   - A recovery installs no driver, container or model. Differences that need that, or an operator, are returned as C(refused).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -36,7 +38,7 @@ RETURN = r"""
 _value:
   description: >-
     C(found) has a sentence for each difference. C(steps) has some of V(serve), V(restart) and V(reload), and is empty for a healthy
-    host. C(refused) has the differences that no step can repair.
+    host. C(refused) has the differences that no step can repair. C(changes) is true if the host takes part in the recovery.
   type: dict
 """
 
@@ -55,8 +57,8 @@ ROLE_ACTIONS = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
 NEEDS_SITE = "a recovery does not replace drivers or containers: run playbooks/site.yml"
 
 
-def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]]:
-    """Return {"found", "steps", "refused"} for one host. RETURN explains the keys."""
+def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, Any]:
+    """Return {"found", "steps", "refused", "changes"} for one host. RETURN explains the keys."""
     found: List[str] = []
     refused: List[str] = []
     needed = -1
@@ -81,7 +83,10 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
         found.append(host_text.indented(host_text.sanitized(answers)))
         # Another step, if one is needed, may also correct the answers.
         needed = max(needed, STEPS.index("restart")) if needed < 0 else needed
-    return {"found": found, "steps": [] if refused or needed < 0 else STEPS[needed:], "refused": refused}
+    unfinished = [host_text.line(sentence(entry)) for entry in state["plan"] if entry["concern"] == "traffic"]
+    steps = [] if refused or needed < 0 else STEPS[needed:]
+    changes = bool(steps or unfinished) and not refused
+    return {"found": [*found, *unfinished], "steps": steps, "refused": refused, "changes": changes}
 
 
 class FilterModule:

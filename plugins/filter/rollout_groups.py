@@ -11,7 +11,7 @@ description:
   - Returns the hosts that take part in a rollout with their groups. C(npufleet_change_yes) has the hosts that change,
     C(npufleet_change_maintenance) the hosts in maintenance, which do not change, and C(npufleet_build) the host that builds or
     publishes the image. A host in sync is in no group.
-  - In a rollback a host changes if M(npufleet.triton.host_state) has returned moves for it.
+  - In a rollback a host changes if M(npufleet.triton.host_state) has returned moves for it, or if its drain is unfinished.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -46,6 +46,8 @@ _value:
 
 from typing import Any, Callable, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import traffic
+
 
 def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: bool = False) -> List[Dict[str, Any]]:
     """Return the name and the groups of each host that takes part in the rollout."""
@@ -58,7 +60,7 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
         groups = ["npufleet_build"] if builds and not check else []
         if state["maintenance"]:
             groups.append("npufleet_change_maintenance")
-        elif state.get("moves", state["plan"]) and not check:
+        elif (state.get("moves", state["plan"]) or traffic.limited(state)) and not check:
             groups.append("npufleet_change_yes")
         if "npufleet_change_yes" in groups and "balancer" in (state.get("desired") or {}):
             groups.append("npufleet_balancers_" + ("first" if serves_check_model(name, hosts) else "last"))

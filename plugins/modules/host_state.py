@@ -208,7 +208,7 @@ serial:
   elements: raw
 traffic:
   description: Settings of a rollout behind load balancers.
-  returned: with O(preflight), O(rollback) or O(linked), if the host is not in sync and the settings are valid
+  returned: with O(preflight), O(rollback) or O(current_releases), if the host is not in sync and the settings are valid
   type: dict
   contains:
     hook: {description: The value of C(npufleet_drain_hook)., type: str}
@@ -217,6 +217,7 @@ traffic:
         The effect of the plan on clients: V(none), V(reload) if models load next to those that answer, V(stop) if the host has to
         be drained.
       type: str
+    limited: {description: Whether an earlier rollout has not restored the host's share of the traffic., type: bool}
     accept_within: {description: Seconds that a proven change waits for the verdict about the traffic. 0 for no verdict., type: int}
 store:
   description: The model store of the host.

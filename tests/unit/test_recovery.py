@@ -25,7 +25,16 @@ STALE = item("driver", "module", "stale: the vendor's tool numbers 2 cards 0", "
 
 
 def test_a_host_that_is_well_needs_nothing() -> None:
-    assert recovery(host()) == {"found": [], "steps": [], "refused": []}
+    assert recovery(host()) == {"found": [], "steps": [], "refused": [], "changes": False}
+
+
+def test_an_unfinished_drain_needs_no_step() -> None:
+    unfinished = recovery(host(differs("traffic", "share of the traffic", "undrain")))
+    assert (unfinished["steps"], unfinished["refused"], unfinished["changes"]) == ([], [], True)
+    (sentence,) = unfinished["found"]
+    assert sentence.startswith("traffic share of the traffic is old")
+    beyond = recovery(host(differs("traffic", "share of the traffic", "undrain"), engine=False))
+    assert not beyond["changes"]
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_what_a_batch_took_is_written_by_its_first_host(tmp_path: Path) -> None:
 
 
 def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
-    build = {"action": "build"}
+    build = {"concern": "image", "action": "build"}
     hosts = {
         "npu1": {"npufleet_state": {"plan": [build], "maintenance": None}},
         "npu2": {"npufleet_state": {"plan": [build], "maintenance": None}},
@@ -316,8 +316,10 @@ def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
         "npu5": {"npufleet_state": {"plan": [], "maintenance": {"reason": "x"}}},
         # Asked what a rollback would move
         "npu6": {"npufleet_state": {"plan": [build], "maintenance": None, "moves": {}}},
-        "npu8": {"npufleet_state": {"plan": [{"action": "publish"}], "maintenance": None}, "npufleet_build_host": "npu8"},
+        "npu8": {"npufleet_state": {"plan": [{**build, "action": "publish"}], "maintenance": None}, "npufleet_build_host": "npu8"},
         "npu7": {"npufleet_state": {"plan": [], "maintenance": None, "moves": {"digits": {}}}},
+        # A rollout has not restored its share of the traffic.
+        "npu9": {"npufleet_state": {"plan": [{"concern": "traffic", "action": "undrain"}], "maintenance": None, "moves": {}}},
     }
     changes, out, builds = "npufleet_change_yes", "npufleet_change_maintenance", "npufleet_build"
     assert rollout_groups(hosts, "npu1") == [
@@ -327,5 +329,6 @@ def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
         {"name": "npu5", "groups": [out]},
         {"name": "npu8", "groups": [builds, changes]},
         {"name": "npu7", "groups": [changes]},
+        {"name": "npu9", "groups": [changes]},
     ]
     assert rollout_groups(hosts, "npu1", True) == [{"name": "npu4", "groups": [out]}, {"name": "npu5", "groups": [out]}]

@@ -61,6 +61,8 @@ def test_rollback_has_the_effect_of_its_moves() -> None:
     assert subject.effect(result(moves={"digits": {}})) == "reload"
     assert subject.effect(result(moves={"large": {}})) == "stop"
     assert subject.effect(result(moves={})) == "none"
+    ended = ("traffic", "share of the traffic", "undrain")
+    assert subject.effect(result(ended, moves={})) == subject.effect(result(ended, moves={"digits": {}})) == "stop"
 
 
 def test_lack_of_memory_for_two_releases_needs_a_drain() -> None:
@@ -74,12 +76,14 @@ def test_lack_of_memory_for_two_releases_needs_a_drain() -> None:
 
 def test_settings_of_a_rollout() -> None:
     change = result(("server", "container.shm", "replace"))
-    assert subject.settings(SETTINGS, change) == {"hook": "haproxy", "effect": "stop", "accept_within": 360}
+    assert subject.settings(SETTINGS, change) == {"hook": "haproxy", "effect": "stop", "limited": False, "accept_within": 360}
     waits = {**SETTINGS, "npufleet_judge_unjudged": "wait"}
     assert subject.settings(waits, change)["accept_within"] == 960
     assert subject.settings({**SETTINGS, "npufleet_judge_seconds": 0}, change)["accept_within"] == 0
     none = {**SETTINGS, "npufleet_drain_hook": "none"}
-    assert subject.settings(none, change) == {"hook": "none", "effect": "none", "accept_within": 0}
+    assert subject.settings(none, change) == {"hook": "none", "effect": "none", "limited": False, "accept_within": 0}
+    ended = result(("traffic", "share of the traffic", "undrain"))
+    assert subject.settings(none, ended)["limited"] and subject.settings(SETTINGS, ended)["limited"]
 
 
 def test_unknown_hooks_are_refused() -> None:
@@ -98,7 +102,7 @@ def balancer(**servers: tuple[str, str]) -> dict[str, Any]:
     return {"servers": {name: {"state": state, "health": health} for name, (state, health) in servers.items()}}
 
 
-STOP = {"hook": "haproxy", "effect": "stop", "accept_within": 360}
+STOP = {"hook": "haproxy", "effect": "stop", "limited": False, "accept_within": 360}
 
 
 def test_steps_of_a_change() -> None:
@@ -121,6 +125,13 @@ def test_new_host_gets_no_requests_yet() -> None:
         "judge": False,
         "accept_within": 0,
     }
+
+
+@pytest.mark.parametrize("hook", ["none", "haproxy"])
+def test_record_of_a_host_without_a_balancer_is_removed(hook: str) -> None:
+    """The site may have removed its balancers after the rollout that was interrupted."""
+    limited = {"hook": hook, "effect": "none", "limited": True, "accept_within": 0}
+    assert subject.steps(limited, {}, "npu1") == {"drain": True, "judge": False, "accept_within": 0}
 
 
 def test_drain_of_the_last_ready_hosts_is_an_outage() -> None:

@@ -84,7 +84,7 @@ CONCERNS: Dict[str, Concern] = {
             unit=probe.TIMER,
             warning=probe.warning,
         ),
-        Concern(traffic, "", (), playbooks=("models",), models_actions=None),
+        Concern(traffic, "", (), playbooks=("models", "recover", "rollback"), models_actions=None),
         Concern(
             balancer,
             "load_balancer",

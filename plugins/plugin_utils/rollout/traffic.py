@@ -21,7 +21,12 @@ LOADS = ("load", "unload", "wait", "prove")
 AROUND = 300
 HOOKS = ("haproxy", "command", "none")
 # The settings of a host in sync. A second playbook of the same run may still have it among the hosts that change.
-UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "accept_within": 0}
+UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "limited": False, "accept_within": 0}
+
+
+def limited(result: Mapping[str, Any]) -> bool:
+    """Return True if a rollout that ended before has not restored the host's share of the traffic."""
+    return any(entry["concern"] == traffic.CONCERN for entry in result["plan"])
 
 
 def effect(result: Mapping[str, Any]) -> str:
@@ -33,9 +38,11 @@ def _effects(result: Mapping[str, Any]) -> Iterator[str]:
     desired = (result.get("desired") or {}).get("server") or {}
     beside = desired.get("mode") == "explicit"
     released = set(result.get("moves") or {})
+    if limited(result):
+        yield STOP
     for entry in [] if "moves" in result else result["plan"]:
         concern, action = entry["concern"], entry["action"]
-        if concern in (driver.CONCERN, engine.CONCERN, traffic.CONCERN):
+        if concern in (driver.CONCERN, engine.CONCERN):
             yield STOP
         elif concern == server.CONCERN:
             yield RELOAD if action in LOADS and beside else STOP
@@ -75,6 +82,7 @@ def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[st
     return {
         "hook": hook,
         "effect": NONE if hook == "none" else effect(result),
+        "limited": limited(result),
         # A proven change waits so long for the verdict about the traffic. 0: no verdict is made.
         "accept_within": 0 if hook == "none" or not judge else judge + wait + AROUND,
     }
@@ -86,12 +94,13 @@ def steps(
     """Return the steps of a host change that concern its traffic: {"drain", "judge", "accept_within"}.
 
     `balancers` has the results of balancer_info. A new host is in none of them, so it gets no requests yet. A change that repairs a
-    server is made without traffic, and is not rolled back, so it does not wait to be accepted.
+    server is made without traffic, and is not rolled back, so it does not wait to be accepted. The record of an unfinished drain is
+    completed even if the balancers do not know the host any more.
     """
     balanced = settings_of_host["hook"] == "command" or any(host in found["servers"] for found in balancers.values())
     judged = balanced and settings_of_host["effect"] != NONE and settings_of_host["accept_within"] > 0
     return {
-        "drain": balanced and (settings_of_host["effect"] == STOP or repairs),
+        "drain": settings_of_host["limited"] or (balanced and (settings_of_host["effect"] == STOP or repairs)),
         "judge": judged,
         "accept_within": settings_of_host["accept_within"] if judged and not repairs else 0,
     }

@@ -17,8 +17,8 @@ HOSTS = ["npu-1", "npu-2", "npu-3", "npu-4"]
 READING = (
     "host_state preflight",
     "host_state",
-    "host_state models server",
-    "host_state driver engine models server",
+    "host_state models server traffic",
+    "host_state driver engine models server traffic",
     "host_lease",
     "host_lease released",
 )

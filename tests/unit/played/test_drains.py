@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import HOSTS, Run, differs, run
+from stage import HOSTS, MODEL, STOPPED, Run, differs, run
 
 LB: dict[str, Any] = {"lb-1": {"balancer": True}}
 BEHIND: dict[str, Any] = {**{host: {"plan": []} for host in HOSTS[:2]}, **LB}
@@ -147,3 +147,74 @@ def test_the_host_that_builds_leaves_the_traffic_for_a_change_of_the_engine(tmp_
     assert in_order(ran, drained, restarted, "npu-1 server_change", "lb-1 balancer_server ready npu-1"), "\n".join(
         [*ran.calls, ran.output]
     )
+
+
+# A drain that a rollout has not completed
+
+ROLLBACK = ("-e", "rollback_to=previous")
+UPGRADE = ("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true")
+RECORD = "/var/lib/npufleet/traffic.json"
+LIMITED = differs("traffic", "undrain", name="share of the traffic", until=f"host_files absent {RECORD}")
+
+
+@pytest.mark.parametrize(
+    ("playbook", "options"),
+    [("site.yml", ()), ("models.yml", ()), ("recover.yml", ()), ("rollback.yml", ROLLBACK), ("upgrade.yml", UPGRADE)],
+)
+def test_an_unfinished_drain_is_completed_after_a_proof(tmp_path: Path, playbook: str, options: tuple[str, ...]) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [LIMITED], "moves": {}}, "npu-2": {"plan": [], "moves": {}}}
+    ran = run(tmp_path, playbook, scenario, *options, balancers=("lb-1",), npufleet_judge_seconds=1)
+    assert ran.code == 0, ran.output
+    proof, ready = "npu-1 inference_check", "lb-1 balancer_server ready npu-1"
+    assert in_order(ran, "lb-1 balancer_server drained npu-1", proof, ready, f"npu-1 host_files absent {RECORD}"), ran.calls
+    assert {call.split()[-1] for call in of_balancer(ran)} == {"npu-1"}
+    assert not [call for call in ran.calls if " server_change" in call], ran.calls
+
+
+@pytest.mark.parametrize(
+    ("playbook", "options"),
+    [("site.yml", ()), ("recover.yml", ()), ("rollback.yml", ROLLBACK)],
+)
+def test_an_unfinished_drain_of_a_host_that_is_not_proven_stays(tmp_path: Path, playbook: str, options: tuple[str, ...]) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [LIMITED], "moves": {}, "fails": "inference_check|server_change"}}
+    scenario["npu-2"] = {"plan": [], "moves": {}}
+    ran = run(tmp_path, playbook, scenario, *options, balancers=("lb-1",), npufleet_judge_seconds=1)
+    assert ran.code == 2, ran.output
+    assert of_balancer(ran) and not [call for call in of_balancer(ran) if " ready " in call], ran.calls
+    assert f"npu-1 host_files absent {RECORD}" not in ran.calls
+    assert "the host stays out of the traffic" in ran.words
+
+
+@pytest.mark.parametrize("playbook", ["recover.yml", "site.yml"])
+def test_the_record_of_a_drain_goes_with_the_balancers(tmp_path: Path, playbook: str) -> None:
+    ran = run(tmp_path, playbook, {"npu-1": {"plan": [LIMITED]}})
+    assert ran.code == 0, ran.output
+    assert in_order(ran, "npu-1 inference_check", f"npu-1 host_files absent {RECORD}"), ran.calls
+
+
+@pytest.mark.parametrize(("plan", "fails"), [(STOPPED, "never"), ([], "inference_check")])
+def test_a_recovery_is_made_without_traffic(tmp_path: Path, plan: list[dict[str, Any]], fails: str) -> None:
+    """A host with wrong answers may look healthy to its balancers."""
+    scenario = {**BEHIND, "npu-1": {"plan": plan, "fails": fails}}
+    ran = run(tmp_path, "recover.yml", scenario, balancers=("lb-1",), npufleet_judge_seconds=1)
+    assert ran.code == 0, ran.output
+    drained, ready = "lb-1 balancer_server drained npu-1", "lb-1 balancer_server ready npu-1"
+    assert in_order(ran, drained, "npu-1 server_change", ready), ran.calls
+    assert not [call for call in ran.calls if "server_change accepted" in call or "server_change restored" in call]
+
+
+def test_a_recovery_of_the_last_ready_host_changes_nothing(tmp_path: Path) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [], "fails": "inference_check"}}
+    scenario["lb-1"] = {"balancer": True, "servers": {"npu-2": {"state": "drained"}}}
+    ran = run(tmp_path, "recover.yml", scenario, balancers=("lb-1",))
+    assert ran.code == 2, ran.output
+    assert "lb-1: npu-1 would be drained together and no ready server would be left" in ran.words
+    assert of_balancer(ran) == [] and not [call for call in ran.calls if " server_change" in call]
+
+
+def test_a_rollback_completes_the_drain_of_a_host_with_moves(tmp_path: Path) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [*MODEL, LIMITED]}, "npu-2": {"plan": [], "moves": {}}}
+    ran = run(tmp_path, "rollback.yml", scenario, *ROLLBACK, balancers=("lb-1",), npufleet_judge_seconds=1)
+    assert ran.code == 0, ran.output
+    drained, ready = "lb-1 balancer_server drained npu-1", "lb-1 balancer_server ready npu-1"
+    assert in_order(ran, drained, "npu-1 server_change rollback", ready, f"npu-1 host_files absent {RECORD}"), ran.calls

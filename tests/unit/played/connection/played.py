@@ -122,7 +122,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     report = [item["name"] for item in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
     seen = {"at": time.time(), "after": "", "current_releases": bool(arguments.get("current_releases"))}
-    moves = {"moves": MOVES} if arguments.get("rollback") else {}
+    moves = {"moves": part.get("moves", MOVES)} if arguments.get("rollback") else {}
     held_by = {"held_by": part["held_by"]} if "held_by" in part else {}
     return {**answer, "seen": seen, "refusals": part.get("refusals", []), **moves, **held_by}
 
