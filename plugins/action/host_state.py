@@ -154,8 +154,7 @@ class ActionModule(FleetAction):
             result["untested"] = variables["npufleet_release_row"].get("untested")
         return self._for_playbooks(result, variables, batched=boolean(arguments.get("current_releases", False)))
 
-    @staticmethod
-    def _for_playbooks(result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
+    def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
         """Add the variables with which playbooks ask for confirmation and form batches, which hostvars may lack.
 
         An invalid variable is a reason against a change, but not against reading.
@@ -167,6 +166,10 @@ class ActionModule(FleetAction):
         with collected(reasons):
             if batched and rollout.SERIAL in variables:
                 more["serial"] = rollout.parse_serial(variables[rollout.SERIAL])
+        with collected(reasons):
+            if batched and rollout.PAUSE in variables:
+                # Nothing pauses in check mode.
+                more["pause"] = "" if self._task.check_mode else rollout.parse_pause(variables[rollout.PAUSE])
         with collected(reasons):
             if batched:
                 more["traffic"] = traffic.UNCHANGED if result.get("in_sync") else traffic.settings(variables, result)

@@ -8,15 +8,19 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from ansible import context
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.modules.rollout import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, outputs, rollout, runs
 
 # The files of the durations and of the names of all hosts, in npufleet_output_dir
 RECORD = "durations.json"
 LISTING = "rollout.txt"
+# The most rollouts that are listed
+MOST_LISTED = 5
 
 
 class ActionModule(FleetAction):
@@ -25,6 +29,9 @@ class ActionModule(FleetAction):
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, given = self.validate_argument_spec(argument_spec=OPTIONS)
         path = os.path.join(self._loader.path_dwim(given["output_dir"]), RECORD)
+        records = os.path.join(os.path.dirname(path), record.DIRECTORY)
+        if given["state"] == "listed":
+            return {"changed": False, "lines": record.table(record.latest(records, MOST_LISTED))}
         batch = [name for name in task_vars["ansible_play_batch"] if name in task_vars["hostvars"]]
         if given["state"] == "ended":
             return self._end(host, task_vars, path, batch, given)
@@ -38,9 +45,22 @@ class ActionModule(FleetAction):
                 outputs.write(listed, rollout.listing(ahead))
             except OSError as error:
                 listed, result["warnings"] = None, [f"The names of the hosts cannot be written: {error}"]
-        result["msg"] = rollout.announcement(ahead, rollout.read(path), total, listed)
-        self._display.display(host_text.line(result["msg"]))
-        return result
+        number = _number(task_vars, batch[0], given["serial"]) if batch else 0
+        states = [task_vars["hostvars"][name].get("npufleet_state") for name in task_vars["ansible_play_hosts_all"]]
+        pauses = [state.get("pause") for state in states if isinstance(state, Mapping)]
+        pause = "" if self._task.check_mode else rollout.longest_pause(pauses)
+        result["msg"] = rollout.announcement(ahead, rollout.read(path), total, listed, pause if number == 0 else "")
+        if given["announce"]:
+            self._display.display(host_text.line(result["msg"]))
+        paused = _pause(pause, number, len(ahead))
+        # The record of a run begins with its first batch.
+        if number == 0 and not paused and not self._task.check_mode:
+            try:
+                names = [[planned.host for planned in part] for part in ahead]
+                record.begin(records, _owner(host, task_vars), names, pause, time.time())
+            except OSError as error:
+                result["warnings"] = [*result.get("warnings", []), f"The rollout cannot be recorded: {error}"]
+        return {**result, **paused}
 
     def _end(
         self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], given: Mapping[str, Any]
@@ -56,6 +76,10 @@ class ActionModule(FleetAction):
                 rollout.write(path, _durations(task_vars["hostvars"], batch))
             except OSError as error:
                 result["warnings"] = [f"The durations cannot be recorded: {error}"]
+            if not self._task.check_mode:
+                result["warnings"] = [*result.get("warnings", []), *_record(host, task_vars, path, batch, given["lost"])]
+        if not result.get("warnings"):
+            result.pop("warnings", None)
         return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
 
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
@@ -69,6 +93,46 @@ class ActionModule(FleetAction):
         except host_text.InvalidAnswer as invalid:
             return [str(invalid)]
         return [str(released["msg"])] if released.get("failed") else []
+
+
+def _record(host: str, task_vars: Mapping[str, Any], path: str, batch: Sequence[str], lost: Sequence[str]) -> List[str]:
+    """Add the batch to the record of the rollout, and return warnings."""
+    known, now = task_vars["hostvars"], time.time()
+    entries = {
+        name: record.host_entry(known[name], _planned(name, known[name]).concerns, now, name in lost)
+        for name in [*batch, *(name for name in lost if name in known and name not in batch)]
+    }
+    try:
+        record.add(os.path.join(os.path.dirname(path), record.DIRECTORY), _owner(host, task_vars), entries, now)
+    except OSError as error:
+        return [f"The rollout cannot be recorded: {error}"]
+    return []
+
+
+def _pause(pause: str, number: int, ahead: int) -> Dict[str, Any]:
+    """Return how the rollout pauses before the batch `number`, from 0: `seconds`, `confirm`, a failure, or nothing.
+
+    The first batch fails if nobody could confirm the second one.
+    """
+    follows = number == 1 or (number == 0 and ahead > 1)
+    if pause == rollout.CONFIRM and follows and not runs.has_terminal():
+        return {"failed": True, "msg": f"{rollout.NO_TERMINAL} {'Nothing' if number == 0 else 'No further host'} was changed."}
+    if not pause or number != 1:
+        return {}
+    return {"confirm": True} if pause == rollout.CONFIRM else {"seconds": int(pause)}
+
+
+def _owner(host: str, task_vars: Mapping[str, Any]) -> record.Owner:
+    """Return the run of a record."""
+    owner = runs.lease_owner(host)
+    playbook = os.path.basename(str((context.CLIARGS.get("args") or [""])[0]))
+    return record.Owner(owner["run"], owner["by"], playbook, str(task_vars.get("inventory_dir") or ""))
+
+
+def _number(variables: Mapping[str, Any], host: str, serial: Any) -> int:
+    """Return the number of the batch of a host, from 0."""
+    divided = rollout.batches(variables["ansible_play_hosts_all"], rollout.parse_serial("100%" if serial is None else serial))
+    return next(number for number, part in enumerate(divided) if host in part)
 
 
 def _ahead(variables: Mapping[str, Any], batch: Sequence[str], serial: Any) -> List[List[rollout.PlannedHost]]:

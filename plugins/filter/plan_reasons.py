@@ -12,6 +12,8 @@ description:
   - A host has reasons if M(npufleet.triton.host_state) has returned reasons, if its plan failed, or if it has no plan. A host in
     maintenance has no reasons. An unreachable host is left out.
   - If the hosts to change have different values of C(npufleet_rollout_serial), that is a reason for each of them.
+  - If there are several batches, C(npufleet_rollout_pause) is V(confirm) and the run has no terminal, that is a reason for each
+    host to change that needs a confirmation.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -55,7 +57,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
 NO_PLAN = "the plan is missing. See the failed task above, and run again"
 
@@ -76,11 +78,16 @@ def plan_reasons(
         found[host] = reasons
         if isinstance(state, Mapping) and state.get("serial") and state.get("moves", state.get("plan")):
             serials[host] = state["serial"]
+    confirmed = [host for host in serials if known[host][result].get("pause") == rollout.CONFIRM]
     try:
-        rollout.common_serial(serials)
+        batches = rollout.batches(list(serials), rollout.common_serial(serials))
     except Refusal as refusal:
         for host in serials:
             found[host] += refusal.reasons
+    else:
+        if confirmed and len(batches) > 1 and not runs.has_terminal():
+            for host in confirmed:
+                found[host].append(rollout.NO_TERMINAL)
     return found
 
 

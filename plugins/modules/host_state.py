@@ -206,6 +206,10 @@ serial:
   returned: with O(preflight), O(rollback) or O(current_releases), if that variable is valid
   type: list
   elements: raw
+pause:
+  description: The variable C(npufleet_rollout_pause), which is seconds, V(confirm) or empty. Empty in check mode.
+  returned: with O(preflight), O(rollback) or O(current_releases), if that variable is valid
+  type: str
 traffic:
   description: Settings of a rollout behind load balancers.
   returned: with O(preflight), O(rollback) or O(current_releases), if the host is not in sync and the settings are valid

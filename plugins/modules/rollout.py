@@ -18,11 +18,17 @@ author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(begun) announces this batch and the following ones. Run it once for each batch.
+      - V(begun) announces this batch and the following ones, and begins the record of the rollout with its first batch. Run it once
+        for each batch.
+      - With the second batch, V(begun) returns how the rollout pauses. C(pause) of the plans has C(npufleet_rollout_pause) of the
+        hosts, of which the longest counts. If it is V(confirm), the task fails without a terminal, and does so with the first batch
+        if another one follows.
       - V(ended) ends the change of a host. Run it for each host of the batch. The duration of the batch is recorded. It begins at
-        the time in the variable C(npufleet_began).
+        the time in the variable C(npufleet_began). The batch is added to the record of the rollout in the
+        directory C(rollouts) of O(output_dir). At most 100 records are kept.
+      - V(listed) returns the last rollouts.
     type: str
-    choices: [begun, ended]
+    choices: [begun, ended, listed]
     default: begun
   output_dir:
     description:
@@ -33,6 +39,10 @@ options:
   serial:
     description: The batches, in the form of C(serial) of a play. Default is one batch.
     type: raw
+  announce:
+    description: With O(state=begun), print the announcement.
+    type: bool
+    default: true
   release:
     description: With O(state=ended), release the host. The task fails if the host cannot be released or the lease was lost.
     type: bool
@@ -73,6 +83,19 @@ msg:
   description: The announcement in one line.
   returned: with O(state=begun)
   type: str
+seconds:
+  description: Seconds that the caller has to pause.
+  returned: with the second batch and a pause of seconds
+  type: int
+confirm:
+  description: True if the caller has to ask an operator.
+  returned: with the second batch and V(confirm)
+  type: bool
+lines:
+  description: The last five rollouts as text, newest first.
+  returned: with O(state=listed)
+  type: list
+  elements: str
 """
 
 from typing import Any, Dict
@@ -81,9 +104,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 
 # The action plugin reads the task's arguments by the same specification.
 OPTIONS: Dict[str, Any] = {
-    "state": {"type": "str", "choices": ["begun", "ended"], "default": "begun"},
+    "state": {"type": "str", "choices": ["begun", "ended", "listed"], "default": "begun"},
     "output_dir": {"type": "path", "required": True},
     "serial": {"type": "raw"},
+    "announce": {"type": "bool", "default": True},
     "release": {"type": "bool", "default": False},
     "failed": {"type": "str", "default": ""},
     "lost": {"type": "list", "elements": "str", "default": []},

@@ -103,8 +103,8 @@ def common_home(purpose: str) -> str:
     return home
 
 
-def ansible_playbook(directory: Path, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ansible-playbook with the settings of this checkout. Its temporary files are below `directory`."""
+def playbook_command(directory: Path, *arguments: object, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of ansible-playbook with the settings of this checkout."""
     home = f"{directory}/ansible"
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
@@ -117,7 +117,12 @@ def ansible_playbook(directory: Path, *arguments: object, cwd: Path = ROOT, **en
         "OPENBLAS_NUM_THREADS": "1",
         **environment,
     }
-    command = [str(ANSIBLE_PLAYBOOK), *map(str, arguments)]
+    return [str(ANSIBLE_PLAYBOOK), *map(str, arguments)], settings
+
+
+def ansible_playbook(directory: Path, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ansible-playbook with the settings of this checkout. Its temporary files are below `directory`."""
+    command, settings = playbook_command(directory, *arguments, **environment)
     return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=600, check=False)
 
 

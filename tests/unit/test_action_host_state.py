@@ -271,7 +271,7 @@ def test_in_which_environment_a_host_is_does_not_the_host_say(monkeypatch: pytes
     monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
     variables: Any = {"npufleet_root": "/var/lib/npufleet", "npufleet_protected": "prod", **TRAFFIC}
     looking = Rollback({**WHOLE, "refusals": [], "moves": {}, "protected": ""})
-    looking._task = SimpleNamespace(args={"concerns": ["server"], "rollback": {"to": "previous"}})  # type: ignore[assignment]
+    looking._task = SimpleNamespace(check_mode=False, args={"concerns": ["server"], "rollback": {"to": "previous"}})  # type: ignore[assignment]
     monkeypatch.setattr(looking, "variables", lambda _task_vars: variables)
     seen = looking.act("npu1", {})
     assert (seen["refusals"], seen["protected"]) == ([], "prod")
@@ -280,7 +280,7 @@ def test_in_which_environment_a_host_is_does_not_the_host_say(monkeypatch: pytes
 @pytest.mark.parametrize("known", ["nowhere", "words", {"plan": []}])
 def test_what_is_known_is_in_a_variable(known: Any) -> None:
     looking = Rollback({})
-    looking._task = SimpleNamespace(args={"known": known})  # type: ignore[assignment]
+    looking._task = SimpleNamespace(check_mode=False, args={"known": known})  # type: ignore[assignment]
     with pytest.raises(AnsibleActionFail, match=r"known is .*, expected the name of a variable"):
         looking.act("npu1", {"words": "as wanted"})
     looking._task.args["known"] = "state"
@@ -291,7 +291,7 @@ class Detailed(action.ActionModule):
     """The action with an option `details`, on a host whose module has returned a result."""
 
     def __init__(self, result: dict[str, Any], **arguments: Any) -> None:
-        self._task = SimpleNamespace(args=arguments)  # type: ignore[assignment]
+        self._task = SimpleNamespace(check_mode=False, args=arguments)  # type: ignore[assignment]
         self._templar = SimpleNamespace(template=lambda value: value)
         self.result = result
 

@@ -110,7 +110,8 @@ def test_many_hosts_are_announced_by_size_and_listed_in_a_file(tmp_path: Path) -
     last.go(known, list(known)[1:])
     assert last.lines[0].startswith("the rollout continues with 20 of 21 hosts: npu2, npu3, ")
     (tmp_path / "file").touch()
-    (warning,) = Action(tmp_path / "file").go(known, ["npu1"])["warnings"]
+    warning, record = Action(tmp_path / "file").go(known, ["npu1"])["warnings"]
+    assert record.startswith("The rollout cannot be recorded: ")
     assert warning.startswith("The names of the hosts cannot be written: ")
 
 
@@ -219,8 +220,9 @@ def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: p
     assert Action(tmp_path, state="ended").go(known, list(known))["changed"] is False
     assert json.loads((tmp_path / "durations.json").read_text()) == {"npu1": {"seconds": 12.0, "concerns": ["models", "server"]}}
     (tmp_path / "file").touch()
-    (warning,) = Action(tmp_path / "file", state="ended").go(known, ["npu1"])["warnings"]
-    assert warning.startswith("The durations cannot be recorded: ")
+    durations, record = Action(tmp_path / "file", state="ended").go(known, ["npu1"])["warnings"]
+    assert durations.startswith("The durations cannot be recorded: ")
+    assert record.startswith("The rollout cannot be recorded: ")
 
 
 @pytest.mark.parametrize(

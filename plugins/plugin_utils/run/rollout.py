@@ -7,18 +7,24 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 MIB = 1 << 20
 SERIAL = "npufleet_rollout_serial"
+PAUSE, CONFIRM = "npufleet_rollout_pause", "confirm"
+NO_TERMINAL = (
+    f"{PAUSE} is confirm and no terminal can confirm the rollout, expected a run in a terminal: run it there, or give "
+    f"-e {PAUSE}=600 for a pause of seconds."
+)
 # The most hosts of a rollout whose names are all in its announcement
 MOST_NAMES = 20
 # Valid sizes of batches. With other values, Ansible changes all hosts at once or ends with a traceback.
 COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PERCENT = re.compile(r"([1-9][0-9]?|100)%", re.ASCII)
+SECONDS, LONGEST_PAUSE = re.compile(r"[0-9]{1,5}", re.ASCII), 86400
 # The size of a batch: a number of hosts, or a percentage of all hosts of the rollout
 Size = Union[int, str]
 
@@ -82,6 +88,26 @@ def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
     return list(next(iter(values.values()), ["100%"]))
 
 
+def parse_pause(value: Any) -> str:
+    """Return the pause that a value of npufleet_rollout_pause describes: seconds, `confirm` or empty. Raises Refusal."""
+    text = str(value).strip()
+    if text in ("", CONFIRM) or (SECONDS.fullmatch(text) and int(text) <= LONGEST_PAUSE):
+        return "" if text.isdigit() and int(text) == 0 else text
+    raise Refusal(
+        f"{PAUSE} is {short(text, 60)}, expected a number of seconds from 0 to {LONGEST_PAUSE}, or {CONFIRM}: correct it, such as "
+        "600"
+    )
+
+
+def longest_pause(values: Iterable[Any]) -> str:
+    """Return the pause of a rollout whose hosts have these values. A confirmation comes before any number of seconds."""
+    pauses = []
+    for value in values:
+        with suppress(Refusal):
+            pauses.append(parse_pause("" if value is None else value))
+    return CONFIRM if CONFIRM in pauses else max(filter(None, pauses), key=int, default="")
+
+
 def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
     """Return the batches that Ansible forms with `serial`: each size once, then the last size repeatedly. No batch is empty."""
     entries, left, found = list(serial), list(hosts), []
@@ -95,11 +121,16 @@ def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
 
 
 def announcement(
-    ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration], total: int, path: Optional[str] = None
+    ahead: Sequence[Sequence[PlannedHost]],
+    durations: Mapping[str, Duration],
+    total: int,
+    path: Optional[str] = None,
+    pause: str = "",
 ) -> str:
     """Return the announcement of the remaining batches, in their order. `total` is the number of hosts of the rollout.
 
     Of many hosts it has the size of each batch and its first and last host. `path` is the file with all names, if there is one.
+    `pause` is the pause after the first batch: `confirm`, seconds, or empty.
     """
     hosts = [host for batch in ahead for host in batch]
     names = "; then ".join(_batch([host.host for host in batch], len(hosts) > MOST_NAMES) for batch in ahead)
@@ -110,8 +141,11 @@ def announcement(
     sizes = [f"{known / MIB:.1f} MiB"] if known else []
     sizes += ["files of unknown size"] if any(host.bytes is None for host in hosts) else []
     transfer = " and ".join(sizes) or "nothing"
+    waits = "until an operator confirms" if pause == CONFIRM else f"for {pause} s"
+    paused = f", and a pause after the first batch {waits}" if pause and len(ahead) > 1 else ""
     listed = f"; all names: {path}" if path else ""
-    return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {_estimate(ahead, durations)}{listed}"
+    estimate = f"{_estimate(ahead, durations)}{paused}"
+    return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {estimate}{listed}"
 
 
 def _batch(names: Sequence[str], many: bool) -> str:

@@ -15,6 +15,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import read
 # The form of the IDs that run_id() returns
 RUN = re.compile(r"(?P<namespace>[^/]*)/(?P<pid>[0-9]{1,10})/(?P<start>[0-9]*)", re.ASCII)
 
+TERMINAL = re.compile(r"/dev/(pts/|tty|console)")
+
 
 def run_id() -> str:
     """Return the ID of this run: the namespace of process IDs, the ID of the main process, and the start time of that process."""
@@ -32,6 +34,18 @@ def lease_owner(host: str) -> Dict[str, str]:
     """Return the owner of a lease for modules: this run, its user and controller, and the inventory name of the host."""
     person = os.environ.get("SUDO_USER") or getpass.getuser()
     return {"run": run_id(), "by": f"{person}@{socket.gethostname()}", "host": host}
+
+
+def has_terminal() -> bool:
+    """Return True if an operator can answer a question of this run: its main process is in the foreground of a terminal."""
+    pid = os.getppid()
+    after_name = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    try:
+        stdin = os.readlink(f"/proc/{pid}/fd/0")
+    except OSError:
+        return False
+    # The fields are the group of the process and the group in the foreground of its terminal.
+    return TERMINAL.match(stdin) is not None and len(after_name) > 5 and after_name[2] == after_name[5]
 
 
 def _pid_namespace() -> str:

@@ -1,0 +1,210 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The records of rollouts in `rollouts/<UTC time>-<digest of the run>.json` on the controller. Controller only, without Ansible.
+
+A run has one record. It is written before the first host changes, with the planned batches, and each batch is added at its end. The
+record of a run that was killed therefore has the hosts that are left. Nothing in a record decides what a run does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes, system
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
+
+DIRECTORY = "rollouts"
+# The most records that are kept, the largest size of a record in bytes, the longest text, and the most concerns of a host
+MOST, SIZE, TEXT, CONCERNS = 100, 1 << 22, 500, 20
+NAME = re.compile(r"[0-9TZ:-]{20}-[0-9a-f]{12}\.json", re.ASCII)
+LOST = "became unreachable during the change"
+_ANY = re.compile(r".{1,300}", re.DOTALL)
+_COUNT = (int, shapes.NULL)
+_DRAIN = {"in_flight": int, "closed": int}
+_VERDICT = {"verdict": str, "text": str, "numbers": {_ANY: (int, float, shapes.NULL)}}
+HOST = {
+    "release": shapes.TEXT_OR_NULL,
+    "concerns": [str],
+    "verdict": (_VERDICT, shapes.NULL),
+    "in_flight": _COUNT,
+    "closed": _COUNT,
+    "seconds": (int, float, shapes.NULL),
+    "failure": str,
+}
+SHAPE = {
+    "run": str,
+    "by": str,
+    "playbook": str,
+    "commit": shapes.TEXT_OR_NULL,
+    "began": str,
+    "planned": [[str]],
+    # How the rollout pauses after its first batch: `confirm`, seconds, or empty
+    "pause": str,
+    "batches": [{"ended": str, "hosts": {_ANY: HOST}}],
+}
+
+
+class Owner(NamedTuple):
+    """The run of a record: its ID, its person, its playbook, and the directory of its inventory."""
+
+    run: str
+    by: str
+    playbook: str
+    inventory: str = ""
+
+
+def commit(directory: str) -> Optional[str]:
+    """Return the commit of a directory, with `-dirty` if tracked files have changed; None if it is in no repository of git."""
+    if not directory:
+        return None
+    arguments = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    code, output = system.run("git", "-C", directory, *arguments, timeout=10)
+    return output if code == 0 and re.fullmatch(r"[0-9a-f]{40,64}(-dirty)?", output) else None
+
+
+def host_entry(known: Mapping[str, Any], concerns: Sequence[str], now: float, lost: bool = False) -> Dict[str, Any]:
+    """Return the part of a host in a record. `known` are its variables, of which values of another type are left out."""
+    drains = _plain(known.get("load_balancer_drained_requests"))
+    drains = [entry for entry in drains if not shapes.mismatch(entry, _DRAIN)] if isinstance(drains, list) else []
+    failure = LOST if lost else str(known.get("npufleet_failed") or "")
+    release = known.get("rbln_release")
+    return {
+        "release": short(str(release), TEXT) if release else None,
+        "concerns": [short(str(concern), 60) for concern in concerns[:CONCERNS]],
+        "verdict": _verdict(_plain(known.get("load_balancer_verdict"))),
+        "in_flight": drains[0]["in_flight"] if drains else None,
+        "closed": sum(entry["closed"] for entry in drains) if drains else None,
+        "seconds": _seconds(known.get("npufleet_began"), now),
+        "failure": short(failure, TEXT),
+    }
+
+
+def _verdict(value: Any) -> Optional[Dict[str, Any]]:
+    if shapes.mismatch(value, _VERDICT):
+        return None
+    return {"verdict": short(value["verdict"], TEXT), "text": short(value["text"], TEXT), "numbers": value["numbers"]}
+
+
+def _seconds(began: Any, now: float) -> Optional[float]:
+    try:
+        return max(0.0, round(now - float(began), 1))
+    except (OverflowError, TypeError, ValueError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """Return data without the tags of Ansible, which are subclasses of the plain types; None if it is no data."""
+    try:
+        return shapes.parse(json.dumps(value))
+    except (RecursionError, TypeError, ValueError):
+        return None
+
+
+def paths(directory: str) -> List[str]:
+    """Return the paths of the records, newest first."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    return [os.path.join(directory, name) for name in sorted(filter(NAME.fullmatch, names), reverse=True)]
+
+
+def read(path: str) -> Optional[Dict[str, Any]]:
+    """Return a record; None if it is missing or damaged."""
+    found = shapes.read(path, SHAPE, SIZE)
+    return None if found.flaw or not found.exists else found.content
+
+
+def latest(directory: str, most: int = MOST) -> List[Dict[str, Any]]:
+    """Return the newest valid records, newest first."""
+    valid: Iterator[Dict[str, Any]] = filter(None, map(read, paths(directory)))
+    return [record for _number, record in zip(range(most), valid)]
+
+
+def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
+    """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
+    path, record = _own(directory, owner, now)
+    # A rollout that began before has ended, so batches that it did not change are not left.
+    planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
+    record.update(planned=planned, pause=pause)
+    _write(directory, path, record)
+    return record
+
+
+def add(directory: str, owner: Owner, hosts: Mapping[str, Mapping[str, Any]], now: float) -> None:
+    """Add a batch that has ended to the record of the run. Raises OSError."""
+    path, record = _own(directory, owner, now)
+    record["batches"].append({"ended": system.timestamp(now), "hosts": dict(hosts)})
+    _write(directory, path, record)
+
+
+def left(record: Mapping[str, Any]) -> List[str]:
+    """Return the hosts of the batches that have not ended."""
+    return [host for batch in record["planned"][len(record["batches"]) :] for host in batch]
+
+
+def _own(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[str, Any]]:
+    """Return (path, record) of the run, which may be a new one."""
+    # Two runs that begin in the same second have different names.
+    end = f"-{hashlib.sha256(owner.run.encode()).hexdigest()[:12]}.json"
+    for path in paths(directory):
+        record = read(path) if path.endswith(end) else None
+        if record and record["run"] == owner.run:
+            return path, record
+    began = system.timestamp(now)
+    facts = {"run": owner.run, "by": owner.by, "playbook": owner.playbook, "commit": commit(owner.inventory)}
+    return os.path.join(directory, began + end), {**facts, "began": began, "planned": [], "pause": "", "batches": []}
+
+
+def _write(directory: str, path: str, record: Mapping[str, Any]) -> None:
+    outputs.write(path, json.dumps(record, indent=1, sort_keys=True))
+    # If the clock was set back, the record of this run may be the oldest one.
+    for old in [other for other in paths(directory) if other != path][MOST - 1 :]:
+        with suppress(FileNotFoundError):
+            os.remove(old)
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    """Return the lines about rollouts: one for each rollout, and one for each of its hosts."""
+    lines = []
+    for record in records:
+        lines.append(headline(record))
+        for number, batch in enumerate(record["batches"], 1):
+            lines += [f"  batch {number}: {short(name)}: {sentence(host)}" for name, host in sorted(batch["hosts"].items())]
+        if left(record):
+            lines.append(f"  not changed: {short(', '.join(left(record)), TEXT)}")
+    return lines or ["no rollout is recorded"]
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """Return one line about a rollout."""
+    hosts = [host for batch in record["batches"] for host in batch["hosts"].values()]
+    failed = sum(bool(host["failure"]) for host in hosts)
+    parts = [f"{_count(len(hosts), 'host')} in {_count(len(record['batches']), 'batch', 'es')}"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{_count(len(left(record)), 'host')} left"] if left(record) else []
+    parts += [f"pause {record['pause']}"] if record["pause"] else []
+    parts += (
+        [f"inventory {short(record['commit'][:12])}{'-dirty' * record['commit'].endswith('-dirty')}"] if record["commit"] else []
+    )
+    return f"{short(record['began'])} {short(record['playbook'])} by {short(record['by'])}: {', '.join(parts)}"
+
+
+def sentence(host: Mapping[str, Any]) -> str:
+    """Return what a rollout did to a host, in one line."""
+    parts = [f"failed: {host['failure']}" if host["failure"] else "changed", ", ".join(host["concerns"])]
+    parts += [f"release {host['release']}"] if host["release"] else []
+    parts += [f"{host['seconds']:.0f} s"] if host["seconds"] is not None else []
+    parts += [f"{host['in_flight']} requests in flight, {host['closed']} closed"] if host["in_flight"] is not None else []
+    parts += [f"{host['verdict']['verdict']}: {host['verdict']['text']}"] if host["verdict"] else []
+    return short("; ".join(filter(None, parts)), TEXT)
+
+
+def _count(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{plural * (count != 1)}"
