@@ -1,12 +1,14 @@
-"""Prometheus: targets out of the inventory, and the health that it gives back."""
+"""Prometheus: targets and jobs from the inventory, and the health of the targets."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import monitoring
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import monitoring as desired_monitoring
@@ -17,7 +19,8 @@ MONITORING = ROOT / "files/monitoring"
 TARGETS = "/api/v1/targets?state=active"
 # The directory of the rules on the host under test
 DIRECTORY = ["/etc/prometheus/npufleet/rules"]
-LATELY = "/api/v1/query?query=max_over_time%28up%7Bjob%3D%22npufleet-triton%22%7D%5B2m%5D%29%20%3D%3D%201"
+LATELY = "/api/v1/query?query=" + quote('max_over_time(up{job=~"npufleet-(triton|node|balancer|cards)"}[2m]) == 1')
+TARGETS_FILE = "/etc/prometheus/npufleet/triton.json"
 
 
 def desired(proof: bool = False, **inventory: Any) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def desired(proof: bool = False, **inventory: Any) -> dict[str, Any]:
     ],
 )
 def test_an_ipv6_address_is_a_target_in_brackets(facts: dict[str, Any], where: str) -> None:
-    (found,) = json.loads(desired(groups={"npu_hosts": ["npu1"]}, hostvars={"npu1": facts})["targets"])
+    (found,) = json.loads(desired(groups={"npu_hosts": ["npu1"]}, hostvars={"npu1": facts})["targets"][TARGETS_FILE])
     assert found == {"targets": [where], "labels": {"host": "npu1"}}
 
 
@@ -102,31 +105,29 @@ def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
 
 def test_targets_come_from_the_inventory() -> None:
     wanted = desired()
-    assert json.loads(wanted["targets"]) == [
+    assert json.loads(wanted["targets"][TARGETS_FILE]) == [
         {"targets": ["npu2.example.com:9102"], "labels": {"host": "npu2"}},
         {"targets": ["10.0.0.1:8002"], "labels": {"host": "npu1"}},
         {"targets": ["npu3:8002"], "labels": {"host": "npu3"}},
     ]
-    assert wanted["targets"].endswith("]\n")
-    assert wanted["hosts"] == ["npu1", "npu2", "npu3"]
+    assert wanted["targets"][TARGETS_FILE].endswith("]\n")
+    assert wanted["hosts"] == {"npufleet-triton": ["npu1", "npu2", "npu3"]}
     assert (wanted["port"], wanted["proof"]) == (9090, False)
 
 
 def test_scraped_group_and_port_are_variables() -> None:
     wanted = desired(proof=True, monitoring_scrape_group="edge", npufleet_metrics_port=9999, monitoring_prometheus_port="9091")
-    assert json.loads(wanted["targets"]) == [{"targets": ["edge1:9999"], "labels": {"host": "edge1"}}]
+    assert json.loads(wanted["targets"][TARGETS_FILE]) == [{"targets": ["edge1:9999"], "labels": {"host": "edge1"}}]
     assert (wanted["port"], wanted["proof"]) == (9091, True)
 
 
 def test_group_without_hosts_has_no_targets() -> None:
-    assert desired(monitoring_scrape_group="nobody")["targets"] == "[]\n"
+    assert desired(monitoring_scrape_group="nobody")["targets"] == {TARGETS_FILE: "[]\n"}
 
 
 def test_the_roles_scrape_job_reads_the_targets_file() -> None:
-    import yaml
-
     wanted = desired(monitoring_scrape_interval="5s")
-    assert yaml.safe_load("scrape_configs:\n" + wanted["job"]) == {
+    assert yaml.safe_load("scrape_configs:\n" + wanted["jobs"]) == {
         "scrape_configs": [
             {
                 "job_name": "npufleet-triton",
@@ -138,6 +139,11 @@ def test_the_roles_scrape_job_reads_the_targets_file() -> None:
 
 
 # Reading
+
+
+def marked(jobs: str) -> str:
+    """The block that the role writes."""
+    return f"# BEGIN npufleet\n{jobs}\n# END npufleet\n"
 
 
 @pytest.fixture
@@ -156,10 +162,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monitoring_rules=[str(controller)],
         monitoring_rules_directory=str(on_host),
     )
-    (tmp_path / "triton.json").write_text(wanted["targets"])
+    (tmp_path / "triton.json").write_text(wanted["targets"][str(tmp_path / "triton.json")])
     for path, text in wanted["rules"].items():
         Path(path).write_text(text)
-    (tmp_path / "prometheus.yml").write_text(f"global: {{}}\nrule_files:\n{wanted['rules_list']}scrape_configs:\n" + wanted["job"])
+    listed = f"rule_files:\n{wanted['rules_list']}"
+    (tmp_path / "prometheus.yml").write_text(f"global: {{}}\n{listed}scrape_configs:\n{marked(wanted['jobs'])}")
     return wanted
 
 
@@ -234,8 +241,8 @@ def test_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wanted["packages"] == ["curl", "prometheus"]
     assert monitoring.diff(wanted, monitoring.read(wanted)) == [
         found("packages", "without curl, prometheus", "installed", "install"),
-        found(targets, None, wanted["targets"], "configure"),
-        found("scrape job", None, "npufleet-triton", "configure"),
+        found(targets, None, wanted["targets"][targets], "configure"),
+        found("scrape jobs", None, "npufleet-triton", "configure"),
         found(str(tmp_path / "rules/own.yml"), None, PROBE, "configure"),
         found("rule_files", None, f"  - {tmp_path}/rules/own.yml\n", "configure"),
         found("service", None, f"a Prometheus that answers on port {gone.port}", "start"),
@@ -243,11 +250,12 @@ def test_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_targets_or_another_job_are_configured(host: dict[str, Any]) -> None:
-    Path(host["targets_file"]).write_text("[]\n")
+    (targets,) = host["targets"]
+    Path(targets).write_text("[]\n")
     Path(host["config"]).write_text(f"rule_files:\n{host['rules_list']}scrape_configs: []\n")
     assert plan(host, prometheus(ALL, NAMES)) == [
-        found(host["targets_file"], "[]\n", host["targets"], "configure"),
-        found("scrape job", None, "npufleet-triton", "configure"),
+        found(targets, "[]\n", host["targets"][targets], "configure"),
+        found("scrape jobs", None, "npufleet-triton", "configure"),
     ]
 
 
@@ -280,3 +288,149 @@ def test_files_of_rules_with_the_same_name_are_refused(tmp_path: Path) -> None:
         desired(monitoring_rules_extra=[str(tmp_path / "triton.yml")])
     with pytest.raises(Refusal, match="no file of rules"):
         desired(monitoring_rules=[str(tmp_path / "none")])
+
+
+# Jobs besides that of Triton
+
+
+FLEET: dict[str, Any] = {
+    "inventory_hostname": "ops1",
+    "groups": {"npu_hosts": ["npu1", "npu2"], "load_balancer_hosts": ["lb1", "lb2", "ops1"]},
+    "hostvars": {
+        "npu1": {"ansible_host": "10.0.0.1"},
+        "npu2": {"ansible_host": "10.0.0.2"},
+        "lb1": {"ansible_host": "10.0.0.8", "load_balancer_metrics_address": "0.0.0.0:8405"},
+        "lb2": {"ansible_host": "10.0.0.9"},
+        "ops1": {"ansible_host": "10.0.0.5"},
+    },
+}
+
+
+def targets(**inventory: Any) -> dict[str, Any]:
+    """{job: {host: target}} of the fleet."""
+    wanted = desired(**{**FLEET, **inventory})
+    files = {Path(path).stem: json.loads(content) for path, content in wanted["targets"].items()}
+    return {job: {entry["labels"]["host"]: entry["targets"][0] for entry in entries} for job, entries in files.items()}
+
+
+def with_facts(**facts: dict[str, Any]) -> dict[str, Any]:
+    return {host: {**own, **facts.get(host, {})} for host, own in FLEET["hostvars"].items()}
+
+
+def test_fleet_without_exporters_has_only_the_job_of_triton() -> None:
+    groups = {"npu_hosts": ["npu1", "npu2"]}
+    assert targets(groups=groups) == {"triton": {"npu1": "10.0.0.1:8002", "npu2": "10.0.0.2:8002"}}
+
+
+def test_node_exporters_of_npu_hosts_and_balancers_are_targets() -> None:
+    assert targets(monitoring_node_exporter=True, monitoring_node_port=9111)["node"] == {
+        "npu1": "10.0.0.1:9111",
+        "npu2": "10.0.0.2:9111",
+        "lb1": "10.0.0.8:9111",
+        "lb2": "10.0.0.9:9111",
+        "ops1": "10.0.0.5:9111",
+    }
+    own = with_facts(npu2={"monitoring_node_exporter": "yes", "monitoring_node_port": "9112"})
+    assert targets(hostvars=own)["node"] == {"npu2": "10.0.0.2:9112"}
+
+
+def test_balancer_on_the_loopback_is_scraped_only_by_itself() -> None:
+    assert targets()["balancer"] == {"lb1": "10.0.0.8:8405", "ops1": "127.0.0.1:8405"}
+    own = with_facts(lb2={"load_balancer_metrics_address": "[2001:db8::9]:8406"})
+    assert targets(hostvars=own)["balancer"]["lb2"] == "[2001:db8::9]:8406"
+
+
+def test_exporter_of_cards_is_local_or_a_gateway() -> None:
+    assert targets(monitoring_cards="exporter")["cards"] == {"npu1": "10.0.0.1:9090", "npu2": "10.0.0.2:9090"}
+    wanted = desired(**FLEET, monitoring_cards="exporter", monitoring_cards_gateway="10.0.0.5:9200")
+    assert json.loads(wanted["targets"]["/etc/prometheus/npufleet/cards.json"])[0] == {
+        "targets": ["10.0.0.5:9200"],
+        "labels": {"host": "npu1", "instance": "10.0.0.1:50051", "__param_target": "10.0.0.1:50051"},
+    }
+
+
+def test_proxy_in_front_of_the_metrics_has_its_own_port() -> None:
+    assert targets(monitoring_triton_port=8443)["triton"]["npu1"] == "10.0.0.1:8443"
+
+
+OPTIONS = {
+    "triton": {
+        "scheme": "https",
+        "tls_config": {"ca_file": "/etc/prometheus/ca.pem", "min_version": "TLS13"},
+        "basic_auth": {"username": "prom: 'x", "password_file": "/etc/prometheus/password"},
+    },
+    "node": {"scrape_interval": "30s", "authorization": {"credentials_file": "/etc/prometheus/token"}},
+}
+
+
+def test_tls_and_logins_are_options_of_a_job() -> None:
+    wanted = desired(**FLEET, monitoring_node_exporter=True, monitoring_scrape_options=OPTIONS, monitoring_scrape_indent=0)
+    jobs = {job["job_name"]: job for job in yaml.safe_load(wanted["jobs"])}
+    assert list(jobs) == ["npufleet-triton", "npufleet-node", "npufleet-balancer"]
+    assert jobs["npufleet-triton"] == {
+        "job_name": "npufleet-triton",
+        "scrape_interval": "15s",
+        "file_sd_configs": [{"files": [TARGETS_FILE]}],
+        **OPTIONS["triton"],
+    }
+    assert jobs["npufleet-node"]["scrape_interval"] == "30s"
+    assert jobs["npufleet-node"]["authorization"] == OPTIONS["node"]["authorization"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"gpu": {}}, "monitoring_scrape_options has the job gpu, expected triton, node, balancer, cards. Correct the name"),
+        ({"node": []}, "monitoring_scrape_options.node is no map"),
+        ({"node": {"basic_auth": {"password": "Plain-Word-1"}}}, "set password_file to its path"),
+        ({"node": {"authorization": {"credentials": "Plain-Word-1"}}}, "set credentials_file to its path"),
+        ({"node": {"bearer_token": "Plain-Word-1"}}, "set authorization.credentials_file to its path"),
+        ({"node": {"proxy_url": "http://a:Plain-Word-1@b"}}, "monitoring_scrape_options.node has the option proxy_url, expected"),
+        ({"node": {"tls_config": "Plain-Word-1"}}, "monitoring_scrape_options.node.tls_config is no map"),
+    ],
+)
+def test_secrets_and_unknown_options_are_refused_without_their_value(options: Any, reason: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        desired(monitoring_scrape_options=options)
+    assert reason in "\n".join(refusal.value.reasons)
+    assert "Plain-Word-1" not in "\n".join(refusal.value.reasons)
+
+
+def test_file_of_triton_with_the_name_of_another_job_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"monitoring_targets_file is /etc/prometheus/npufleet/node\.json"):
+        desired(monitoring_targets_file="/etc/prometheus/npufleet/node.json")
+
+
+def test_copies_for_promtool_are_in_a_directory_of_their_own() -> None:
+    wanted = desired(**FLEET)
+    place = "/etc/prometheus/npufleet/check/"
+    assert wanted["checked"][place + "triton.json"] == wanted["targets"][TARGETS_FILE]
+    job = yaml.safe_load(wanted["checked"][place + "prometheus.yml"])["scrape_configs"][0]
+    assert job["file_sd_configs"] == [{"files": ["triton.json", "balancer.json"]}]
+    assert len(wanted["checked"]) == 3
+
+
+def test_job_that_lost_its_hosts_is_removed(host: dict[str, Any]) -> None:
+    (targets,) = host["targets"]
+    left = Path(targets).with_name("node.json")
+    left.write_text("[]\n")
+    config = Path(host["config"])
+    node = "  - job_name: npufleet-node\n    file_sd_configs: []\n"
+    config.write_text(config.read_text().replace("# END npufleet\n", node + "# END npufleet\n"))
+    assert plan(host, prometheus([*ALL, target("npu1", job="npufleet-node")], NAMES)) == [
+        found(str(left), "targets of a job without hosts", None, "configure"),
+        found("scrape jobs", None, "npufleet-triton", "configure"),
+        found("up of npu1 in npufleet-node", "scraped", None, "wait"),
+    ]
+
+
+def test_health_is_that_of_the_same_job(host: dict[str, Any]) -> None:
+    wanted = {**host, "hosts": {**host["hosts"], "npufleet-node": ["npu1"]}}
+    answers = prometheus([*ALL, target("npu1", "down", "connection refused", job="npufleet-node")], NAMES)
+    assert plan(wanted, answers) == [found("up of npu1 in npufleet-node", "connection refused", "up", "wait")]
+
+
+def test_jobs_of_the_site_without_markers_are_accepted(host: dict[str, Any]) -> None:
+    config = Path(host["config"])
+    config.write_text(config.read_text().replace("# BEGIN npufleet\n", "").replace("# END npufleet\n", ""))
+    assert plan(host, prometheus(ALL, NAMES)) == []

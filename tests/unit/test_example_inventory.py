@@ -139,7 +139,7 @@ def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Pat
     variables, given = of_host(copy, "ops-01", tmp_path)
     assert findings.findings(variables, KNOWN, given) == []
     wanted, _manifests, reasons = subject.collect_desired(variables, ["monitoring"])
-    assert (reasons, wanted["monitoring"]["hosts"]) == ([], ["npu-01", "npu-02", "npu-03"])
+    assert (reasons, wanted["monitoring"]["hosts"]["npufleet-triton"]) == ([], ["npu-01", "npu-02", "npu-03"])
 
 
 def test_all_of_them_at_once_in_a_real_run(tmp_path: Path) -> None:

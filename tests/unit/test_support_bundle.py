@@ -195,12 +195,14 @@ def test_only_named_files_of_prometheus_are_bundled(tmp_path: Path) -> None:
     (place / "npufleet/probe.yml").write_text("groups: []\n")
     for name in ("web.yml", "site.key", "password", "npufleet/other.json"):
         (place / name).write_text("Beside-Word-6")
-    names = {"config": str(place / "prometheus.yml"), "targets_file": str(place / "npufleet/triton.json")}
+    (place / "npufleet/node.json").write_text("[]")
     rules = str(place / "npufleet/probe.yml")
-    desired = {"monitoring": {**names, "rules": {rules: "groups: []\n"}}}
+    targets = {str(place / f"npufleet/{job}.json"): "[]" for job in ("triton", "node")}
+    config = str(place / "prometheus.yml")
+    desired = {"monitoring": {"config": config, "targets": targets, "rules": {rules: "groups: []\n"}}}
     items = {entry.name: entry for entry in collect.items(arguments(tmp_path, concerns=["monitoring"], desired=desired), LIMITS)}
     found = items["monitoring/files.json"].get()
-    assert sorted(found) == sorted([*names.values(), rules])
+    assert sorted(found) == sorted([config, rules, *targets])
     cleaned = json.dumps(Redactor([]).clean(found))
     assert [word for word in re.findall(r"\w+-Word-\d|Basic-Auth-1", PROMETHEUS) if word in cleaned] == []
     assert "job_name: other" in cleaned

@@ -191,8 +191,8 @@ def test_a_value_takes_its_type(name: str, given: Any, value: Any) -> None:
 
 
 def test_what_is_made_of_a_value_is_made_of_it_in_its_type() -> None:
-    job = fleet(monitoring_scrape_indent="4")["monitoring_scrape_job"]
-    assert job.startswith("    - job_name: npufleet-triton\n")
+    template = trust_as_template("{{ monitoring_scrape_indent + 1 }}")
+    assert fleet(monitoring_scrape_indent="4", monitoring_up_timeout=template)["monitoring_up_timeout"] == 5
 
 
 @pytest.mark.parametrize("name", ["triton_server_current_releases", "npufleet_http_port"])

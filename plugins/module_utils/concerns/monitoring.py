@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `monitoring`: Prometheus with its files of targets and rules, its scrape job, and the health of the targets."""
+"""The concern `monitoring`: Prometheus with its files of targets and rules, its scrape jobs, and the health of the targets."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
@@ -14,9 +15,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import inst
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
 CONCERN = "monitoring"
-JOB = "npufleet-triton"
+# The jobs of this project, and the one whose targets every fleet has
+JOBS, TRITON = re.compile("npufleet-(triton|node|balancer|cards)"), "npufleet-triton"
 # A target that was up within this time is in sync, because a restart of a server causes a failed scrape or two.
 WINDOW = "2m"
+# The marked block with the jobs
+BLOCK = re.compile("^# BEGIN npufleet\n(.*?)^# END npufleet$", re.MULTILINE | re.DOTALL)
 # The key in Prometheus' configuration that lists the files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
 # The name of an alert or a recording rule
@@ -32,13 +36,18 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the files, and the rules and the health of the targets as Prometheus reports them."""
     health = _targets(desired["port"])
     if health and not desired["proof"]:
-        lately = _up_lately(desired["port"])
-        health = {host: "up" if host in lately else words for host, words in health.items()}
+        recent = _recently_up(desired["port"])
+        health = {
+            job: {host: "up" if (job, host) in recent else state for host, state in hosts.items()} for job, hosts in health.items()
+        }
     config = read_text(desired["config"]) or ""
+    block = BLOCK.search(config)
+    jobs = desired["jobs"].splitlines()
     return {
         "packages": sorted(installed_packages(desired["packages"])),
-        "targets": read_text(desired["targets_file"]),
-        "job": desired["job"] in config,
+        "targets": {path: read_text(path) for path in desired["targets"]},
+        "left": [path for path in desired["absent"] if os.path.lexists(path)],
+        "jobs": block[1].splitlines() == jobs if block else desired["jobs"] in config,
         "rules": {path: read_text(path) for path in desired["rules"]},
         "rule_files": RULE_FILES.search(config) is not None,
         "rules_listed": all(re.search(f"^ *- +{re.escape(path)} *$", config, re.MULTILINE) for path in desired["rules"]),
@@ -54,27 +63,29 @@ def _rules(port: int, paths: List[str]) -> List[str]:
     return sorted(rule["name"] for group in groups if group.get("file") in paths for rule in group["rules"])
 
 
-def _targets(port: int) -> Optional[Dict[str, str]]:
-    """Return {host: `up` or the last error} of the targets, None if Prometheus does not answer."""
+def _targets(port: int) -> Optional[Dict[str, Dict[str, str]]]:
+    """Return {job: {host: `up` or the last error}} of the targets, None if Prometheus does not answer."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
     # A response of another shape comes from another program.
     if status != 200 or shapes.mismatch(answer, TARGETS):
         return None
-    return {
-        entry["labels"].get("host", entry["scrapeUrl"]): "up" if entry["health"] == "up" else entry["lastError"] or entry["health"]
-        for entry in answer["data"]["activeTargets"]
-        if entry["labels"].get("job") == JOB
-    }
+    found: Dict[str, Dict[str, str]] = {}
+    for entry in answer["data"]["activeTargets"]:
+        labels = entry["labels"]
+        if JOBS.fullmatch(labels.get("job", "")):
+            state = "up" if entry["health"] == "up" else entry["lastError"] or entry["health"]
+            found.setdefault(labels["job"], {})[labels.get("host", entry["scrapeUrl"])] = state
+    return found
 
 
-def _up_lately(port: int) -> List[str]:
-    """Return the hosts that were up at least once within WINDOW."""
+def _recently_up(port: int) -> List[Tuple[str, str]]:
+    """Return (job, host) of the targets that were up at least once within WINDOW."""
     from urllib.parse import quote
 
-    query = quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
+    query = quote(f'max_over_time(up{{job=~"{JOBS.pattern}"}}[{WINDOW}]) == 1')
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/query?query=" + query)
     found = answer["data"]["result"] if status == 200 and not shapes.mismatch(answer, QUERY) else []
-    return [entry["metric"].get("host", "") for entry in found]
+    return [(entry["metric"].get("job", ""), entry["metric"].get("host", "")) for entry in found]
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
@@ -83,10 +94,12 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     missing = sorted(set(desired["packages"]) - set(actual["packages"]))
     if missing:
         plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), "installed", "install"))
-    if actual["targets"] != desired["targets"]:
-        plan.append(item(CONCERN, desired["targets_file"], actual["targets"], desired["targets"], "configure"))
-    if not actual["job"]:
-        plan.append(item(CONCERN, "scrape job", None, JOB, "configure"))
+    for path in sorted(desired["targets"]):
+        if actual["targets"].get(path) != desired["targets"][path]:
+            plan.append(item(CONCERN, path, actual["targets"].get(path), desired["targets"][path], "configure"))
+    plan += [item(CONCERN, path, "targets of a job without hosts", None, "configure") for path in actual["left"]]
+    if not actual["jobs"]:
+        plan.append(item(CONCERN, "scrape jobs", None, ", ".join(sorted(desired["hosts"])), "configure"))
     for path, text in desired["rules"].items():
         if actual["rules"][path] != text:
             plan.append(item(CONCERN, path, actual["rules"][path], text, "configure"))
@@ -100,9 +113,12 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if loaded != rules:
         shown = [", ".join(sorted(set(names))) or None for names in (loaded - rules, rules - loaded)]
         plan.append(item(CONCERN, "loaded rules", shown[0], shown[1], "configure"))
-    for host in desired["hosts"]:
-        if actual["health"].get(host) != "up":
-            plan.append(item(CONCERN, "up of " + host, actual["health"].get(host, "not scraped"), "up", "wait"))
-    for host in sorted(set(actual["health"]) - set(desired["hosts"])):
-        plan.append(item(CONCERN, "up of " + host, "scraped", None, "wait"))
+    for job in sorted({*desired["hosts"], *actual["health"]}):
+        hosts, health = desired["hosts"].get(job, []), actual["health"].get(job, {})
+        of_job = "" if job == TRITON else f" in {job}"
+        for host in hosts:
+            if health.get(host) != "up":
+                plan.append(item(CONCERN, f"up of {host}{of_job}", health.get(host, "not scraped"), "up", "wait"))
+        for host in sorted(set(health) - set(hosts)):
+            plan.append(item(CONCERN, f"up of {host}{of_job}", "scraped", None, "wait"))
     return plan

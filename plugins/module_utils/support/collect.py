@@ -60,8 +60,9 @@ SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "curren
 # Default paths of Prometheus' files, by their names in the desired state. Its other files may contain keys, so they are left out.
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
-    "targets_file": "/etc/prometheus/npufleet/triton.json",
 }
+# Files of targets if the desired state is unknown
+TARGETS = ("/etc/prometheus/npufleet/triton.json",)
 
 # Seconds after the time limit of an item in which its thread may report the timeout
 GRACE = 3
@@ -193,7 +194,8 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     if "monitoring" in options["concerns"]:
         port = options["prometheus_port"]
         desired = options["desired"].get("monitoring") or {}
-        files = [str(desired.get(name) or path) for name, path in PROMETHEUS_FILES.items()] + list(desired.get("rules") or {})
+        files = [str(desired.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
+        files += sorted(map(str, [*(desired.get("targets") or TARGETS), *(desired.get("rules") or [])]))
         yield Item("monitoring/files.json", lambda: read_files(limits, *map(glob.escape, files)))
         yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")

@@ -1,36 +1,31 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired Prometheus of a monitoring host: targets from the inventory, scrape job and rules."""
+"""The desired Prometheus of a monitoring host: targets from the inventory, scrape jobs and rules."""
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import scraping
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return the configuration, with every host of the scraped group as a target under its inventory name."""
-    hostvars = variables["hostvars"]
-    targets: List[Dict[str, Any]] = []
-    for host in variables["groups"].get(variables["monitoring_scrape_group"], []):
-        facts = hostvars[host]
-        address = facts.get("npufleet_address") or facts.get("ansible_host") or host
-        port = facts.get("npufleet_metrics_port", variables["npufleet_metrics_port"])
-        targets.append({"targets": [netloc(str(address).strip("[]"), port)], "labels": {"host": host}})
+    """Return the configuration, in which every target has the inventory name of its host as a label. Raises Refusal."""
+    jobs = scraping.jobs(variables)
+    files = {scraping.path(variables, job.name): scraping.as_text(job.targets) for job in jobs}
     rules = _rules([*variables["monitoring_rules"], *variables["monitoring_rules_extra"]])
     directory = variables["monitoring_rules_directory"]
     return {
         "packages": sorted(variables["monitoring_packages"]),
         "config": variables["monitoring_prometheus_config"],
-        "targets_file": variables["monitoring_targets_file"],
-        "targets": json.dumps(targets, indent=2, sort_keys=True) + "\n",
-        "hosts": sorted(target["labels"]["host"] for target in targets),
-        "job": variables["monitoring_scrape_job"],
+        "targets": files,
+        "checked": scraping.checked(files),
+        "absent": sorted({scraping.path(variables, name) for name in scraping.TARGETS} - set(files)),
+        "hosts": {job.full_name: job.hosts for job in jobs},
+        "jobs": scraping.entries(variables, jobs),
         "port": int(variables["monitoring_prometheus_port"]),
         "rules": {f"{directory}/{name}": text for name, text in sorted(rules.items())},
         "rules_list": "".join(f"  - {directory}/{name}\n" for name in sorted(rules)),

@@ -322,7 +322,12 @@ BOUNDS: Dict[str, Bound] = {
     "monitoring_prometheus_group": name(r"[A-Za-z_][A-Za-z0-9_.-]*\$?", "the name of a group", 32),
     "monitoring_scrape_interval": name(r"([0-9]+(ms|[smhdwy]))+", "a time as Prometheus writes it, such as 15s", 32),
     "monitoring_scrape_indent": number(0, 20),
-    "monitoring_scrape_job": text(MAX_TEXT, lines=True),
+    "monitoring_scrape_options": entries()._replace(secret=True),
+    "monitoring_triton_port": number(0, 65535),
+    **dict.fromkeys(("monitoring_node_port", "monitoring_cards_port"), PORT),
+    "monitoring_cards_gateway": name(
+        r"|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}", "an address and a port such as 10.0.0.5:9200"
+    ),
     "monitoring_up_timeout": SECONDS,
     "monitoring_probe_interval": number(5, DAY),
     "monitoring_probe_jitter": number(0, DAY),

@@ -1,0 +1,200 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The scrape jobs of Prometheus: their targets from the inventory, and their entries of `scrape_configs`."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import posixpath
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+
+LOAD_BALANCERS = "load_balancer_hosts"
+# Port of the vendor's exporter in local mode, at which a gateway queries a host's daemon instead
+DAEMON_PORT = 50051
+# The options of a job that a site may set. A value is True, or the options of a map. Files contain the secrets, because everybody
+# who can read the configuration of Prometheus, or open its page, can read the values in it.
+OPTIONS: Mapping[str, Any] = {
+    "scrape_interval": True,
+    "scrape_timeout": True,
+    "scheme": True,
+    "follow_redirects": True,
+    "sample_limit": True,
+    "relabel_configs": True,
+    "metric_relabel_configs": True,
+    "tls_config": dict.fromkeys(("ca_file", "cert_file", "key_file", "server_name", "insecure_skip_verify", "min_version"), True),
+    "basic_auth": {"username": True, "password_file": True},
+    "authorization": {"type": True, "credentials_file": True},
+}
+# {option with a secret: the option with its file}
+FILES = {"password": "password_file", "credentials": "credentials_file", "bearer_token": "authorization.credentials_file"}
+
+
+class Job(NamedTuple):
+    """A scrape job: its short name, which is also that of its file, and its targets."""
+
+    name: str
+    targets: List[Dict[str, Any]]
+
+    @property
+    def full_name(self) -> str:
+        """Return the value of the label `job`."""
+        return "npufleet-" + self.name
+
+    @property
+    def hosts(self) -> List[str]:
+        """Return the inventory names of the targets."""
+        return sorted(target["labels"]["host"] for target in self.targets)
+
+
+def jobs(variables: Mapping[str, Any]) -> List[Job]:
+    """Return the jobs that have targets, and always the one of Triton."""
+    found = [Job(name, list(targets(variables))) for name, targets in TARGETS.items()]
+    return [job for job in found if job.targets or job.name == "triton"]
+
+
+def entries(variables: Mapping[str, Any], names: Sequence[Job]) -> str:
+    """Return the entries of `scrape_configs`, indented as in the configuration. Raises Refusal."""
+    options = variables["monitoring_scrape_options"]
+    unsuitable = list(_reasons(options))
+    if len({path(variables, name) for name in TARGETS}) < len(TARGETS):
+        unsuitable.append(
+            f"monitoring_targets_file is {path(variables, 'triton')}, the file of another job. "
+            "Give it another name, such as triton.json"
+        )
+    if unsuitable:
+        raise Refusal(unsuitable)
+    lines: List[str] = []
+    for job in names:
+        own = dict(options.get(job.name) or {})
+        lines += [
+            f"- job_name: {job.full_name}",
+            f"  scrape_interval: {own.pop('scrape_interval', variables['monitoring_scrape_interval'])}",
+            "  file_sd_configs:",
+            f"    - files: [{path(variables, job.name)}]",
+        ]
+        rest = yaml.safe_dump(own, default_flow_style=False, allow_unicode=True, width=1 << 16) if own else ""
+        lines += ["  " + line for line in rest.splitlines()]
+    margin = " " * int(variables["monitoring_scrape_indent"])
+    return "\n".join(margin + line for line in lines)
+
+
+def as_text(targets: List[Dict[str, Any]]) -> str:
+    """Return the content of a file of targets."""
+    return json.dumps(targets, indent=2, sort_keys=True) + "\n"
+
+
+def checked(files: Mapping[str, str]) -> Dict[str, str]:
+    """Return {path: content} of copies of the files, and of a configuration that lets promtool check these copies."""
+    directory = posixpath.join(posixpath.dirname(next(iter(files))), "check")
+    copies = {posixpath.basename(file): content for file, content in files.items()}
+    names = ", ".join(copies)
+    config = f"scrape_configs: [{{job_name: check, file_sd_configs: [{{files: [{names}]}}]}}]\n"
+    return {posixpath.join(directory, name): content for name, content in {**copies, "prometheus.yml": config}.items()}
+
+
+def path(variables: Mapping[str, Any], name: str) -> str:
+    """Return the path of a job's file of targets. All files are in the directory of Triton's file."""
+    first = variables["monitoring_targets_file"]
+    return first if name == "triton" else posixpath.join(posixpath.dirname(first), name + ".json")
+
+
+def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of `monitoring_scrape_options`. The values of options are not shown, because they may be secret."""
+    for job, own in options.items():
+        if job not in TARGETS:
+            yield f"monitoring_scrape_options has the job {job}, expected {', '.join(TARGETS)}. Correct the name"
+        elif not isinstance(own, Mapping):
+            yield f"monitoring_scrape_options.{job} is no map, expected options of a scrape job. Write it as a map"
+        else:
+            yield from _option_reasons(f"monitoring_scrape_options.{job}", own, OPTIONS)
+
+
+def _option_reasons(where: str, own: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in own.items():
+        if name in FILES:
+            yield f"{where} has {name}, which everybody could read. Write the secret to a file, and set {FILES[name]} to its path"
+        elif name not in known:
+            yield f"{where} has the option {name}, expected {', '.join(known)}. Correct the name, or use a job of your own"
+        elif isinstance(known[name], Mapping):
+            if isinstance(value, Mapping):
+                yield from _option_reasons(f"{where}.{name}", value, known[name])
+            else:
+                yield f"{where}.{name} is no map, expected {', '.join(known[name])}. Write it as a map"
+
+
+def _fact(variables: Mapping[str, Any], host: str, name: str) -> Any:
+    """Return a variable of another host. The default is the value of the monitoring host, which has the defaults of the roles."""
+    return variables["hostvars"][host].get(name, variables[name])
+
+
+def _address(variables: Mapping[str, Any], host: str) -> str:
+    facts = variables["hostvars"][host]
+    return str(facts.get("npufleet_address") or facts.get("ansible_host") or host).strip("[]")
+
+
+def _target(host: str, address: str, port: Any, **labels: str) -> Dict[str, Any]:
+    return {"targets": [netloc(address, port)], "labels": {"host": host, **labels}}
+
+
+def _npu_hosts(variables: Mapping[str, Any]) -> List[str]:
+    return list(variables["groups"].get(variables["monitoring_scrape_group"], []))
+
+
+def _balancers(variables: Mapping[str, Any]) -> List[str]:
+    return list(variables["groups"].get(LOAD_BALANCERS, []))
+
+
+def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    for host in _npu_hosts(variables):
+        # A site may have a proxy with TLS in front of the metrics.
+        port = int(_fact(variables, host, "monitoring_triton_port")) or _fact(variables, host, "npufleet_metrics_port")
+        yield _target(host, _address(variables, host), port)
+
+
+def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    for host in dict.fromkeys([*_npu_hosts(variables), *_balancers(variables)]):
+        if _is_true(_fact(variables, host, "monitoring_node_exporter")):
+            yield _target(host, _address(variables, host), _fact(variables, host, "monitoring_node_port"))
+
+
+def _balancer(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """Yield the load balancers whose metrics the monitoring host can reach. By default, only the host itself can."""
+    for host in _balancers(variables):
+        place, _colon, port = str(_fact(variables, host, "load_balancer_metrics_address")).rpartition(":")
+        listen = _ip(place.strip("[]"))
+        if listen is None or (listen.is_loopback and host != variables["inventory_hostname"]):
+            continue
+        yield _target(host, _address(variables, host) if listen.is_unspecified else str(listen), port)
+
+
+def _cards(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    gateway = str(variables["monitoring_cards_gateway"])
+    for host in _npu_hosts(variables):
+        if _fact(variables, host, "monitoring_cards") != "exporter":
+            continue
+        address = _address(variables, host)
+        if gateway:
+            daemon = netloc(address, DAEMON_PORT)
+            yield {"targets": [gateway], "labels": {"__param_target": daemon, "host": host, "instance": daemon}}
+        else:
+            yield _target(host, address, _fact(variables, host, "monitoring_cards_port"))
+
+
+TARGETS = {"triton": _triton, "node": _node, "balancer": _balancer, "cards": _cards}
+
+
+def _ip(text: str) -> Optional[Union[ipaddress.IPv4Address, ipaddress.IPv6Address]]:
+    try:
+        return ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+
+
+def _is_true(value: Any) -> bool:
+    """Return the truth of a variable of another host, which may be text."""
+    return value is True or str(value).lower() in ("true", "yes", "on", "1")
