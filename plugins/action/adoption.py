@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 MARK = "adoption.json"
 # The most bytes of a file that one call of the host returns
 PIECE = 32 << 20
-# Concerns of hosts with NPUs, except watchdog and probe, whose systemd units are installed after the replacement
+# Concerns of hosts with NPUs, except watchdog, probe and metrics, whose systemd units are installed after the replacement
 ADOPTED = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and concern.role and not concern.unit]
 # Valid names of containers and models. The name of a model is also a directory and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")

@@ -7,6 +7,7 @@ resume ROOT      finish a change whose run is gone (change/resume.py). Exit code
                  75: the run of the change may still be at work; 1: the previous state could not be restored
 watchdog CONFIG  watch the server until the process is ended (watch/watchdog.py)
 balancer ACTION  `save` the state of a balancer's servers, or `reload` HAProxy with it (balancer/state_file.py)
+metrics CONFIG   write the metrics of the cards and of the host once (metrics/collect.py)
 probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: the result was written, passed or failed
 """
 
@@ -44,7 +45,7 @@ WantedBy=multi-user.target
 def main() -> int:
     """Run the command of the command line and return its exit code."""
     arguments = sys.argv[1:]
-    commands = {"change": change, "resume": resume, "watchdog": watchdog, "probe": probe, "balancer": balancer}
+    commands = {"change": change, "resume": resume, "watchdog": watchdog, "probe": probe, "metrics": metrics, "balancer": balancer}
     if len(arguments) != 2 or arguments[0] not in commands:
         print(__doc__, file=sys.stderr)
         return 2
@@ -86,6 +87,13 @@ def probe(config: str) -> int:
     from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
 
     return program.run(config)
+
+
+def metrics(config: str) -> int:
+    """Write the metrics of the cards and of the host once."""
+    from ansible_collections.npufleet.triton.plugins.module_utils.metrics import collect
+
+    return collect.run(config)
 
 
 def balancer(action: str) -> int:

@@ -103,6 +103,17 @@ def timestamp(at: Optional[float] = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
+def seconds_since_1970(when: str) -> Optional[float]:
+    """Return a time that `timestamp` has written, in seconds since 1970; None for any other text."""
+    # This import is slow, and most calls of modules parse no time.
+    import datetime
+
+    try:
+        return datetime.datetime.strptime(when, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc).timestamp()
+    except ValueError:
+        return None
+
+
 def free_space(path: str) -> Tuple[int, int]:
     """Return (device number, free bytes) of a directory's file system. The directory does not have to exist yet."""
     while not os.path.isdir(path):

@@ -24,7 +24,7 @@ options:
         is not empty.
     type: list
     elements: str
-    choices: [driver, engine, image, models, server, watchdog, probe, traffic, balancer, monitoring]
+    choices: [driver, engine, image, models, server, watchdog, probe, metrics, traffic, balancer, monitoring]
   prove:
     description:
       - Read the host repeatedly until it is in sync, and fail with the remaining differences after O(timeout).
@@ -260,7 +260,19 @@ OPTIONS: Dict[str, Any] = {
     "concerns": {
         "type": "list",
         "elements": "str",
-        "choices": ["driver", "engine", "image", "models", "server", "watchdog", "probe", "traffic", "balancer", "monitoring"],
+        "choices": [
+            "driver",
+            "engine",
+            "image",
+            "models",
+            "server",
+            "watchdog",
+            "probe",
+            "metrics",
+            "traffic",
+            "balancer",
+            "monitoring",
+        ],
     },
     "prove": {"type": "bool", "default": False},
     "current_releases": {"type": "bool", "default": False},

@@ -16,6 +16,8 @@ FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 SERVICE, TIMER = "npufleet-probe.service", "npufleet-probe.timer"
 PAGE = "/var/lib/prometheus/node-exporter/npufleet.prom"
 STATE = "/var/lib/npufleet/probe.json"
+METRICS_TIMER = "npufleet-metrics.timer"
+METRICS_PAGES = {name: f"/var/lib/prometheus/node-exporter/npufleet_{name}.prom" for name in ("cards", "host")}
 WATCHDOG, WATCHDOG_STATE = "npufleet-watchdog.service", "/var/lib/npufleet/watchdog.json"
 MAINTENANCE = "/var/lib/npufleet/maintenance.json"
 
@@ -38,7 +40,11 @@ def probed(host: Any) -> dict[str, float]:
 
 
 def metrics(host: Any) -> dict[str, float]:
-    lines = host.check_output("cat %s", PAGE).splitlines()
+    return samples(host.check_output("cat %s", PAGE))
+
+
+def samples(text: str) -> dict[str, float]:
+    lines = text.splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
@@ -205,12 +211,42 @@ def test_other_checks_are_a_difference_that_one_run_repairs(first: Any, tmp_path
     assert (load["ok"], load["latency"]["requests"], load["latency"]["p99_ms"] > 0) == (True, 100, True)
 
 
-def test_it_and_the_watchdog_can_be_switched_off_and_leave_nothing(first: Any) -> None:
-    off = ["--limit", f"{FIRST},localhost", "-e", '{"monitoring_probe": false, "triton_server_watchdog": false}']
+def test_each_host_writes_the_metrics_of_its_cards_and_of_itself(npu: Any, ops: Any) -> None:
+    assert shown(npu, METRICS_TIMER, "UnitFileState") == "enabled"
+    units = "/etc/systemd/system/npufleet-metrics"
+    verified = npu.run("systemd-analyze verify --man=no %s.service %s.timer", units, units)
+    assert (verified.rc, verified.stderr) == (0, "")
+    npu.check_output("systemctl start npufleet-metrics.service")
+    pages = {name: npu.check_output("cat %s", path) for name, path in METRICS_PAGES.items()}
+    for name, text in pages.items():
+        assert npu.file(METRICS_PAGES[name]).mode == 0o644
+        done = ops.run("printf '%%s\\n' %s | promtool check metrics", text)
+        assert (done.rc, done.stdout + done.stderr) == (0, "")
+    cards = samples(pages["cards"])
+    nodes = npu.check_output("ls /dev | grep -c '^rbln'")
+    assert cards["npufleet_cards_found"] == cards["npufleet_cards_expected"] == int(nodes)
+    readings = {name: value for name, value in cards.items() if 'device="rbln0"' in name}
+    assert readings['npufleet_card_temperature_celsius{npu="0",device="rbln0"}'] == 38
+    assert readings['npufleet_card_power_watts{npu="0",device="rbln0"}'] == 6.1
+    assert {value for name, value in cards.items() if name.startswith("npufleet_card_healthy")} == {1}
+    host = samples(pages["host"])
+    desired = {name.partition("{")[2] for name in host if name.startswith("npufleet_model_desired{")}
+    loaded = {name.partition("{")[2] for name in host if name.startswith("npufleet_model_loaded{")}
+    assert desired == loaded != set()
+    assert {value for name, value in host.items() if name.startswith("npufleet_stubs") and "running" not in name} == {0}
+    assert 0 < host["npufleet_shm_used_bytes"] < host["npufleet_shm_size_bytes"]
+    assert host["npufleet_change_running"] == 0
+
+
+def test_probe_watchdog_and_metrics_can_be_switched_off_and_leave_nothing(first: Any) -> None:
+    options = {"monitoring_probe": False, "monitoring_metrics": False, "triton_server_watchdog": False}
+    off = ["--limit", f"{FIRST},localhost", "-e", json.dumps(options)]
     run = playbook("site.yml", *off)
     assert run.code == 0, run.output
     left = first.run("ls %s %s /etc/npufleet/probe.json /etc/npufleet/probe_checks.json /etc/systemd/system/%s", PAGE, STATE, TIMER)
     assert "npufleet" not in left.stdout
+    assert "npufleet" not in first.run("ls %s %s /etc/npufleet/metrics.json", *METRICS_PAGES.values()).stdout
+    assert shown(first, METRICS_TIMER, "LoadState") == "not-found"
     assert shown(first, TIMER, "LoadState") == "not-found"
     assert shown(first, WATCHDOG, "LoadState") == "not-found"
     assert not first.file(WATCHDOG_STATE).exists

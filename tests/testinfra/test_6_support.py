@@ -112,16 +112,13 @@ def planted() -> Iterator[list[str]]:
 
 
 def left_behind(host) -> list[str]:
-    """Files that are newer than the marker, but for what the system and the watchdog and the probe write down at any time."""
+    """Files that are newer than the marker, but for what the system, the watchdog, the probe and the metrics write at any time."""
+    at_any_time = ("/var/lib/npufleet/watchdog.json", "/var/lib/npufleet/probe.json", "/var/lib/prometheus/node-exporter/")
     found = host.check_output(
         "find / -xdev -newer /root/.marker -type f -not -path '/var/log/*' -not -path '/var/lib/docker/*' "
         "-not -path '/var/lib/containerd/*' -not -path '/run/*'"
     )
-    return [
-        path
-        for path in found.split()
-        if not path.startswith(("/proc/", "/sys/", "/var/lib/npufleet/watchdog.json", "/var/lib/npufleet/probe.json"))
-    ]
+    return [path for path in found.split() if not path.startswith(("/proc/", "/sys/", *at_any_time))]
 
 
 def test_bundle_holds_what_a_ticket_needs_and_no_secret(planted: list[str], tmp_path: Path) -> None:

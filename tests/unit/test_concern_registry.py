@@ -70,7 +70,7 @@ def test_roles_read_their_own_concerns() -> None:
     for name, concern in CONCERNS.items():
         if not concern.role:
             continue
-        main = "probe" if name == "probe" else "main"
+        main = name if name in ("probe", "metrics") else "main"
         expected = with_tag("server") if concern.role == "triton_server" else [name]
         assert queried(tasks_of(load(ROOT / f"roles/{concern.role}/tasks/{main}.yml")))[0] == expected, name
     assert with_tag("server") in queried(tasks_of(load(ROOT / "roles/triton_server/tasks/hold.yml")))
@@ -108,6 +108,7 @@ def test_adoption_and_upgrade_cover_each_concern_of_npu_hosts() -> None:
         ("server", "replace", True),
         ("watchdog", "watch", True),
         ("probe", "probe", False),
+        ("metrics", "install", True),
         ("monitoring", "configure", True),
         ("unknown", "load", True),
     ],

@@ -23,7 +23,7 @@ from linting import PYTHON
 
 EXAMPLE = ROOT / "inventories/example"
 KNOWN = subject.inventory_specs()
-NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "traffic"]
+NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "metrics", "traffic"]
 # `# name: value`, `#   name: value` of a list's element, `# - name: value`
 LINE = re.compile(r"^(?P<indent> *)# ?(?P<code> *(?:- )?(?P<name>\w+): \S.*)$")
 VAULT = "group_vars/all/vault.yml"

@@ -61,6 +61,7 @@ def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
         "server",
         "watchdog",
         "probe",
+        "metrics",
         "traffic",
         "balancer",
         "monitoring",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, host
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
 from helpers import ROOT, imports
 
@@ -23,6 +24,7 @@ FLOORS = [
         "module_utils.secret",
         "module_utils.shapes",
         "module_utils.system",
+        "module_utils.textfile",
     ],
     ["module_utils.web_client"],
     [
@@ -41,6 +43,7 @@ FLOORS = [
     ["module_utils.process"],
     ["module_utils.change", "module_utils.preflight", "module_utils.support"],
     ["module_utils.balancer_preflight", "module_utils.watch"],
+    ["module_utils.metrics"],
     ["module_utils.commands"],
     ["modules"],
     ["plugin_utils.host_secrets", "plugin_utils.run"],
@@ -154,7 +157,8 @@ def test_code_of_hosts_reads_no_variables_of_the_inventory() -> None:
         for name in variables_read(ast.parse(path.read_text()))
     }
     records = {f"module_utils/store/records.py: {name}" for name in ("npufleet_release", "npufleet_source")}
-    metrics = {f"module_utils/watch/probe_page.py: {name}" for name in probe_page.HELP}
+    pages = {"watch/probe_page": probe_page, "metrics/cards": cards, "metrics/host": host}
+    metrics = {f"module_utils/{path}.py: {name}" for path, page in pages.items() for name in page.HELP}
     assert found - records - metrics - {"module_utils/watch/judge.py: rbln_device_fault"} == set()
 
 

@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import eng
 from helpers import fleet, http_server, run_module, unix_server
 
 LIMITS = Limits(seconds=2, size=4096, lines=50)
-EVERY = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
+EVERY = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "metrics", "monitoring"]
 SECRET = "hunter2/hunter2+ä"
 
 

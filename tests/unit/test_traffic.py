@@ -36,6 +36,7 @@ def result(*plan: tuple[str, str, str], server: dict[str, Any] | None = None, **
         ([("watchdog", "npufleet-watchdog.service", "watch")], "none"),
         ([("image", "sha256:0", "deliver")], "none"),
         ([("probe", "npufleet-probe.timer", "probe")], "none"),
+        ([("metrics", "npufleet-metrics.timer", "install")], "none"),
         ([("models", "digits", "release")], "reload"),
         ([("models", "digits", "release"), ("server", "digits", "load")], "reload"),
         ([("models", "large", "release")], "stop"),

@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import v
 from helpers import ROOT, ROW, fleet
 from linting import PYTHON
 
-NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "traffic"]
+NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "metrics", "traffic"]
 ROWS = {"24.01": ROW, "25.08": {**ROW, "cards": ["RBLN-CA12", "RBLN-CA22"]}}
 
 
@@ -236,8 +236,8 @@ def test_unknown_concern_is_refused(repository: Path) -> None:
     with pytest.raises(Refusal) as refusal:
         subject.desired(host(repository), ["drivers", "image", "cards"])
     assert refusal.value.reasons == [
-        "concerns contains cards, drivers, expected some of driver, engine, image, models, server, watchdog, probe, traffic, "
-        "balancer, monitoring"
+        "concerns contains cards, drivers, expected some of driver, engine, image, models, server, watchdog, probe, metrics, "
+        "traffic, balancer, monitoring"
     ]
 
 

@@ -12,6 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     driver,
     engine,
     image,
+    metrics,
     models,
     monitoring,
     probe,
@@ -84,6 +85,7 @@ CONCERNS: Dict[str, Concern] = {
             unit=probe.TIMER,
             warning=probe.warning,
         ),
+        Concern(metrics, "monitoring", ("monitoring",), unit=metrics.TIMER),
         Concern(traffic, "", (), playbooks=("models", "recover", "rollback"), models_actions=None),
         Concern(
             balancer,

@@ -13,6 +13,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import readings
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
 # The device nodes of RSD groups. /dev/rsd0 is the node of the default group.
@@ -106,9 +107,24 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
     return f"the vendor's tool numbers each of {len(numbers[lost[0]])} cards{where} 0"
 
 
-def _run(path: str, *options: str) -> Tuple[str, str]:
+def query_readings(timeout: float) -> List[readings.Card]:
+    """Return the readings of the cards. Raises ValueError with the reason if the tool has none.
+
+    Unlike query_tool it accepts devices of which a field is missing. With several groups, the tool is called with `-g`.
+    """
+    path = find_tool()
+    if path is None:
+        raise ValueError("the vendor's tool is missing")
+    groups = ["-g"] if len(glob.glob(GROUP_NODES)) > 1 else []
+    output, error = _run(path, *groups, "-j", timeout=timeout)
+    if error:
+        raise ValueError(error)
+    return readings.parse(output)
+
+
+def _run(path: str, *options: str, timeout: float = 60) -> Tuple[str, str]:
     """Run the tool, and return (output, error), of which at least one is empty."""
-    code, output = run(path, *options)
+    code, output = run(path, *options, timeout=timeout)
     if code:
         return "", f"{path} ended with {code}: {output[:200]}"
     return output, ""

@@ -16,7 +16,7 @@ from typing import List
 HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
 # The programs that systemd units run, each with its module in module_utils
-ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe"}
+ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe", "metrics": "metrics.collect"}
 # The file in a version with the digest of each program. The digest covers only the sources that the program imports. So a new
 # version of the library restarts the program only if these sources differ.
 PROGRAMS = "programs.json"

@@ -42,6 +42,8 @@ POLL = 0.2
 class Host(Observer):
     """The host of the server, with the actions of the watchdog on models and container."""
 
+    settings: Settings
+
     def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
         super().__init__(settings, engine)
         self._resume_at = 0.0

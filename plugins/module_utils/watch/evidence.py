@@ -7,13 +7,14 @@ from __future__ import annotations
 import collections
 import os
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import Docker
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import TooLong
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, keys, metrics, stubs, stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import Evidence, Page
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Metrics
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
 # Seconds for the requests of all model configs
@@ -60,7 +61,7 @@ class Ready(NamedTuple):
 class Observer:
     """A read-only view of the host, its server and its models."""
 
-    def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
+    def __init__(self, settings: Union[Settings, Metrics], engine: Optional[Docker] = None) -> None:
         self.settings = settings
         self.engine = engine or Docker()
 
@@ -79,7 +80,7 @@ class Observer:
         index = self.index() if page is not None else None
         ready = self.ready(index or {})
         nameless = tuple(sorted(model for model in index or {} if not http_api.is_url_safe(model)))
-        dead, loads = self._dead(init, ready.served), stuck_load.look(init)
+        dead, loads = self.missing_instances(init, ready.served), stuck_load.look(init)
         return Evidence(now, facts["Id"] + state["StartedAt"], age, page, index, dead, ready.ensembles, nameless, loads)
 
     def container(self) -> Optional[Dict[str, Any]]:
@@ -163,7 +164,7 @@ class Observer:
             return pids
         return pids | {pid for pid in others if living[pid].instance in names}
 
-    def _dead(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
+    def missing_instances(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
         """Return {model: names of its instances that have no process}."""
         living = stubs.living(init) if ready else {}
         own, others = self._assign_processes(living, ready)

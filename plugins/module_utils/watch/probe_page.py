@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import textfile
+
 PAUSED = ("deployment", "maintenance")
 # Causes for which no check could run
 UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
@@ -34,7 +36,7 @@ def page(state: Mapping[str, Any]) -> str:
         checks[key] = (passed and check["ok"], max(seconds, (check.get("ms") or 0) / 1000))
     labels = [dict(zip(("model", "check", "protocol"), key)) for key in checks]
     unavailable = (state["unavailable"] or {}).get("reason")
-    samples: Dict[str, Sequence[Tuple[Mapping[str, str], float]]] = {
+    samples: Dict[str, Sequence[textfile.Sample]] = {
         "npufleet_check_ok": list(zip(labels, [float(passed) for passed, _seconds in checks.values()])),
         "npufleet_check_duration_seconds": list(zip(labels, [seconds for _passed, seconds in checks.values()])),
         "npufleet_probe_interval_seconds": [({}, state["interval"])],
@@ -50,14 +52,4 @@ def page(state: Mapping[str, Any]) -> str:
         samples["npufleet_models_unchecked"] = [({}, len(state["unchecked"]))]
         samples["npufleet_checks_failed"] = [({}, sum(not passed for passed, _seconds in checks.values()))]
         samples["npufleet_probe_duration_seconds"] = [({}, state["seconds"])]
-    lines = []
-    for name in sorted(samples):
-        if samples[name]:
-            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} gauge"]
-            lines += [f"{name}{_labels(names)} {float(value):.15g}" for names, value in samples[name]]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name, value in labels.items()}
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}" if labels else ""
+    return textfile.page(samples, HELP)

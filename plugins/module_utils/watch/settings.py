@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration files of the watchdog and of the probe."""
+"""The configuration files of the watchdog, the probe and the program of metrics."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ class Probe(NamedTuple):
     key: Optional[Dict[str, str]]
 
 
+class Metrics(NamedTuple):
+    """The settings of the program that writes metrics of the host."""
+
+    container: str
+    address: str
+    http_port: int
+    # None if the server offers no metrics. Then a hung process is not found.
+    metrics_port: Optional[int]
+    # {"name": header, "path": file with the key} if the requests use restricted APIs
+    key: Optional[Dict[str, str]]
+    root: str  # The directory of the store on the host
+    directory: str  # The directory of the metrics that node exporter reads
+    npus: int  # Cards of the host according to the inventory
+    driver: str  # Version of the driver according to the inventory
+
+
 # Fields whose name in the file differs. A file may come from an earlier release, so these names must not change.
 FILE_NAMES = {
     "fault_timeout": "fault_limit",
@@ -66,7 +82,7 @@ FILE_NAMES = {
     "checks_file": "document",
     "client_timeout": "limit",
 }
-Settings = TypeVar("Settings", Watchdog, Probe)
+Settings = TypeVar("Settings", Watchdog, Probe, Metrics)
 
 
 def load(path: str, kind: Type[Settings]) -> Settings:

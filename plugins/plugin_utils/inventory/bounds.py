@@ -332,6 +332,7 @@ BOUNDS: Dict[str, Bound] = {
     "monitoring_probe_interval": number(5, DAY),
     "monitoring_probe_jitter": number(0, DAY),
     "monitoring_probe_limit": SECONDS,
+    "monitoring_metrics_interval": number(5, DAY),
     **dict.fromkeys(("preflight_disk_engine", "preflight_disk_transfer", "preflight_disk_models"), GIB),
     "preflight_clock_skew": SECONDS_OR_0,
     **dict.fromkeys(("rbln_driver_run_timeout", "rbln_driver_boot_timeout", "rbln_driver_reboot_timeout"), SECONDS),

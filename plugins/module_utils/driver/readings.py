@@ -1,0 +1,161 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Readings of the cards, such as temperature and power, in base units, from the JSON of all versions of the vendor's tool.
+
+The tool changed its units with driver 3.0: before, a power is `6.1W`, since then `6100000uW`, and a temperature may be in
+thousandths of a degree. Most numbers are texts. A reading that is missing, `N/A`, of an unknown unit or impossible is None.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+
+# A number of the tool, with a unit or without
+QUANTITY = re.compile(r"([+-]?[0-9]{1,19}(?:\.[0-9]{1,19})?) *([A-Za-z/%°]{0,8})")
+# Factor of each unit. Units of temperatures are compared in lower case, those of others as written.
+TEMPERATURE = {"c": 1.0, "°c": 1.0, "mc": 0.001, "m°c": 0.001}
+POWER = {"W": 1.0, "mW": 1e-3, "uW": 1e-6}
+MEMORY = {
+    "B": 1.0,
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}B": 1000.0**power for power, prefix in enumerate(("k", "M", "G", "T"), 1)},
+    "KB": 1000.0,
+}
+PERCENT = {"": 0.01, "%": 0.01}
+SPEED = {"": 1.0, "GT/s": 1.0}
+# The largest possible reading. A larger number has another unit than assumed.
+MAX_CELSIUS, MIN_CELSIUS, MAX_WATTS, MAX_BYTES, MAX_SPEED, MAX_WIDTH = 200.0, -50.0, 2000.0, 2.0**50, 256.0, 32
+# A number without a unit from here on is in thousandths of a degree, or in microwatts. No card is so hot, or needs so little power.
+MILLI_CELSIUS, MICROWATTS = 1000.0, 100_000.0
+# A total memory without a unit from here on is in bytes. The smallest card has 16 GiB.
+BYTES = 2.0**30
+# The status of a card that works. Other texts are faults, except those that say nothing.
+NORMAL, SILENT = "normal", ("", "n/a", "na", "none", "unknown", "-")
+# Limits of the cards of an answer, and of the characters of a text
+CARDS, TEXT = 256, 100
+
+
+class Card(NamedTuple):
+    """The readings of a card. A text that is unknown is empty, a number that is unknown is None."""
+
+    npu: str
+    device: str
+    bus_id: str
+    name: str
+    uuid: str
+    firmware: str
+    group: str
+    healthy: Optional[bool]
+    celsius: Optional[float]
+    watts: Optional[float]
+    memory_used: Optional[float]
+    memory_size: Optional[float]
+    utilization: Optional[float]  # From 0 to 1
+    link_speed: Optional[float]  # GT/s
+    link_width: Optional[float]
+
+
+def parse(output: str) -> List[Card]:
+    """Return the cards in the JSON of the tool. Raises ValueError if the output has no list of devices."""
+    answer = shapes.parse_as(output, {"devices": [dict]})
+    if len(answer["devices"]) > CARDS:
+        raise ValueError(f"it has {len(answer['devices'])} devices, expected at most {CARDS}")
+    return [card(device) for device in answer["devices"]]
+
+
+def card(device: Mapping[str, Any]) -> Card:
+    """Return the readings of a device."""
+    pci, memory = _object(device, "pci"), _object(device, "memory")
+    status = text(device.get("status")).lower()
+    used, size = memory_bytes(memory.get("used"), memory.get("total"))
+    width = quantity(str(pci.get("link_width", "")).lstrip("xX"), {"": 1.0})
+    return Card(
+        npu=_whole(device.get("npu")),
+        device=text(device.get("device")),
+        bus_id=text(pci.get("bus_id")),
+        name=text(device.get("name")),
+        uuid=text(device.get("uuid")),
+        firmware=text(device.get("fw_ver")),
+        group=_whole(device.get("group_id")),
+        healthy=None if status in SILENT else status == NORMAL,
+        celsius=celsius(device.get("temperature")),
+        watts=watts(device.get("card_power")),
+        memory_used=used,
+        memory_size=size,
+        utilization=_within(quantity(device.get("util"), PERCENT), 0, 1),
+        link_speed=_within(quantity(_first_words(pci.get("link_speed")), SPEED), 0.1, MAX_SPEED),
+        link_width=_within(width, 1, MAX_WIDTH),
+    )
+
+
+def text(value: Any) -> str:
+    """Return a text of the tool without control characters, empty for any other value and for `N/A`."""
+    if not isinstance(value, str):
+        return ""
+    line = "".join(character for character in value if character.isprintable())[:TEXT].strip()
+    return "" if line.lower() in ("n/a", "none", "null") else line
+
+
+def quantity(value: Any, units: Mapping[str, float], lower: bool = False) -> Optional[float]:
+    """Return a number of the tool in the base unit, None without a number or if `units` has no factor for its unit."""
+    number, unit = _split(value)
+    factor = units.get(unit.lower() if lower else unit)
+    return None if number is None or factor is None else number * factor
+
+
+def celsius(value: Any) -> Optional[float]:
+    """Return a temperature in degrees Celsius. A number without a unit is in degrees, or in thousandths of a degree."""
+    number, unit = _split(value)
+    if number is None or unit:
+        return _within(quantity(value, TEMPERATURE, lower=True), MIN_CELSIUS, MAX_CELSIUS)
+    return _within(number / 1000 if abs(number) >= MILLI_CELSIUS else number, MIN_CELSIUS, MAX_CELSIUS)
+
+
+def watts(value: Any) -> Optional[float]:
+    """Return a power in watts. A number without a unit is in watts if a card can need so many, or in microwatts."""
+    number, unit = _split(value)
+    if number is None or unit:
+        return _within(quantity(value, POWER), 0, MAX_WATTS)
+    return _within(number / 1e6 if number >= MICROWATTS else number, 0, MAX_WATTS)
+
+
+def memory_bytes(used: Any, size: Any) -> Tuple[Optional[float], Optional[float]]:
+    """Return the used and the whole memory of a card in bytes. Without units both are bytes if the whole is large enough."""
+    total, unit = _split(size)
+    known = total is not None and (unit in MEMORY or (not unit and total >= BYTES))
+    units = {**MEMORY, "": 1.0} if known and not unit else MEMORY
+    whole = _within(quantity(size, units), 1, MAX_BYTES) if known else None
+    # 0 is the same in every unit.
+    taken = 0.0 if _split(used)[0] == 0 else quantity(used, units)
+    taken = _within(taken, 0, MAX_BYTES if whole is None else whole)
+    return taken, whole
+
+
+def _split(value: Any) -> Tuple[Optional[float], str]:
+    """Return the number and the unit of a value, (None, "") without a number."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value), ""
+    found = QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    return (float(found[1]), found[2]) if found else (None, "")
+
+
+def _within(value: Optional[float], least: float, most: float) -> Optional[float]:
+    return value if value is not None and least <= value <= most else None
+
+
+def _whole(value: Any) -> str:
+    """Return a whole number as text, which the tool prints as a number or as text; an empty text for any other value."""
+    return str(int(value)) if shapes.mismatch(value, (int, re.compile("[0-9]{1,9}"))) is None and int(value) >= 0 else ""
+
+
+def _first_words(value: Any) -> Any:
+    """Return the speed of a link without the word `PCIe` that the kernel adds."""
+    return value.replace(" PCIe", "") if isinstance(value, str) else value
+
+
+def _object(device: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = device.get(name)
+    return found if isinstance(found, dict) else {}

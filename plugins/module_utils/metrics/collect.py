@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The program that reads the cards and the host, and writes both as metrics for node exporter. A timer starts it."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import time
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import textfile
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import readings, vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, host
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, current_models, read_holds
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, seconds_since_1970
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stubs
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.evidence import Failure, Observer
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Metrics as Settings
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import load
+
+CARDS_FILE, HOST_FILE = "npufleet_cards.prom", "npufleet_host.prom"
+MODULE_VERSION = f"/sys/module/{driver.MODULE}/version"
+# Seconds that the vendor's tool may take
+TOOL_SECONDS = 10.0
+
+
+def warn(message: str) -> None:
+    """Write a warning to the journal, which reads its level from the prefix."""
+    print(f"<4>{message}", file=sys.stderr, flush=True)
+
+
+def changing(root: str) -> bool:
+    """Return True if a run of a playbook holds the host."""
+    held = lease.read(root)
+    return held is not None and lease.live(root, held)
+
+
+def read_cards() -> Optional[List[readings.Card]]:
+    """Return the readings of the cards, None if the vendor's tool fails."""
+    try:
+        return vendor_tool.query_readings(TOOL_SECONDS)
+    except ValueError as error:
+        warn(f"the cards cannot be read: {error}")
+        return None
+
+
+def cards_page(settings: Settings) -> str:
+    """Return the metrics of the cards."""
+    loaded = (read_text(MODULE_VERSION) or "").strip() or None
+    versions = cards.Driver(loaded, settings.driver, settings.npus)
+    return textfile.page(cards.families(versions, read_cards(), time.time()), cards.HELP)
+
+
+def host_page(settings: Settings, change: bool) -> str:
+    """Return the metrics of the host."""
+    mark = lease.maintenance(os.path.join(settings.root, lease.MARK))
+    limited = traffic.read({"record": os.path.join(settings.root, traffic.RECORD)})["limited"]
+    processes, shm = read_container(Observer(settings))
+    now = time.time()
+    facts = host.Facts(
+        now=now,
+        desired=desired_models(settings.root),
+        served=read_served({"address": settings.address, "http_port": settings.http_port, "key": settings.key}),
+        stubs=processes,
+        shm=shm,
+        changing=change,
+        # The condition holds even if its record does not say since when.
+        maintenance=_since(mark, now),
+        limited=_since(limited, now),
+        holds={name: _since({"since": hold.get("when")}, now) or now for name, hold in read_holds(settings.root).items()},
+    )
+    return textfile.page(host.families(facts), host.HELP)
+
+
+def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float]:
+    """Return the time in a record, `now` if the record has none; None without a record."""
+    if record is None:
+        return None
+    return seconds_since_1970(str(record.get("since"))) or now
+
+
+def desired_models(root: str) -> Dict[str, Dict[str, object]]:
+    """Return the releases that the store lets the server read. With a lost record no release is known."""
+    try:
+        return current_models(root, {})
+    except StoreError as error:
+        warn(str(error))
+        return {}
+
+
+def read_container(observer: Observer) -> Tuple[Dict[str, host.Stubs], Optional[Tuple[int, int]]]:
+    """Return the processes of each model, and the size and used bytes of the shared memory, of a container that runs."""
+    try:
+        init = observer.first_process()
+        if init is None:
+            return {}, None
+        shm = shared_memory(init)
+        page = observer.metrics()
+        index = observer.index() if page is not None else None
+        ready = observer.ready(index or {}).served
+        needed: Dict[str, int] = collections.Counter()
+        for entry in ready:
+            needed[entry.model] += len(entry.instances)
+        missing = observer.missing_instances(init, ready)
+    except Failure as failure:
+        warn(f"{failure}. {failure.next_step}")
+        return {}, None
+    return host.count_stubs(needed, missing, page or {}), shm
+
+
+def shared_memory(init: int) -> Optional[Tuple[int, int]]:
+    """Return the size and used bytes of /dev/shm of the container whose first process is `init`, None if it has ended."""
+    try:
+        found = os.statvfs(f"{stubs.PROC}/{init}/root/dev/shm")
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def run(config: str) -> int:
+    """Write the metrics once. Return 0 if all files were written."""
+    settings = load(config, Settings)
+    change = changing(settings.root)
+    try:
+        # The directory belongs to node exporter. Without this call durable.write would create it.
+        os.stat(settings.directory)
+        # The tool opens the cards, and an open card would make a reload of the driver by a run fail.
+        if not change:
+            durable.write(os.path.join(settings.directory, CARDS_FILE), cards_page(settings))
+        durable.write(os.path.join(settings.directory, HOST_FILE), host_page(settings, change))
+    except OSError as error:
+        print(f"<3>the metrics cannot be written: {error}", file=sys.stderr)
+        return 1
+    return 0

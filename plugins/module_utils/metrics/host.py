@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The facts of a host that Triton does not report, as metrics: releases, processes, shared memory, changes and holds."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Families
+
+HELP = {
+    "npufleet_change_running": "Whether a run of a playbook changes the host (1).",
+    "npufleet_drained_since_timestamp_seconds": "Since when the balancers send the host no or fewer requests.",
+    "npufleet_hold_since_timestamp_seconds": "Since when a model that was rolled back keeps its release.",
+    "npufleet_host_last_read_timestamp_seconds": "When the facts of the host were last read.",
+    "npufleet_maintenance_since_timestamp_seconds": "Since when the host is in maintenance.",
+    "npufleet_model_desired": "Versions and release of a model that the host is to serve.",
+    "npufleet_model_load_failed": "Whether the server could not load a version of the model (1).",
+    "npufleet_model_loaded": "Versions and release of a model that the server has loaded.",
+    "npufleet_shm_size_bytes": "Size of the shared memory of the server's container.",
+    "npufleet_shm_used_bytes": "Used shared memory of the server's container.",
+    "npufleet_stubs": "Processes of a model by state.",
+}
+# Characters of a release's digest, as in the names of releases
+DIGEST = 12
+# The reason of Triton for a model that it unloaded on request. Other reasons are failed loads.
+UNLOADED = ("", "unloaded")
+# Gauge of the backend: 1 if an NPU of an instance does not answer
+FAULT = "rbln_device_fault"
+
+
+class Stubs(NamedTuple):
+    """The numbers of processes of a model. `hung` ones wait for an NPU that does not answer."""
+
+    running: int
+    missing: int
+    hung: int
+
+
+class Facts(NamedTuple):
+    """The facts of a host. Times are in seconds since 1970. Unknown facts, and times of conditions that do not hold, are None."""
+
+    now: float
+    # {model: its desired state with "versions" and "release"}
+    desired: Mapping[str, Mapping[str, Any]]
+    # {model: {version: {"state", "reason", "release"}}}, None if the server does not answer
+    served: Optional[Mapping[str, Mapping[str, Mapping[str, Any]]]]
+    stubs: Mapping[str, Stubs]
+    # Size and used bytes
+    shm: Optional[Tuple[int, int]]
+    changing: bool
+    maintenance: Optional[float]
+    limited: Optional[float]  # A rollout lowered the share of the traffic
+    holds: Mapping[str, float]
+
+
+def families(facts: Facts) -> Families:
+    """Return the metrics of a host."""
+    drained = {"rollout": facts.limited, "maintenance": facts.maintenance}
+    return {
+        "npufleet_change_running": [({}, facts.changing)],
+        "npufleet_drained_since_timestamp_seconds": [({"by": by}, since) for by, since in drained.items() if since is not None],
+        "npufleet_hold_since_timestamp_seconds": [({"model": model}, since) for model, since in facts.holds.items()],
+        "npufleet_host_last_read_timestamp_seconds": [({}, facts.now)],
+        "npufleet_maintenance_since_timestamp_seconds": [] if facts.maintenance is None else [({}, facts.maintenance)],
+        "npufleet_model_desired": [
+            (_release(model, version, entry["release"]), 1)
+            for model, entry in facts.desired.items()
+            for version in entry["versions"]
+        ],
+        "npufleet_model_load_failed": [
+            ({"model": model}, any(_failed(version) for version in versions.values()))
+            for model, versions in (facts.served or {}).items()
+        ],
+        "npufleet_model_loaded": [
+            (_release(model, number, version["release"]), 1)
+            for model, versions in (facts.served or {}).items()
+            for number, version in versions.items()
+            if version["state"] == "READY"
+        ],
+        "npufleet_shm_size_bytes": [({}, facts.shm[0])] if facts.shm else [],
+        "npufleet_shm_used_bytes": [({}, facts.shm[1])] if facts.shm else [],
+        "npufleet_stubs": [
+            ({"model": model, "state": state}, count)
+            for model, stubs in facts.stubs.items()
+            for state, count in stubs._asdict().items()
+        ],
+    }
+
+
+def _release(model: str, version: str, release: Optional[str]) -> Dict[str, str]:
+    return {"model": model, "version": version, "digest": (release or "")[:DIGEST]}
+
+
+def _failed(version: Mapping[str, Any]) -> bool:
+    return version["state"] == "UNAVAILABLE" and version["reason"] not in UNLOADED
+
+
+def count_stubs(
+    needed: Mapping[str, int], missing: Mapping[str, List[str]], page: Mapping[str, List[Tuple[Dict[str, str], float]]]
+) -> Dict[str, Stubs]:
+    """Return the processes of each model.
+
+    `needed` is the number of its instances, `missing` the instances without a process, and `page` has the metrics of Triton.
+    """
+    silent: Dict[str, Set[Tuple[str, str]]] = {}
+    for labels, value in page.get(FAULT, []):
+        if value > 0:
+            silent.setdefault(labels.get("model", ""), set()).add((labels.get("version", ""), labels.get("instance", "")))
+    found = {}
+    for model, count in needed.items():
+        gone = min(len(missing.get(model, ())), count)
+        hung = min(len(silent.get(model, ())), count - gone)
+        found[model] = Stubs(count - gone - hung, gone, hung)
+    return found

@@ -1,0 +1,45 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of metrics for the textfile collector of node exporter.
+
+Node exporter drops a whole page if one of its lines is invalid or if a series occurs twice. So values and labels are limited here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+# Labels and value of a series
+Sample = Tuple[Mapping[str, str], float]
+# {name of a metric: its series}
+Families = Dict[str, List[Sample]]
+# Limits of a page: series of one metric, and characters of a label's value
+SERIES, VALUE = 1000, 200
+
+
+def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, str]) -> str:
+    """Return the metrics as a page, sorted by name and labels. Metrics without a series have no line.
+
+    The first of several series with the same labels is kept. Series whose value is not finite are left out.
+    """
+    lines = []
+    for name in sorted(families):
+        series: Dict[str, float] = {}
+        for labels, value in families[name]:
+            if math.isfinite(value):
+                series.setdefault(_labels(labels), float(value))
+        if series:
+            lines += [f"# HELP {name} {descriptions[name]}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{labels} {series[labels]:.15g}" for labels in sorted(series)[:SERIES]]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}" if labels else ""
+
+
+def escaped(value: str) -> str:
+    """Return the value of a label as a page contains it."""
+    text = value[:VALUE].encode("utf-8", "replace").decode()
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

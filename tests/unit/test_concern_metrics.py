@@ -1,0 +1,111 @@
+"""The concern `metrics`: its files, its differences, and the tasks that install and remove it."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import metrics as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import collect
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import settings
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import metrics as desired_metrics
+from helpers import ROOT, fleet
+
+
+def desired(**inventory: Any) -> dict[str, Any]:
+    return desired_metrics.desired(fleet(**inventory))
+
+
+def in_sync(**changes: Any) -> dict[str, Any]:
+    return {**desired()["files"], "enabled": True, "active": "active", **changes}
+
+
+def test_the_program_can_load_its_configuration(tmp_path: Path) -> None:
+    files = desired(monitoring_metrics_interval=30, npufleet_root="/srv/npu", triton_server_name="triton2")["files"]
+    (tmp_path / "metrics.json").write_text(files["config"])
+    config = settings.load(str(tmp_path / "metrics.json"), settings.Metrics)
+    assert (config.root, config.container, config.driver) == ("/srv/npu", "triton2", "1.2.92")
+    assert config.directory == "/var/lib/prometheus/node-exporter"
+    assert set(json.loads(files["config"])) == set(settings.Metrics._fields)
+    assert "OnUnitActiveSec=30\n" in files["timer"]
+    assert f"ExecStart=/usr/bin/python3 -IS {library.path()} metrics {subject.CONFIG}\n" in files["service"]
+    assert files["program"] == archive.digest("metrics.collect")
+
+
+def test_a_server_without_metrics_has_no_port_for_them() -> None:
+    assert json.loads(desired(triton_server_allow_metrics=False)["files"]["config"])["metrics_port"] is None
+
+
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    files = desired()["files"]
+    for kind, sections in (("service", ["Unit", "Service"]), ("timer", ["Unit", "Timer", "Install"])):
+        path = tmp_path / f"npufleet-metrics.{kind}"
+        path.write_text(files[kind])
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read(path)
+        assert unit.sections() == sections
+    analyze = shutil.which("systemd-analyze")
+    if analyze:
+        units = [str(tmp_path / f"npufleet-metrics.{kind}") for kind in ("service", "timer")]
+        done = subprocess.run([analyze, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_tasks_install_and_remove_every_file() -> None:
+    install, remove = ((ROOT / f"roles/monitoring/tasks/{name}_metrics.yml").read_text() for name in ("install", "remove"))
+    for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG):
+        assert path in install
+        assert f"- {path}\n" in remove
+    for name in (collect.CARDS_FILE, collect.HOST_FILE):
+        for ending in ("", ".new"):
+            assert f'/{name}{ending}"\n' in remove
+
+
+@pytest.mark.parametrize(
+    ("changes", "current"),
+    [
+        ({}, None),
+        (
+            dict.fromkeys(("service", "timer", "config", "program")),
+            "no unit file, no timer file, no configuration, no program",
+        ),
+        ({"config": "{}"}, "another configuration"),
+        ({"program": "x"}, "another program"),
+        ({"enabled": False, "active": "inactive"}, "disabled, inactive"),
+        ({"active": "failed"}, "failed"),
+    ],
+)
+def test_differences(changes: dict[str, Any], current: str | None) -> None:
+    text = "enabled and active, as in the inventory"
+    entry = {"concern": "metrics", "name": "npufleet-metrics.timer", "current": current, "desired": text, "action": "install"}
+    assert subject.diff(desired(), in_sync(**changes)) == ([entry] if current else [])
+
+
+def test_metrics_that_are_switched_off_are_removed() -> None:
+    off = desired(monitoring_metrics=False)
+    (entry,) = subject.diff(off, in_sync())
+    assert (entry["current"], entry["desired"], entry["action"]) == (
+        "installed: unit file, timer file, configuration",
+        None,
+        "remove",
+    )
+    assert subject.diff(off, in_sync(**dict.fromkeys(("service", "timer", "config")))) == []
+
+
+def test_the_files_of_a_host_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVICE_FILE", "TIMER_FILE", "CONFIG"):
+        monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
+    monkeypatch.setattr(library, "HOME", str(tmp_path / "library"))
+    assert set(subject.read(desired()).values()) == {None}
+    files = desired()["files"]
+    for name, key in (("SERVICE_FILE", "service"), ("TIMER_FILE", "timer"), ("CONFIG", "config")):
+        (tmp_path / name).write_text(files[key])
+    Path(library.path()).mkdir(parents=True)
+    Path(library.programs()).write_text(json.dumps({"metrics": archive.digest("metrics.collect")}))
+    assert subject.diff(desired(), {**subject.read(desired()), "enabled": True, "active": "active"}) == []
