@@ -53,11 +53,15 @@ class ActionModule(FleetAction):
         if given["announce"]:
             self._display.display(host_text.line(result["msg"]))
         paused = _pause(pause, number, len(ahead))
+        owner = _owner(host, task_vars)
+        # What each host records about the rollout
+        result["rollout"] = {"playbook": owner.playbook, "commit": None, "batch": number + 1, "batches": number + len(ahead)}
         # The record of a run begins with its first batch.
-        if number == 0 and not paused and not self._task.check_mode:
+        if not paused.get("failed") and not self._task.check_mode:
             try:
                 names = [[planned.host for planned in part] for part in ahead]
-                record.begin(records, _owner(host, task_vars), names, pause, time.time())
+                began = record.begin(records, owner, names, pause, time.time()) if number == 0 else record.own(records, owner)
+                result["rollout"]["commit"] = began and began["commit"]
             except OSError as error:
                 result["warnings"] = [*result.get("warnings", []), f"The rollout cannot be recorded: {error}"]
         return {**result, **paused}
@@ -85,8 +89,10 @@ class ActionModule(FleetAction):
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
         """Return the reasons why the lease of the host was not released. An unreachable host alone would not end the rollout."""
         root = self.variables(task_vars)["npufleet_root"]
+        known = record.host_entry(task_vars["hostvars"][host], [], time.time())
+        arguments = {"state": "released", "root": root, "rollout": record.end_on_host(known)}
         try:
-            released = self.call_module("host_lease", {"state": "released", "root": root}, task_vars, runs.lease_owner(host))
+            released = self.call_module("host_lease", arguments, task_vars, runs.lease_owner(host))
         except AnsibleConnectionFailure as error:
             reason = "became unreachable before its lease was released, no further batch starts. Check the host, and run again"
             return [f"{host} {reason}: {error.message}"]

@@ -49,6 +49,13 @@ options:
       Install the library and its unit if they are missing or outdated. Use V(false) for a host without systemd.
     type: bool
     default: true
+  rollout:
+    description:
+      - The rollout that changes the host, for the record C(rollouts.json) on the host, which has the last 50 rollouts.
+      - With O(state=held), C(playbook), C(commit), C(release), C(concerns), C(batch) and C(batches).
+      - With O(state=released), C(failure), C(verdict), C(in_flight) and C(closed).
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: full
@@ -101,7 +108,7 @@ import os
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import commands, failures, request
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement, rollouts
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
@@ -113,6 +120,7 @@ OPTIONS: Dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib/npufleet"},
     "seen": {"type": "dict", "default": {}},
     "install": {"type": "bool", "default": True},
+    "rollout": {"type": "dict", "default": {}},
 }
 REQUEST = {
     **request.HOLDER,
@@ -141,6 +149,12 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     last, seen = lease.last_run(root), params["seen"]
     taken, before = lease.acquire(root, me, params["patience"], settings, params["wait"], params["ended"])
     changed = params["install"] and _install(params)
+    if taken and params["rollout"]:
+        try:
+            rollouts.begin(root, me.run, me.by, params["rollout"])
+        except (OSError, ValueError) as error:
+            # The change matters more than its record.
+            warn("{}: the rollout is not recorded on the host: {}".format(params["host"], error))
     settled = None
     if before is not None:
         warn(
@@ -184,12 +198,12 @@ def run(module: request.Module) -> None:
         module.exit_json(**NOTHING)
     try:
         if params["state"] == "released":
-            released = lease.release(params["root"], lease.Holder(params["run"], params["by"]))
+            released = lease.release(params["root"], lease.Holder(params["run"], params["by"]), params["rollout"])
             module.exit_json(changed=False, released=released)
         module.exit_json(**hold(params, module.warn))
     except lease.Held as error:
         module.fail_json(msg="{}: {}".format(params["host"], error), held_by=error.run)
-    except (lease.LeaseError, OSError) as error:
+    except (lease.LeaseError, OSError, ValueError) as error:
         module.fail_json(msg="{}: {}".format(params["host"], error))
 
 

@@ -236,6 +236,10 @@ store:
     transaction: {description: "The open transaction, null if there is none.", type: dict}
     damaged: {description: "What is wrong with each damaged file, by its path. The next change repairs what it can.", type: dict}
     releases: {description: "Labels of the releases of each model, newest first.", type: dict}
+    rollouts:
+      description: "The last rollouts of this host, newest first: C(began), C(ended), C(by), C(playbook), C(verdict) and more."
+      type: list
+      elements: dict
 origins:
   description:
     - Source of each large file of the models, by its SHA-256. Logins and signatures in addresses are removed.
@@ -248,7 +252,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import balancer_preflight, request, store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof, rollouts
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import remarks
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
@@ -326,6 +330,7 @@ def _read_store(root: str) -> Dict[str, Any]:
         "holds": store.read_holds(root),
         "transaction": store.read_transaction(root),
         "damaged": damage.find(root),
+        "rollouts": rollouts.read(root),
         "releases": {name: store.labels(root, name) for name in (sorted(os.listdir(home)) if os.path.isdir(home) else [])},
     }
 

@@ -290,7 +290,8 @@ def test_a_turn_ends_with_the_release_of_its_host_and_with_every_reason_to_stop(
 ) -> None:
     ending = Ending(tmp_path, released, **arguments)
     found = ending.go({"npu1": {**state(), "npufleet_began": "100.0"}}, ["npu1"])
-    assert ending.asked == [("host_lease", {"state": "released", "root": "/r"})]
+    end = {"failure": "", "verdict": None, "in_flight": None, "closed": None}
+    assert ending.asked == [("host_lease", {"state": "released", "root": "/r", "rollout": end})]
     assert (found.get("failed", False), found.get("msg")) == (words is not None, words)
     assert (tmp_path / "durations.json").exists()
 

@@ -16,9 +16,11 @@ import os
 import signal
 import time
 from contextlib import contextmanager, nullcontext, suppress
+from types import MappingProxyType
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.change import rollouts
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, durable, locks
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock import boot
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
@@ -302,12 +304,18 @@ def _shared(root: str) -> int:
     return handle
 
 
-def release(root: str, holder: Holder) -> bool:
-    """Release the lease of this run. Return False if this run does not hold it."""
+def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Release the lease of this run. Return False if this run does not hold it. `rollout` is the end of its rollout, if known.
+
+    Raises ValueError if `rollout` is invalid.
+    """
     with _locked(root):
         lease = read(root)
         if lease is None or lease["run"] != holder.run:
             return False
+        # A full disk must not keep the host. The entry of the rollout then stays without an end.
+        with suppress(OSError):
+            rollouts.end(root, holder.run, rollout)
         os.unlink(os.path.join(root, LEASE))
         return True
 

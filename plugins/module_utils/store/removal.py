@@ -32,7 +32,7 @@ FILES = (
         for change in ("change", "turn")
         for end in ("order.json", "result.json", "steps", "decision.json", "lock")
     ),
-    *("replacement.json", "traffic.json"),
+    *("replacement.json", "traffic.json", "rollouts.json"),
     *("probe.json", "watchdog.json", "process.lock"),
 )
 # Suffixes of a file that is being written by a run or by the probe, and of the copy of a damaged file

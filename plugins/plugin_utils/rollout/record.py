@@ -85,6 +85,12 @@ def host_entry(known: Mapping[str, Any], concerns: Sequence[str], now: float, lo
     }
 
 
+def end_on_host(entry: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the part of a host in a record in the form in which the host keeps it (module_utils/change/rollouts.py)."""
+    verdict = entry["verdict"] and {name: entry["verdict"][name] for name in ("verdict", "text")}
+    return {"failure": entry["failure"], "verdict": verdict, "in_flight": entry["in_flight"], "closed": entry["closed"]}
+
+
 def _verdict(value: Any) -> Optional[Dict[str, Any]]:
     if shapes.mismatch(value, _VERDICT):
         return None
@@ -149,17 +155,30 @@ def left(record: Mapping[str, Any]) -> List[str]:
     return [host for batch in record["planned"][len(record["batches"]) :] for host in batch]
 
 
+def own(directory: str, owner: Owner) -> Optional[Dict[str, Any]]:
+    """Return the record of the run; None if there is none."""
+    return next((record for _path, record in _of_run(directory, owner)), None)
+
+
+def _of_run(directory: str, owner: Owner) -> Iterator[Tuple[str, Dict[str, Any]]]:
+    for path in paths(directory):
+        record = read(path) if path.endswith(_end(owner)) else None
+        if record and record["run"] == owner.run:
+            yield path, record
+
+
+def _end(owner: Owner) -> str:
+    """Return the end of the name of a record. Two runs that begin in the same second have different names."""
+    return f"-{hashlib.sha256(owner.run.encode()).hexdigest()[:12]}.json"
+
+
 def _own(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[str, Any]]:
     """Return (path, record) of the run, which may be a new one."""
-    # Two runs that begin in the same second have different names.
-    end = f"-{hashlib.sha256(owner.run.encode()).hexdigest()[:12]}.json"
-    for path in paths(directory):
-        record = read(path) if path.endswith(end) else None
-        if record and record["run"] == owner.run:
-            return path, record
+    for path, record in _of_run(directory, owner):
+        return path, record
     began = system.timestamp(now)
     facts = {"run": owner.run, "by": owner.by, "playbook": owner.playbook, "commit": commit(owner.inventory)}
-    return os.path.join(directory, began + end), {**facts, "began": began, "planned": [], "pause": "", "batches": []}
+    return os.path.join(directory, began + _end(owner)), {**facts, "began": began, "planned": [], "pause": "", "batches": []}
 
 
 def _write(directory: str, path: str, record: Mapping[str, Any]) -> None:
