@@ -106,8 +106,8 @@ report-test: venv ## test the report in a browser
 	@$(MAKE) --no-print-directory browser
 	@$(PY) -m pytest tests/report
 
-report-image: venv browser ## draw docs/images/report.png from an invented fleet
-	@$(PY) tests/report/image.py docs/images/report.png
+report-image: venv browser unit-packages ## draw docs/images/report.png and charts.png from an invented fleet
+	@$(PY) tests/report/image.py docs/images/report.png docs/images/charts.png
 
 molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout ## scenarios on labs: converge and change, docs/production.md, every kind of model, the three modes, current drivers, rollouts under traffic
 molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout: molecule-%: venv

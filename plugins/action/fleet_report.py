@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
     MONITORING_HOSTS,
     NPU_HOSTS,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results, host_states, page, status, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import charts, check_results, host_states, page, status, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
@@ -48,12 +48,17 @@ class ActionModule(ActionBase):
                 statuses = {entry["host"]: entry for entry in document["hosts"]}
                 result["differs"] = {entry["host"]: entry["report"] for entry in entries if entry["state"] != "in sync"}
                 result["wrong"] = [entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")]
-            shown = view.view(fleet, npu_hosts, statuses, results, now)
+            shown = view.view(fleet, npu_hosts, statuses, results, now, _charts(groups, variables["hostvars"]))
             outputs.write(paths["report_file"], page.page(view.escaped(shown)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None
         counts = {name: shown["counts"][name] for name in ("all", "wrong", "unknown", "good")}
         return {**result, "path": os.path.realpath(paths["report_file"]), "counts": counts}
+
+
+def _charts(groups: Mapping[str, List[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """Return the charts from the series that this run has read of the monitoring hosts."""
+    return charts.view({host: hostvars[host].get("npufleet_charts") for host in groups.get(MONITORING_HOSTS, [])})
 
 
 def _entry(when: str, host: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:

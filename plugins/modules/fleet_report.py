@@ -11,6 +11,8 @@ short_description: Write the report of a fleet
 description:
   - Combines the results of the playbooks C(status) and C(check) on the controller, and renders them as one HTML page. Hosts with
     problems come first. If the results of one playbook are missing, the page shows only those of the other one.
+  - The variable C(npufleet_charts) of a host in C(monitoring_hosts) has the result of M(npufleet.triton.chart_series). The page
+    draws its charts, or one line with the reason why there are none.
   - Run it once for all hosts of a play.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

@@ -34,15 +34,19 @@ def digest(model: str, release: int) -> str:
     return random.Random(f"{model} {release}").randbytes(32).hex()
 
 
-def series(fleet: Fleet) -> Iterator[Series]:
-    """Yield all series of a fleet."""
+def series(fleet: Fleet, prefixes: tuple[str, ...] = ("",)) -> Iterator[Series]:
+    """Yield the series of a fleet whose names have one of these prefixes."""
+    return (entry for entry in _series(fleet) if entry[0].startswith(prefixes))
+
+
+def _series(fleet: Fleet) -> Iterator[Series]:
     times = [fleet.end - fleet.seconds + fleet.step * number for number in range(fleet.seconds // fleet.step + 1)]
 
     def of(name: str, value: Callable[[float], float] | float, /, **labels: str) -> Series:
         # `value` gets the share of the time that has passed.
         if callable(value):
-            return name, labels, [(at, value(1 - (fleet.end - at) / fleet.seconds)) for at in times]
-        return name, labels, [(at, value) for at in times]
+            return name, labels, ((at, value(1 - (fleet.end - at) / fleet.seconds)) for at in times)
+        return name, labels, ((at, value) for at in times)
 
     for place, host in enumerate(fleet.hosts):
         yield from _host(fleet, host, place, of)
@@ -87,7 +91,12 @@ def _host(fleet: Fleet, host: str, place: int, of: Make) -> Iterator[Series]:
         yield of("nv_inference_exec_count", lambda share, all_=requests: 0.7 * all_(share), **labels)
         yield of("nv_inference_pending_request_count", lambda share: 2 + 2 * math.sin(9 * share), **labels)
         microseconds = 1000 * milliseconds
-        yield of("nv_inference_request_duration_us", lambda share, all_=requests, us=microseconds: us * all_(share), **labels)
+
+        # The first half is a little slower than the second one.
+        def spent(share: float, requests: Callable[[float], float] = requests, us: float = microseconds) -> float:
+            return us * (requests(share) + 0.15 * fleet.seconds * (1 - math.cos(2 * math.pi * share)))
+
+        yield of("nv_inference_request_duration_us", spent, **labels)
         for part, share_of in PARTS.items():
             of_part = microseconds * share_of
             yield of(f"nv_inference_{part}_duration_us", lambda share, all_=requests, us=of_part: us * all_(share), **labels)
@@ -120,7 +129,7 @@ def _host(fleet: Fleet, host: str, place: int, of: Make) -> Iterator[Series]:
             **labels,
         )
         yield of("npufleet_card_power_watts", lambda share, phase=phase: 60 + 8 * math.sin(12 * share + phase), **labels)
-        used = (12 + 3 * chance.random() if sick else 4 + 5 * chance.random()) * GIB
+        used = (12 + 2 * chance.random() if sick else 4 + 5 * chance.random()) * GIB
         yield of("npufleet_card_memory_used_bytes", lambda share, used=used, end=end: used * (1.1 if share > end else 1), **labels)
         yield of("npufleet_card_memory_size_bytes", 16 * GIB, **labels)
         yield of("npufleet_card_utilization_ratio", lambda share, phase=phase: 0.6 + 0.3 * math.sin(12 * share + phase), **labels)

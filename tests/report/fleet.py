@@ -190,8 +190,11 @@ def hostile(name: str, now: datetime, place: Path) -> dict[str, Any]:
     return status
 
 
-def make(place: Path, troubles: list[str], extra: str = "", models: int = len(MODELS)) -> Path:
-    """A fleet with one host for each trouble (empty for none) and so many models in `place`, and its page."""
+def make(place: Path, troubles: list[str], extra: str = "", models: int = len(MODELS), monitoring: Sequence[int] = ()) -> Path:
+    """A fleet with one host for each trouble (empty for none) and so many models in `place`, and its page.
+
+    `monitoring` are the ports of Prometheus on the monitoring hosts.
+    """
     now = datetime.now(timezone.utc)
     (place / "check").mkdir(parents=True)
     names = [f"npu{number}" for number in range(1, len(troubles) + 1)]
@@ -203,7 +206,11 @@ def make(place: Path, troubles: list[str], extra: str = "", models: int = len(MO
     (place / "status.json").write_text(json.dumps({"when": stamp(now), "hosts": hosts}))
     # Of a host that the inventory has no more
     (place / "check" / "gone.json").write_text(json.dumps({"host": "gone", "checks": checks(random.Random(1), True)}))
-    inventory = {"npu_hosts": {"hosts": dict.fromkeys(names)}}
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    monitors = {f"mon{number}": {**local, "monitoring_prometheus_port": port} for number, port in enumerate(monitoring, 1)}
+    inventory: dict[str, Any] = {"npu_hosts": {"hosts": dict.fromkeys(names)}}
+    if monitors:
+        inventory["monitoring_hosts"] = {"hosts": monitors}
     (place / "hosts.json").write_text(json.dumps(inventory))
     return draw(place)
 

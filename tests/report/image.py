@@ -1,31 +1,44 @@
 #!/usr/bin/env python3
-"""Saves a picture of the report of a small made-up fleet, for the README."""
+"""Saves a picture of the report of a small made-up fleet for the README, and one of its charts for docs/monitoring.md."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from browser import Browser
-from fleet import make
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/monitoring"))
+
+import fleet_series  # noqa: E402
+from browser import Browser  # noqa: E402
+from fleet import make  # noqa: E402
+from prometheus_server import prometheus  # noqa: E402
 
 FLEET = ["", "drift", "", "", "wrong answer", "unreachable", "", "sick card"]
 
 
 def main() -> int:
-    target = Path(sys.argv[1])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        page = make(Path(place) / "fleet", FLEET)
+    report, charts = (Path(name) for name in sys.argv[1:3])
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        hosts = [f"npu{number}" for number in range(1, len(FLEET) + 1)]
+        series = fleet_series.Fleet(float(int(time.time())), hosts, sick=["npu8"], seconds=6 * 3600, step=150)
+        with prometheus(place / "prometheus", fleet_series.series(series)) as server:
+            charted = make(place / "charted", FLEET, monitoring=[server.port])
         browser = Browser()
         try:
-            browser.open(page, height=1080)
+            browser.open(make(place / "fleet", FLEET), height=1080)
             browser.element("#host-npu5 .host button").click()
-            browser.picture(target)
+            browser.picture(report)
+            browser.open(charted, height=1000)
+            browser.element("#charts summary").click()
+            browser.picture(charts)
         finally:
             browser.close()
-    print(f"{target}: {target.stat().st_size // 1024} KB")
+    for target in (report, charts):
+        print(f"{target}: {target.stat().st_size // 1024} KB")
     return 0
 
 

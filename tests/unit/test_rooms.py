@@ -37,7 +37,7 @@ FLOORS = [
     ],
     ["module_utils.engine"],
     ["module_utils.triton"],
-    ["module_utils.store"],
+    ["module_utils.chart_series", "module_utils.store"],
     ["module_utils.fetch", "module_utils.inference"],
     ["module_utils.concerns"],
     ["module_utils.process"],

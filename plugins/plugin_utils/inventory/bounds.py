@@ -279,6 +279,7 @@ BOUNDS: Dict[str, Bound] = {
     ),
     "npufleet_lease_timeout": number(1, 7 * DAY),
     "npufleet_query_timeout": number(1, DAY),
+    "npufleet_report_hours": number(1, 720),
     **dict.fromkeys(("npufleet_drain_timeout", "npufleet_judge_seconds", "npufleet_judge_wait"), SECONDS_OR_0),
     "npufleet_canary_weight": number(1, 256),
     "npufleet_judge_requests": number(1, 1000000),

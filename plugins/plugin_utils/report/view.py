@@ -65,8 +65,12 @@ def view(
     statuses: Mapping[str, Row],
     results: Mapping[str, Row],
     now: datetime,
+    charts: Optional[Mapping[str, Any]] = None,
 ) -> Dict[str, Any]:
-    """Return the view. If at least one host has a status, every host is expected to have one. The same holds for check results."""
+    """Return the view. If at least one host has a status, every host is expected to have one. The same holds for check results.
+
+    `charts` are the result of charts.view().
+    """
     rows = [
         _row(
             host,
@@ -85,6 +89,7 @@ def view(
     missing = [name for name, half in (("status", statuses), ("check", results)) if not half]
     return {
         "made": iso(now),
+        "charts": charts,
         "stale_hours": int(STALE.total_seconds() // 3600),
         "missing": missing,
         "models": models,

@@ -1,0 +1,87 @@
+#!/usr/bin/python
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Module chart_series: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: chart_series
+short_description: Read the series of the report's charts from Prometheus
+description:
+  - Reads requests and latency of each model, and temperature and memory of the cards, from the Prometheus of a monitoring host.
+    M(npufleet.triton.fleet_report) draws them.
+  - At most 12 cards have series of their own. Faulted cards come first, then the hottest ones. The other cards are in the series of
+    the whole fleet.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  port:
+    description: Port of Prometheus. It has to answer HTTP on the loopback address.
+    type: int
+    default: 9090
+  hours:
+    description: Length of the charts in hours, from 1 to 720.
+    type: int
+    default: 6
+attributes:
+  check_mode:
+    support: full
+    description: Reads as usual.
+"""
+
+EXAMPLES = r"""
+- name: Read the series of the last day
+  npufleet.triton.chart_series:
+    hours: 24
+  register: npufleet_charts
+"""
+
+RETURN = r"""
+start:
+  description: Time of the first point in seconds since 1970.
+  returned: success
+  type: int
+step:
+  description: Seconds between two points.
+  returned: success
+  type: int
+series:
+  description: >-
+    For each chart, a list of series. Each of them has C(labels), and C(values) with one number for each point, which is null where
+    Prometheus has no value. Empty if RV(flaw) is not null.
+  returned: success
+  type: dict
+flaw:
+  description: Why Prometheus could not be read. Null if it could.
+  returned: success
+  type: str
+"""
+
+import time
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import chart_series, request
+
+OPTIONS: Dict[str, Any] = {
+    "port": {"type": "int", "default": 9090},
+    "hours": {"type": "int", "default": 6},
+}
+MOST_HOURS = 720
+
+
+def run(module: request.Module) -> None:
+    """Read the series, unless an option is out of its range."""
+    port, hours = module.params["port"], module.params["hours"]
+    if not 1 <= hours <= MOST_HOURS:
+        module.fail_json(msg=f"hours is {hours}, expected a number from 1 to {MOST_HOURS}")
+    module.exit_json(changed=False, **chart_series.read(port, time.time(), hours))
+
+
+def main() -> None:
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
+
+
+if __name__ == "__main__":
+    main()
