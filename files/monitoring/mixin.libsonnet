@@ -1,4 +1,4 @@
-// The alerts and dashboards in the layout of a mixin (https://monitoring.mixins.dev), for tools that install mixins.
+// The alerts, recording rules and dashboards in the layout of a mixin (https://monitoring.mixins.dev), for tools that install mixins.
 
 // The files start with `---`, so parseYaml returns an array of documents.
 local groups(files) = std.flattenArrays([std.parseYaml(file)[0].groups for file in files]);
@@ -6,7 +6,11 @@ local groups(files) = std.flattenArrays([std.parseYaml(file)[0].groups for file 
 {
   prometheusAlerts+:: {
     groups: groups([
+      importstr 'alerts/balancer.yml',
+      importstr 'alerts/cards.yml',
+      importstr 'alerts/hosts.yml',
       importstr 'alerts/probe.yml',
+      importstr 'alerts/slo.yml',
       importstr 'alerts/triton.yml',
     ]),
   },
@@ -15,5 +19,12 @@ local groups(files) = std.flattenArrays([std.parseYaml(file)[0].groups for file 
     'npufleet-model.json': import 'dashboards/model.json',
     'npufleet-card.json': import 'dashboards/card.json',
     'npufleet-balancer.json': import 'dashboards/balancer.json',
+  },
+  prometheusRules+:: {
+    groups: groups([
+      importstr 'rules/balancer.yml',
+      importstr 'rules/hosts.yml',
+      importstr 'rules/slo.yml',
+    ]),
   },
 }

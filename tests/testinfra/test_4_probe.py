@@ -93,12 +93,14 @@ def test_promtool_takes_the_metrics_and_the_rules(npu: Any, ops: Any) -> None:
 
 def test_prometheus_has_the_rules_and_they_fire_where_they_should(ops: Any) -> None:
     directory = "/etc/prometheus/npufleet/rules"
-    rules = {path.name: path.read_text() for path in (ROOT / "files/monitoring").glob("*/*.yml")}
+    files = [path for name in ("alerts", "rules") for path in (ROOT / "files/monitoring" / name).glob("*.yml")]
+    rules = {f"{path.parent.name}_{path.name}": path.read_text() for path in files}
     assert {name: ops.file(f"{directory}/{name}").content_string for name in rules} == rules
-    ops.check_output("mkdir -p /run/alerts && cp %s/*.yml /run/alerts", directory)
-    for path in (ROOT / "tests/alerts").glob("*_test.yml"):
-        ops.check_output("printf %%s %s > /run/alerts/%s", path.read_text(), path.name)
-    done = ops.run("cd /run/alerts && promtool test rules *_test.yml")
+    # The tests name the files of rules by their places in the checkout.
+    for path in [*files, *(ROOT / "tests/alerts").glob("*_test.yml")]:
+        target = f"/run/alerts/{path.relative_to(ROOT)}"
+        ops.check_output("mkdir -p %s && printf %%s %s > %s", str(Path(target).parent), path.read_text(), target)
+    done = ops.run("cd /run/alerts/tests/alerts && promtool test rules *_test.yml")
     assert done.rc == 0, done.stdout + done.stderr
     groups = json.loads(page(ops, 9090, "/api/v1/rules"))["data"]["groups"]
     loaded = [rule for group in groups if group["file"].startswith(directory) for rule in group["rules"]]

@@ -77,7 +77,7 @@ PROBE = """groups:
       - alert: Stale
         expr: up == 0
 """
-NAMES_OF_RULES = {"triton.yml": ["npufleet:up", "Down"], "probe.yml": ["Stale"]}
+NAMES_OF_RULES = {"rules_triton.yml": ["npufleet:up", "Down"], "rules_probe.yml": ["Stale"]}
 
 
 def prometheus(
@@ -150,7 +150,7 @@ def marked(jobs: str) -> str:
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is wanted of a host whose files are below tmp_path."""
     monkeypatch.setattr(monitoring, "installed_packages", lambda names: {name: {} for name in names})
-    controller, on_host = tmp_path / "controller", tmp_path / "host"
+    controller, on_host = tmp_path / "rules", tmp_path / "host"
     controller.mkdir()
     on_host.mkdir()
     (controller / "triton.yml").write_text(TRITON)
@@ -260,9 +260,9 @@ def test_other_targets_or_another_job_are_configured(host: dict[str, Any]) -> No
 
 
 def test_rules_that_differ_are_not_listed_or_not_loaded(host: dict[str, Any]) -> None:
-    path, config = Path(DIRECTORY[0], "probe.yml"), Path(host["config"])
+    path, config = Path(DIRECTORY[0], "rules_probe.yml"), Path(host["config"])
     before = config.read_text()
-    assert plan(host, prometheus(ALL, NAMES, {"triton.yml": ["Down"], "probe.yml": ["Stale", "Old"]})) == [
+    assert plan(host, prometheus(ALL, NAMES, {"rules_triton.yml": ["Down"], "rules_probe.yml": ["Stale", "Old"]})) == [
         found("loaded rules", "Old", "npufleet:up", "configure")
     ]
     assert plan(host, prometheus(ALL, NAMES, {})) == [found("loaded rules", None, "Down, Stale, npufleet:up", "configure")]
@@ -279,13 +279,14 @@ def test_rules_of_the_site_are_installed_beside_those_of_the_collection(tmp_path
     rules = desired(monitoring_rules_extra=[str(own)])["rules"]
     assert rules.pop("/etc/prometheus/npufleet/rules/site.yml") == PROBE
     assert rules == desired()["rules"]
-    assert sorted(rules) == sorted(f"/etc/prometheus/npufleet/rules/{path.name}" for path in (MONITORING / "alerts").iterdir())
+    names = [f"{name}_{path.name}" for name in ("alerts", "rules") for path in (MONITORING / name).iterdir()]
+    assert sorted(rules) == sorted(f"/etc/prometheus/npufleet/rules/{name}" for name in names)
 
 
 def test_files_of_rules_with_the_same_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "triton.yml").write_text(PROBE)
     with pytest.raises(Refusal, match=r"two files triton\.yml"):
-        desired(monitoring_rules_extra=[str(tmp_path / "triton.yml")])
+        desired(monitoring_rules_extra=[str(tmp_path / "triton.yml"), str(tmp_path / "triton.yml")])
     with pytest.raises(Refusal, match="no file of rules"):
         desired(monitoring_rules=[str(tmp_path / "none")])
 

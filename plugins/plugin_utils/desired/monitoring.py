@@ -35,15 +35,21 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def _rules(paths: List[str]) -> Dict[str, str]:
-    """Return {name: text} of files with rules, and of all such files in directories. Raises Refusal."""
+    """Return {name on the host: text} of files with rules, and of all such files in directories. Raises Refusal.
+
+    Names of files from a directory begin with the name of the directory, because alerts and recording rules have the same topics.
+    """
     rules: Dict[str, str] = {}
     for path in paths:
-        entries = [os.path.join(path, name) for name in os.listdir(path)] if os.path.isdir(path) else [path]
+        directory = os.path.isdir(path)
+        entries = [os.path.join(path, name) for name in os.listdir(path)] if directory else [path]
         files = sorted(entry for entry in entries if entry.endswith((".yml", ".yaml")))
         if not files:
             raise Refusal(f"{path} in monitoring_rules has no file of rules, expected *.yml")
         for file in files:
             name = os.path.basename(file)
+            if directory:
+                name = f"{os.path.basename(os.path.normpath(path))}_{name}"
             if name in rules:
                 raise Refusal(f"monitoring_rules and monitoring_rules_extra have two files {name}. Give one of them another name")
             with open(file, encoding="utf-8") as source:
