@@ -33,7 +33,7 @@ FOLLOWS = {
     "prometheus_port": "monitoring_prometheus_port",
     "root": "npufleet_root",
 }
-OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address")
+OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address", "metrics_address")
 # Limits of a bundle: packed and unpacked size in multiples of the largest item, and files. A compromised host may send anything.
 PACKED = 16
 UNPACKED = 64
@@ -56,6 +56,7 @@ class ActionModule(FleetAction):
         with suppress(Refusal):
             # With an invalid address, the bundle lacks only the differences.
             arguments["address"] = address(variables)
+            arguments["metrics_address"] = address(variables, "metrics")
         arguments.update(self._task.args)
         concerns = arguments.get("concerns") or self.concerns(variables, task_vars)
         dest = self._loader.path_dwim(arguments.pop("dest"))

@@ -128,9 +128,8 @@ def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[
     """Return the server's command line. It listens on the ports that a container would publish, and reads the key below `root`."""
     ports = {f"--{name}-port={inside}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, inside in PORTS}
     line = [ports.get(word, word) for word in container.command(variables, models, OPTIONAL_OPTIONS)]
-    listen = container.listen_address(variables)
-    if listen:
-        line += [f"--{name}-address={listen}" for name, _inside in PORTS]
+    listens = {name: container.listen_address(variables, name) for name, _inside in PORTS}
+    line += [f"--{name}-address={listen}" for name, listen in listens.items() if listen]
     return [word.replace(FILE, key_path(root)) for word in server_key.command(variables, line)]
 
 

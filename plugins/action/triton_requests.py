@@ -15,5 +15,5 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
-        arguments = {"address": address(variables), "port": int(variables["npufleet_metrics_port"]), **self._task.args}
+        arguments = {"address": address(variables, "metrics"), "port": int(variables["npufleet_metrics_port"]), **self._task.args}
         return self.call_module("triton_requests", arguments, task_vars)

@@ -92,6 +92,9 @@ def refusals(
         reasons += list(cdi_refusals(actual["engine"], plan)) if desired["uses_cdi"] else []
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += address_refusals(desired["listen"])
+        metrics = desired.get("metrics_listen", desired["listen"])
+        if metrics != desired["listen"]:
+            reasons += address_refusals(metrics, "triton_server_metrics_listen_address")
         reasons += list(ports(desired, listeners(desired["listen"]), _publishers(desired["listen"])))
     if "server" in actual:
         # The driver files exist only after the driver is installed, and the device nodes only after it is loaded.
@@ -276,7 +279,7 @@ def _bound(digits: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(mapped) == 4 else socket.AF_INET6, mapped)
 
 
-def address_refusals(listen: str) -> List[str]:
+def address_refusals(listen: str, name: str = "triton_server_listen_address") -> List[str]:
     """Return the reason if the host does not have this address, so that no port can be published there."""
     import socket
 
@@ -285,7 +288,7 @@ def address_refusals(listen: str) -> List[str]:
             entry.bind((listen, 0))
     except OSError as error:
         reason = error.strerror or error
-        return [f"triton_server_listen_address is {listen}, expected an address of this host ({reason}). Correct it"]
+        return [f"{name} is {listen}, expected an address of this host ({reason}). Correct it"]
     return []
 
 

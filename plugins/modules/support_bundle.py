@@ -60,6 +60,10 @@ options:
     description: Port of Triton's HTTP service. Default is the variable C(npufleet_http_port).
     type: int
     default: 8000
+  metrics_address:
+    description: Address of the metrics, as seen from the host. The default is O(address).
+    type: str
+    default: ""
   metrics_port:
     description: Port of Triton's metrics. Default is the variable C(npufleet_metrics_port).
     type: int
@@ -141,6 +145,7 @@ OPTIONS: Dict[str, Any] = {
     "container": {"type": "str", "default": "triton"},
     "address": {"type": "str", "default": "127.0.0.1"},
     "http_port": {"type": "int", "default": 8000},
+    "metrics_address": {"type": "str", "default": ""},
     "metrics_port": {"type": "int", "default": 8002},
     "prometheus_port": {"type": "int", "default": 9090},
     "root": {"type": "path", "default": "/var/lib/npufleet"},

@@ -43,6 +43,22 @@ def test_everybody_asks_one_address(listens: str, asked: str) -> None:
     assert inputs.server_of(own)["address"] == "proxy.example.com", "a proxy before the server"
 
 
+def test_metrics_with_an_address_of_their_own_are_read_there() -> None:
+    variables = fleet(triton_server_metrics_listen_address="127.0.0.2", npufleet_metrics_port=9002)
+    assert inputs.server_of(variables)["metrics_url"] == "http://127.0.0.2:9002/metrics"
+    assert "metrics_url" not in inputs.server_of(fleet())
+    assert "metrics_address" not in json.loads(desired_watchdog.desired(fleet())["files"]["config"])
+
+
+def test_watchdog_reads_the_metrics_at_their_own_address(tmp_path: Path) -> None:
+    page = b'nv_inference_count{model="digits"} 3\n'
+    with http_server({"GET /metrics": (200, page)}, "127.0.0.2") as triton:
+        variables = fleet(triton_server_metrics_listen_address="127.0.0.2", npufleet_metrics_port=triton.port)
+        (tmp_path / "watchdog.json").write_text(desired_watchdog.desired(variables)["files"]["config"])
+        config = settings.load(str(tmp_path / "watchdog.json"), settings.Watchdog)
+        assert evidence.Observer(config).metrics() == {"nv_inference_count": [({"model": "digits"}, 3.0)]}
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc", "raw"])
 def test_checks_reach_an_ipv6_address(protocol: str) -> None:
     check = {"name": "row", "protocols": [protocol], "inputs": {"IN": inference.pack(np.ones((1, 4), np.float32))}}

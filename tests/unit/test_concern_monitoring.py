@@ -350,6 +350,11 @@ def test_exporter_of_cards_is_local_or_a_gateway() -> None:
     }
 
 
+def test_metrics_of_triton_are_scraped_at_their_own_address() -> None:
+    own = with_facts(npu1={"triton_server_metrics_listen_address": "10.9.0.1"})
+    assert targets(hostvars=own)["triton"] == {"npu1": "10.9.0.1:8002", "npu2": "10.0.0.2:8002"}
+
+
 def test_proxy_in_front_of_the_metrics_has_its_own_port() -> None:
     assert targets(monitoring_triton_port=8443)["triton"]["npu1"] == "10.0.0.1:8443"
 

@@ -553,6 +553,34 @@ def test_a_service_that_is_off_publishes_no_port() -> None:
     assert "--allow-grpc=false" in asked["container"]["command"]
 
 
+def test_metrics_may_be_published_on_an_address_of_their_own() -> None:
+    ports = wanted(triton_server_metrics_listen_address="10.0.0.5")["container"]["ports"]
+    assert ports == {"8000/tcp": "0.0.0.0:8000", "8001/tcp": "0.0.0.0:8001", "8002/tcp": "10.0.0.5:8002"}
+    with pytest.raises(Refusal, match=r"^triton_server_metrics_listen_address is eth0, expected an IP address"):
+        wanted(triton_server_metrics_listen_address="eth0")
+
+
+def test_only_changed_options_of_metrics_logs_and_traces_are_on_the_command_line() -> None:
+    before = wanted()["container"]["command"]
+    trace = ["mode=opentelemetry", "opentelemetry,url=http://127.0.0.1:4318/v1/traces"]
+    after = wanted(
+        triton_server_allow_cpu_metrics=False,
+        triton_server_metrics_interval="5000",
+        triton_server_metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001"],
+        triton_server_log_format="ISO8601",
+        triton_server_trace_config=trace,
+    )["container"]["command"]
+    assert [word for word in after if word not in before] == [
+        "--allow-cpu-metrics=false",
+        "--metrics-interval-ms=5000",
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.001",
+        "--log-format=ISO8601",
+        *("--trace-config=" + setting for setting in trace),
+    ]
+    assert [word for word in before if word not in after] == []
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -322,6 +322,9 @@ def test_address_and_ports_are_looked_at_where_a_container_is_made(monkeypatch: 
     (reason,) = subject.refusals(wanted, {}, [item("server", "container", "create")], [], {})
     assert reason.startswith("triton_server_listen_address is 192.0.2.1, expected an address of this host")
     assert subject.refusals(wanted, {}, [item("server", "digits", "load")], [], {}) == []
+    elsewhere = {**wanted, "listen": "127.0.0.1", "metrics_listen": "192.0.2.1", "ports": {}}
+    (reason,) = subject.refusals(elsewhere, {}, [item("server", "container", "create")], [], {})
+    assert reason.startswith("triton_server_metrics_listen_address is 192.0.2.1, expected an address of this host")
 
 
 def test_containers_that_publish_on_another_address_are_not_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

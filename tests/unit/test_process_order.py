@@ -30,6 +30,8 @@ def test_ports_are_those_that_a_host_publishes() -> None:
 def test_it_listens_where_a_host_would_publish(listen: str, addresses: list[str]) -> None:
     line = command(triton_server_listen_address=listen)
     assert [word for word in line if "-address=" in word] == addresses
+    own = command(triton_server_listen_address="", triton_server_metrics_listen_address="10.0.0.5")
+    assert [word for word in own if "-address=" in word] == ["--metrics-address=10.0.0.5"]
 
 
 def test_the_key_is_that_of_this_place() -> None:

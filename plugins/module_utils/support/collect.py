@@ -327,4 +327,5 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("server/index.json", request("/v2/repository/index", "POST"))
     yield Item("server/configs.json", configs)
     yield Item("server/statistics.json", request("/v2/models/stats"))
-    yield Item("server/metrics.txt", lambda: _answer(address, options["metrics_port"], limits, "/metrics"))
+    metrics = options.get("metrics_address") or address
+    yield Item("server/metrics.txt", lambda: _answer(metrics, options["metrics_port"], limits, "/metrics"))

@@ -103,8 +103,9 @@ class Observer:
         try:
             # The key is read for each request, so that a new key needs no new configuration. The metrics need no key.
             headers = keys.headers(settings.key) if port is None else {}
+            address = settings.address if port is None else settings.metrics_address or settings.address
             port = settings.http_port if port is None else port
-            return http_api.http_bytes(settings.address, port, method, resource, headers=headers, size=SIZE)
+            return http_api.http_bytes(address, port, method, resource, headers=headers, size=SIZE)
         except TooLong:
             raise TooLarge(f"the response to {method} {resource} has more than {SIZE} bytes") from None
         except OSError:

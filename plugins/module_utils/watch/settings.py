@@ -36,6 +36,8 @@ class Watchdog(NamedTuple):
     grpc: bool = False
     # Seconds after which a stuck load is ended (triton/stuck_load.py). With 0 no load is ended.
     stuck_load_limit: float = 0.0
+    # The address of the metrics if it is not `address`
+    metrics_address: Optional[str] = None
 
 
 class Probe(NamedTuple):
@@ -67,6 +69,8 @@ class Metrics(NamedTuple):
     directory: str  # The directory of the metrics that node exporter reads
     npus: int  # Cards of the host according to the inventory
     driver: str  # Version of the driver according to the inventory
+    # The address of the metrics if it is not `address`
+    metrics_address: Optional[str] = None
 
 
 # Fields whose name in the file differs. A file may come from an earlier release, so these names must not change.

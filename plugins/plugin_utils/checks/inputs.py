@@ -17,6 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import chec
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
@@ -83,7 +84,11 @@ def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
 
 def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the server that the inventory describes."""
+    metrics = address(variables, "metrics")
+    own = not variables["inference_check_address"] and metrics != address(variables)
+    url = f"http://{netloc(metrics, int(variables['npufleet_metrics_port']))}/metrics"
     return {
+        **({"metrics_url": url} if own else {}),
         "address": variables["inference_check_address"] or address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "grpc_port": int(variables["npufleet_grpc_port"]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
@@ -14,6 +14,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 
 # Environment variables that limit the SDK to some of the NPUs
 DEVICE_SELECTIONS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
+# Triton's default of --metrics-interval-ms
+METRICS_INTERVAL = 2000
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
 # The values that the engine records for unset options. With these values, the removal of an option is a difference.
 ENGINE_DEFAULTS: Dict[str, Any] = {
@@ -55,22 +57,24 @@ def cache(variables: Mapping[str, Any]) -> Optional[str]:
     return kind[1] if kind else "local" if size_given and int(size_given[1]) else None
 
 
-def listen_address(variables: Mapping[str, Any]) -> str:
-    """Return the address on which ports are published, in its shortest form; empty for all addresses. Raises Refusal."""
-    address_given = variables["triton_server_listen_address"].strip()
+def listen_address(variables: Mapping[str, Any], service: str = "http") -> str:
+    """Return the address on which a service is published, in its shortest form; empty for all addresses. Raises Refusal."""
+    own = service == "metrics" and variables["triton_server_metrics_listen_address"].strip()
+    name = "triton_server_metrics_listen_address" if own else "triton_server_listen_address"
+    address_given = variables[name].strip()
     bare = address_given[1:-1] if address_given.startswith("[") and address_given.endswith("]") else address_given
     try:
         return str(ipaddress.ip_address(bare)) if address_given else ""
     except ValueError:
         raise Refusal(
-            f"triton_server_listen_address is {address_given}, expected an IP address of the host, or none for every address. "
+            f"{name} is {address_given}, expected an IP address of the host, or none for every address. "
             "Ports are published on addresses, not on names"
         ) from None
 
 
-def address(variables: Mapping[str, Any]) -> str:
-    """Return the address at which the host itself reaches the server."""
-    listen = listen_address(variables)
+def address(variables: Mapping[str, Any], service: str = "http") -> str:
+    """Return the address at which the host itself reaches a service of the server."""
+    listen = listen_address(variables, service)
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
 
 
@@ -102,6 +106,7 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
         "--metrics-port=8002",
         "--log-verbose={}".format(variables["triton_server_log_verbose"]),
     ]
+    line += _unusual(variables)
     # Before 26.03, requests to these services bypassed restricted APIs.
     line += [f"--{service}=false" for service in CLOUD_SERVICES if service in known]
     if not variables["triton_server_auto_complete_config"]:
@@ -109,12 +114,23 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
     return line + [str(argument) for argument in variables["triton_server_extra_args"]]
 
 
+def _unusual(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options of metrics, logs and traces that are not Triton's defaults, so that others do not replace the container."""
+    if not variables["triton_server_allow_cpu_metrics"]:
+        yield "--allow-cpu-metrics=false"
+    if variables["triton_server_metrics_interval"] != METRICS_INTERVAL:
+        yield "--metrics-interval-ms={}".format(variables["triton_server_metrics_interval"])
+    yield from ("--metrics-config=" + setting for setting in variables["triton_server_metrics_config"])
+    if variables["triton_server_log_format"] != "default":
+        yield "--log-format=" + variables["triton_server_log_format"]
+    yield from ("--trace-config=" + setting for setting in variables["triton_server_trace_config"])
+
+
 def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
     """Return {port of the container: published address and port} for the services that are on."""
     services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
-    listen = listen_address(variables)
     return {
-        f"{port}/tcp": netloc(listen, variables[f"npufleet_{name}_port"])
+        f"{port}/tcp": netloc(listen_address(variables, name), variables[f"npufleet_{name}_port"])
         for name, port in services
         if variables["triton_server_allow_" + name]
     }

@@ -151,9 +151,11 @@ def _balancers(variables: Mapping[str, Any]) -> List[str]:
 
 def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in _npu_hosts(variables):
+        listen = _ip(str(_fact(variables, host, "triton_server_metrics_listen_address")))
+        own = str(listen) if listen and not listen.is_unspecified and not listen.is_loopback else ""
         # A site may have a proxy with TLS in front of the metrics.
         port = int(_fact(variables, host, "monitoring_triton_port")) or _fact(variables, host, "npufleet_metrics_port")
-        yield _target(host, _address(variables, host), port)
+        yield _target(host, own or _address(variables, host), port)
 
 
 def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:

@@ -62,6 +62,9 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
         **{FILE_NAMES.get(name, name): int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
     }
+    # With its own address only, so that the file of other hosts does not change
+    if address(variables, "metrics") != config["address"]:
+        config["metrics_address"] = address(variables, "metrics")
     # A restore, or a failing reload and a restart, must end in this time. Each request of a reload starts a client.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240
     patience += 2 * int(control.GRACE)

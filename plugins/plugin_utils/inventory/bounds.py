@@ -326,9 +326,7 @@ BOUNDS: Dict[str, Bound] = {
     "monitoring_scrape_options": entries()._replace(secret=True),
     "monitoring_triton_port": number(0, 65535),
     **dict.fromkeys(("monitoring_node_port", "monitoring_cards_port"), PORT),
-    "monitoring_cards_gateway": name(
-        r"|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}", "an address and a port such as 10.0.0.5:9200"
-    ),
+    "monitoring_cards_gateway": name(r"|[0-9A-Za-z.:\[\]_-]+:[0-9]{1,5}", "an address and a port such as 10.0.0.5:9200"),
     "monitoring_up_timeout": SECONDS,
     "monitoring_probe_interval": number(5, DAY),
     "monitoring_probe_jitter": number(0, DAY),
@@ -352,6 +350,9 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_environment{}": name(r"[^=\s]+", "the name of a variable"),
     "triton_server_environment[*]": text(MAX_TEXT, lines=True, secret=True),
     "triton_server_extra_args[]": text(lines=True, secret=True),
+    "triton_server_metrics_interval": number(10, DAY * 1000),
+    "triton_server_metrics_config[]": name(r"[a-z_]+=[A-Za-z0-9.,:_-]+", "a setting such as summary_latencies=true"),
+    "triton_server_trace_config[]": text(secret=True),  # The address of a collector may contain a login.
     # Adoption copies these values from a container. Only the engine reads them, so that they never become a path or a line.
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(lines=True)),
     "triton_server_log_options[*]": text(lines=True, secret=True),

@@ -35,6 +35,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "cards": row["cards"],
         "ports": {str(variables[name]): name for kind, name in names.items() if variables["triton_server_allow_" + kind]},
         "listen": listen_address(variables),
+        "metrics_listen": listen_address(variables, "metrics"),
         "container": variables["triton_server_name"],
         "headers": bool(variables["preflight_kernel_headers"]),
         # True if the role installs the headers
