@@ -1,4 +1,4 @@
-"""A real Prometheus with series that were written beforehand, for the tests of dashboards and charts."""
+"""A real Prometheus with series that were written beforehand, or with targets, for the tests of dashboards, charts and jobs."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(home: Path, series: Iterable[Series]) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes nothing and has these series."""
-    store(home, series)
-    (home / "prometheus.yml").write_text("scrape_configs: []\n")
+def prometheus(home: Path, series: Iterable[Series] = (), config: str = "scrape_configs: []\n") -> Iterator[Prometheus]:
+    """Run a Prometheus that has these series. With its default configuration, it scrapes nothing."""
+    if series:
+        store(home, series)
+    (home / "prometheus.yml").write_text(config)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
