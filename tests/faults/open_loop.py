@@ -186,12 +186,20 @@ class OpenLoop:
             request.inputs.add(name=name, datatype=datatype, shape=[1])
             request.raw_input_contents.append(raw)
         words = []
-        for answer in self.stub.ModelStreamInfer(iter([request]), timeout=PATIENCE):
-            if answer.error_message:
-                raise WrongAnswer(answer.error_message)
-            response = answer.infer_response
-            contents = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents)}
-            words.append(contents["WORD"][4:].decode())
+        # Like tritonclient, ends the stream after the last answer.
+        requests: queue.Queue[Any] = queue.Queue()
+        requests.put(request)
+        try:
+            for answer in self.stub.ModelStreamInfer(iter(requests.get, None), timeout=PATIENCE):
+                if answer.error_message:
+                    raise WrongAnswer(answer.error_message)
+                response = answer.infer_response
+                contents = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents)}
+                words.append(contents["WORD"][4:].decode())
+                if len(words) == ANSWERS:
+                    requests.put(None)
+        finally:
+            requests.put(None)
         if words != [WORDS[count % len(WORDS)] for count in range(ANSWERS)]:
             raise WrongAnswer(f"the stream has {words}")
         return 0
