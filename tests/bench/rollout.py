@@ -144,7 +144,7 @@ def balancer_reload(lab: Fleet) -> None:
 
 def reboot(lab: Fleet) -> None:
     """Take one host out of service, restart it, and return it."""
-    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=in")
+    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=in", "-e", "maintenance_reason=restart")
     lab.power("npu4", "restart")
     wait_until_up(lab)
     lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=out")
