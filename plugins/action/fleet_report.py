@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timezone
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
     NPU_HOSTS,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import charts, check_results, host_states, page, status, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
@@ -48,7 +49,10 @@ class ActionModule(ActionBase):
                 statuses = {entry["host"]: entry for entry in document["hosts"]}
                 result["differs"] = {entry["host"]: entry["report"] for entry in entries if entry["state"] != "in sync"}
                 result["wrong"] = [entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")]
-            shown = view.view(fleet, npu_hosts, statuses, results, now, _charts(groups, variables["hostvars"]))
+            # The records of rollouts are next to the status file.
+            rollouts = record.latest(os.path.join(os.path.dirname(paths["status_file"]), record.DIRECTORY))
+            drawn = _charts(groups, variables["hostvars"], rollouts)
+            shown = view.view(fleet, npu_hosts, statuses, results, now, drawn)
             outputs.write(paths["report_file"], page.page(view.escaped(shown)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None
@@ -56,9 +60,11 @@ class ActionModule(ActionBase):
         return {**result, "path": os.path.realpath(paths["report_file"]), "counts": counts}
 
 
-def _charts(groups: Mapping[str, List[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+def _charts(
+    groups: Mapping[str, List[str]], hostvars: Mapping[str, Mapping[str, Any]], rollouts: Sequence[Mapping[str, Any]]
+) -> Dict[str, Any]:
     """Return the charts from the series that this run has read of the monitoring hosts."""
-    return charts.view({host: hostvars[host].get("npufleet_charts") for host in groups.get(MONITORING_HOSTS, [])})
+    return charts.view({host: hostvars[host].get("npufleet_charts") for host in groups.get(MONITORING_HOSTS, [])}, rollouts)
 
 
 def _entry(when: str, host: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:

@@ -30,8 +30,8 @@ class Fleet(NamedTuple):
 
 
 def digest(model: str, release: int) -> str:
-    """Return the digest of a release of a model."""
-    return random.Random(f"{model} {release}").randbytes(32).hex()
+    """Return the first characters of the digest of a release, as the host's metrics have them."""
+    return random.Random(f"{model} {release}").randbytes(6).hex()
 
 
 def series(fleet: Fleet, prefixes: tuple[str, ...] = ("",)) -> Iterator[Series]:
@@ -53,7 +53,6 @@ def _series(fleet: Fleet) -> Iterator[Series]:
     sick = list(fleet.sick) or list(fleet.hosts[:1])
     for host in sick:
         yield of("ALERTS", 1, alertname="NpufleetCheckFails", alertstate="firing", severity="critical", host=host, model="digits")
-        yield of("npufleet_drift_items", 2, host=host, concern="server", job="npufleet-node", instance="monitoring:9100")
     yield from _balancer(fleet, of)
 
 
@@ -112,14 +111,10 @@ def _host(fleet: Fleet, host: str, place: int, of: Make) -> Iterator[Series]:
             yield of("npufleet_model_loaded", lambda share, change=end: 1 if share >= change else math.nan, digest=new, **desired)
             yield of("npufleet_model_loaded", lambda share, change=end: 1 if share < change else math.nan, digest=old, **desired)
         yield of("npufleet_model_load_failed", float(sick), model=model, **node)
-        yield of(
-            "npufleet_proof_last_success_timestamp_seconds",
-            lambda share: fleet.end - fleet.seconds * (1 - share) - 30,
-            model=model,
-            **node,
-        )
         for protocol in ("http", "grpc"):
-            yield of("npufleet_check_ok", float(not sick), model=model, check="row", protocol=protocol, **node)
+            check = {"model": model, "check": "row", "protocol": protocol}
+            yield of("npufleet_check_ok", float(not sick), **check, **node)
+            yield of("npufleet_check_duration_seconds", 0.02, **check, **node)
     for card in range(fleet.cards):
         labels = {**node, "npu": str(card), "device": f"rbln{card}"}
         warm, phase = (84.0 if sick else 48.0 + 6 * chance.random()), 6 * chance.random()
@@ -159,7 +154,6 @@ def _host(fleet: Fleet, host: str, place: int, of: Make) -> Iterator[Series]:
     yield of("npufleet_change_running", lambda share, begin=begin, end=end: float(begin <= share < end), **node)
     if sick:
         yield of("npufleet_drained_since_timestamp_seconds", fleet.end - 3600, by="rollout", **node)
-    yield of("npufleet_certificate_expiry_timestamp_seconds", fleet.end + 40 * 86400, file="/etc/npufleet/tls/triton.pem", **node)
     for cpu in ("0", "1"):
         yield of("node_cpu_seconds_total", lambda share: 0.8 * fleet.seconds * share, cpu=cpu, mode="idle", **node)
         yield of("node_cpu_seconds_total", lambda share: 0.2 * fleet.seconds * share, cpu=cpu, mode="user", **node)
@@ -172,9 +166,6 @@ def _host(fleet: Fleet, host: str, place: int, of: Make) -> Iterator[Series]:
 
 def _balancer(fleet: Fleet, of: Make) -> Iterator[Series]:
     own = {"job": "npufleet-balancer", "instance": "lb1:8404", "host": "lb1"}
-    drained = {"job": "npufleet-node", "instance": "lb1:9100", "host": "lb1", "server": fleet.hosts[0], "kind": "operator"}
-    yield of("npufleet_balancer_server_drained", 1, **drained)
-    yield of("npufleet_balancer_drained_since_timestamp_seconds", fleet.end - 600, **drained)
     for proxy in ("npufleet_http", "npufleet_grpc"):
         yield of("haproxy_backend_current_queue", 0, proxy=proxy, **own)
         for host in fleet.hosts:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fleet_series
 import pytest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
 from browser import Browser
 from fleet import HOSTILE, make, troubles
 from prometheus_server import prometheus
@@ -40,6 +41,9 @@ def series(count: int, **more: object) -> Iterator[fleet_series.Series]:
 def charted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hosts, of which npu3 has a faulted card. The first monitoring host has no Prometheus."""
     home = tmp_path_factory.mktemp("charted")
+    records = home / "fleet" / record.DIRECTORY
+    owner = record.Owner("run", "<b>kim", "models.yml")
+    record.add(str(records), owner, {"npu1": record.host_entry({}, ["models"], 0)}, time.time() - 3 * 3600)
     with prometheus(home / "prometheus", series(3)) as server:
         return make(home / "fleet", ["", "unreachable", "wrong answer"], monitoring=[1, server.port])
 
@@ -125,6 +129,11 @@ def test_changes_are_marked_in_each_chart(browser: Browser, charted: Path) -> No
         "return [...document.querySelectorAll('.tile svg')].map((one) => one.querySelectorAll('rect.change').length)"
     )
     assert set(bands) == {1}
+    lines = browser.js(
+        "return [...document.querySelectorAll('.tile svg')].map((one) => one.querySelectorAll('line.rollout').length)"
+    )
+    assert set(lines) == {1}
+    assert browser.element("#rollouts").text.endswith(" UTC models.yml by <b>kim, 1 host")
     # The rollout ran between half and four fifths of the time.
     x, width = browser.js(
         "const one = document.querySelector('rect.change'); return [one.x.baseVal.value, one.width.baseVal.value]"

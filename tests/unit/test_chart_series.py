@@ -10,7 +10,7 @@ from unittest import mock
 
 import fleet_series
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import chart_series
+from ansible_collections.npufleet.triton.plugins.module_utils import chart_series, system
 from ansible_collections.npufleet.triton.plugins.modules import chart_series as module
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import charts
 from helpers import http_server, run_module
@@ -161,6 +161,18 @@ def test_changes_become_bands() -> None:
     changes = [line(*([0.0] * 60), 1.0, 2.0, 1.0, *([0.0] * 9), 1.0)]
     drawn = charts.view({"mon": result(rate=[line(1.0, model="m")], changes=changes)})
     assert drawn["bands"] == [{"x": "198.3", "width": "10.0"}, {"x": "238.3", "width": "3.3"}]
+
+
+def rollout(at: float, *hosts: str) -> dict[str, Any]:
+    ended = system.timestamp(at)
+    return {"playbook": "site.yml", "by": "kim", "began": ended, "batches": [{"ended": ended, "hosts": dict.fromkeys(hosts)}]}
+
+
+def test_recorded_rollouts_are_marked_at_their_first_batch() -> None:
+    records = [rollout(GRID.end + 60, "a"), rollout(GRID.start + 3600, "a", "b"), rollout(GRID.start - 60, "a")]
+    drawn = charts.view({"mon": result(rate=[line(1.0, model="m")])}, records)
+    text = f"{system.timestamp(GRID.start + 3600)[11:16]} UTC site.yml by kim, 2 hosts"
+    assert drawn["rollouts"] == [{"x": "40.0", "text": text}]
 
 
 def test_numbers_that_cannot_be_drawn_are_left_out() -> None:

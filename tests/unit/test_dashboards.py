@@ -15,6 +15,8 @@ from typing import Any
 import fleet_series
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards as metrics_of_cards
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import host as metrics_of_host
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
 from helpers import FIXTURES, ROOT, until
 from prometheus_server import Prometheus, program, prometheus
@@ -219,5 +221,5 @@ def test_names_of_node_exporter_exist_on_its_page() -> None:
         process.wait()
 
 
-def test_names_of_the_probe_exist() -> None:
-    assert {name for name in used("npufleet_") if name.startswith(("npufleet_probe", "npufleet_check_"))} <= set(probe_page.HELP)
+def test_names_of_the_project_are_written_on_hosts() -> None:
+    assert used("npufleet_") - {*probe_page.HELP, *metrics_of_cards.HELP, *metrics_of_host.HELP} == set()

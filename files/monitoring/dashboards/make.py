@@ -21,7 +21,7 @@ DOCS = "https://github.com/npufleet/npufleet/blob/main/docs/monitoring.md#dashbo
 SCHEMA = 39
 COLUMNS = 24
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-RED, ORANGE, GREEN, BLUE = "red", "orange", "green", "blue"
+RED, GREEN, BLUE = "red", "green", "blue"
 # Columns of tables that say nothing about a problem
 HIDDEN = ("Time", "Value", "__name__", "job", "instance", "alertstate", "npufleet_group")
 
@@ -154,12 +154,6 @@ FLEET = Dashboard(
                     "Processes of models that are missing or hang.",
                     'sum(npufleet_stubs{host=~"$host", state!="running"})',
                 ),
-                count(
-                    "Differences",
-                    "Differences between the hosts and the inventory at the last run of status.yml.",
-                    'sum(npufleet_drift_items{host=~"$host"})',
-                    limits=[(ORANGE, 1)],
-                ),
                 table("Firing alerts", "Each alert that fires now. Empty if none does.", FIRING),
                 table(
                     "Models not as desired",
@@ -267,14 +261,6 @@ FLEET = Dashboard(
                     "s",
                     "Time since the probe of a host last ran, for the ten oldest ones.",
                     Query('topk(10, time() - npufleet_probe_last_attempt_timestamp_seconds{host=~"$host"})', "{{host}}"),
-                ),
-                table(
-                    "Certificates",
-                    "Time until each certificate expires, the first one at the top.",
-                    "sort(npufleet_certificate_expiry_timestamp_seconds - time())",
-                    "s",
-                    value="expires in",
-                    width=8,
                 ),
             ],
         ),
@@ -420,10 +406,10 @@ MODEL = Dashboard(
                     width=8,
                 ),
                 graph(
-                    "Age of the last proof",
+                    "Time of the checks",
                     "s",
-                    "Time since all checks of the model passed on a host.",
-                    Query(f"time() - npufleet_proof_last_success_timestamp_seconds{{{MODEL_LABELS}}}", "{{host}}"),
+                    "Time of the slowest request of the probe's checks on a host.",
+                    Query(f"max by (host) (npufleet_check_duration_seconds{{{MODEL_LABELS}}})", "{{host}}"),
                 ),
                 graph(
                     "Failed loads",
@@ -549,11 +535,9 @@ BALANCER = Dashboard(
                     Query(f'min by (host, server) (haproxy_server_status{{{SERVER}, state="UP"}})', "{{server}}"),
                 ),
                 table(
-                    "Drained servers",
-                    "Servers that are out of the traffic, why, and since when. Empty if none is.",
-                    'time() - npufleet_balancer_drained_since_timestamp_seconds{host=~"$balancer", server=~"$server"}',
-                    "s",
-                    value="for",
+                    "Servers without traffic",
+                    "Servers that are down, drained or in maintenance, and their state. Empty if there is none.",
+                    f'haproxy_server_status{{{SERVER}, state=~"DOWN|DRAIN|MAINT|NOLB"}} == 1',
                 ),
                 graph(
                     "Servers by state",

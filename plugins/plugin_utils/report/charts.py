@@ -12,10 +12,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.chart_series import POINTS, QUERIES
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report.view import iso, moment
 
 Values = Sequence[Optional[float]]
-# Size of a chart in units of its picture, models with a chart, and the longest reason
-WIDTH, HEIGHT, MODELS, LONGEST_REASON = 240, 48, 7, 300
+# Size of a chart in units of its picture, models with a chart, rollouts that are marked, and the longest reason
+WIDTH, HEIGHT, MODELS, ROLLOUTS, LONGEST_REASON = 240, 48, 7, 5, 300
 # Values of this size or larger are not drawn.
 LARGEST = 1e15
 # A model whose last failures per second are at least this share of its requests comes first.
@@ -34,8 +35,11 @@ class Line(NamedTuple):
     values: Values
 
 
-def view(hosts: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the charts, or {"note": why there are none}. `hosts` are {monitoring host: result or None}."""
+def view(hosts: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]] = ()) -> Dict[str, Any]:
+    """Return the charts, or {"note": why there are none}.
+
+    `hosts` are {monitoring host: result or None}, and `rollouts` the records of rollouts, newest first.
+    """
     if not hosts:
         return {"note": "the inventory has no host in monitoring_hosts"}
     results = {host: result for host, result in hosts.items() if result is not None}
@@ -43,7 +47,7 @@ def view(hosts: Mapping[str, Any]) -> Dict[str, Any]:
     for host, result in results.items():
         found, flaw = _checked(result)
         if not flaw:
-            return _charts(found)
+            return _charts(found, rollouts)
         notes.append(f"{host}: {flaw}")
     return {"note": short("; ".join(notes), LONGEST_REASON)}
 
@@ -64,7 +68,7 @@ def _checked(result: Any) -> Tuple[Dict[str, Any], str]:
     return found, flaw or ""
 
 
-def _charts(found: Mapping[str, Any]) -> Dict[str, Any]:
+def _charts(found: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     series = {name: found["series"].get(name, []) for name in QUERIES}
     models = _models(series)
     cards = _cards(series)
@@ -75,6 +79,7 @@ def _charts(found: Mapping[str, Any]) -> Dict[str, Any]:
         "hours": round(POINTS * found["step"] / 3600),
         "end": datetime.fromtimestamp(end, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "size": {"width": WIDTH, "height": HEIGHT},
+        "rollouts": _rollouts(rollouts, found["start"], end),
         "bands": _bands(_only(series["changes"])),
         "models": models[:MODELS],
         "more_models": max(len(models) - MODELS, 0),
@@ -188,6 +193,19 @@ def _parts(values: Values, top: float) -> List[str]:
 
 def _x(place: float) -> str:
     return f"{place * WIDTH / POINTS:.1f}"
+
+
+def _rollouts(records: Sequence[Mapping[str, Any]], start: int, end: int) -> List[Dict[str, str]]:
+    """Return the place and the text of the last rollouts within the time of the charts, oldest first."""
+    marks: List[Dict[str, str]] = []
+    for record in records:
+        at = moment(record["batches"][0]["ended"]) if record["batches"] else None
+        if at and start <= at.timestamp() <= end and len(marks) < ROLLOUTS:
+            hosts = len({host for batch in record["batches"] for host in batch["hosts"]})
+            count = f"{hosts} host{'' if hosts == 1 else 's'}"
+            text = f"{iso(at)[11:16]} UTC {short(record['playbook'])} by {short(record['by'])}, {count}"
+            marks.append({"x": _x((at.timestamp() - start) * POINTS / (end - start)), "text": text})
+    return marks[::-1]
 
 
 def _bands(changes: Values) -> List[Dict[str, str]]:
