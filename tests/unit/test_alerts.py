@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, host
 from helpers import ROOT
 
 MONITORING = ROOT / "files/monitoring"
@@ -157,6 +158,10 @@ def test_runbook_has_a_section_for_each_alert(page: str) -> None:
 
 def test_each_topic_is_in_the_runbook() -> None:
     assert sorted(path.stem for path in ALERTS) == sorted(TOPICS)
+
+
+def test_table_of_own_metrics_has_all_metrics_of_hosts() -> None:
+    assert {*cards.HELP, *host.HELP} - set(OWN) == set()
 
 
 def test_quantiles_and_bounds_match_prometheus_2_and_3() -> None:
