@@ -126,6 +126,41 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
     assert state["document"] == "d"
 
 
+def test_time_of_the_last_proof_of_each_model_is_kept(host: Host) -> None:
+    name = 'npufleet_proof_last_success_timestamp_seconds{model="%s"}'
+    other = {**PASSED, "model": "n"}
+    host.says(PASSED, other)
+    host.run()
+    first = host.metrics()
+    assert first[name % "m"] == first[name % "n"] == first["npufleet_probe_last_run_timestamp_seconds"]
+    # One of two checks of the model fails.
+    host.says(PASSED, FAILED, other)
+    host.run()
+    second = host.metrics()
+    assert second[name % "m"] == first[name % "m"] < second[name % "n"]
+    # Without a run the times stay.
+    (host.root / "maintenance.json").write_text("{")
+    host.run()
+    paused = host.metrics()
+    assert (paused[name % "m"], paused[name % "n"]) == (second[name % "m"], second[name % "n"])
+    (host.root / "maintenance.json").unlink()
+    host.says(other)
+    host.run()
+    assert name % "m" not in host.metrics()
+
+
+def test_failed_checks_leave_the_time_of_the_last_proof_if_a_deployment_began(host: Host) -> None:
+    name = 'npufleet_proof_last_success_timestamp_seconds{model="m"}'
+    host.run()
+    before = host.metrics()[name]
+    (host.place / "lease").write_text(held())
+    host.says({**PASSED, "model": "n"}, FAILED, then=f"cp {host.place}/lease {host.root}/lease.json")
+    host.run()
+    found = host.metrics()
+    assert (reasons(found, "npufleet_probe_paused"), found[name]) == (["deployment"], before)
+    assert [metric for metric in found if 'model="n"' in metric] == []
+
+
 def test_models_that_no_check_asks_are_counted_and_nothing_at_all_is_no_result(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:

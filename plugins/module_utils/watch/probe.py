@@ -10,6 +10,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -32,6 +33,8 @@ NODES = "/dev/rbln[0-9]*"
 SHOWN = 20
 # The fields of a check's result that are kept. Pictures and golden texts are dropped.
 KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
+# The fields of the previous state that a new state continues
+BEFORE = {"last_run?": shapes.NUMBER, "proven?": {re.compile(".*", re.DOTALL): shapes.NUMBER}}
 HEAD = {"checks": str, "document": str}
 DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unchecked?": [str], "unasked?": [str], "server": dict}}
 
@@ -102,6 +105,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
         "at": began,
         **moment,
         "last_run": before.get("last_run", 0),
+        "proven": dict(before.get("proven", {})),
         "interval": settings.interval,
         "seconds": 0,
         "paused": paused(settings.root),
@@ -118,6 +122,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
         state["document"], kept = read_checks(settings.checks_file)
         state["checks"], state["unchecked"] = run_checks(settings, kept)
         state["last_run"] = began
+        state["proven"] = proven(state["checks"], began, state["proven"])
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
@@ -125,8 +130,19 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
-        state.update(unavailable=None, lost_cards=None, unchecked=[], checks=[], last_run=before.get("last_run", 0))
+        previous = {"last_run": before.get("last_run", 0), "proven": dict(before.get("proven", {}))}
+        state.update(unavailable=None, lost_cards=None, unchecked=[], checks=[], **previous)
     return state
+
+
+def proven(checks: List[Dict[str, Any]], began: float, before: Mapping[str, float]) -> Dict[str, float]:
+    """Return {model: when it last passed all of its checks}. Models without a proof or without a check are left out."""
+    passed: Dict[str, bool] = {}
+    for check in checks:
+        model = check.get("model", "")
+        passed[model] = passed.get(model, True) and check["ok"]
+    times = {model: began if passed[model] else before.get(model) for model in passed}
+    return {model: at for model, at in times.items() if at is not None}
 
 
 def summary(state: Mapping[str, Any]) -> str:
@@ -151,7 +167,7 @@ def run(config: str) -> int:
             print("another probe is running, so this one ends")
             return 0
         path = settings.root + "/probe.json"
-        state = probe(settings, shapes.read(path, {"last_run?": shapes.NUMBER}).content or {})
+        state = probe(settings, shapes.read(path, BEFORE).content or {})
         print(summary(state), flush=True)
         try:
             # The directory belongs to node exporter. Without this call durable.write would create it.

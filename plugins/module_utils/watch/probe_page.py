@@ -24,6 +24,7 @@ HELP = {
     "npufleet_probe_last_run_timestamp_seconds": "When the probe last ran every check.",
     "npufleet_probe_paused": "Whether the probe ran no check for this reason (1).",
     "npufleet_probe_unavailable": "Whether the probe could run no check for this reason (1).",
+    "npufleet_proof_last_success_timestamp_seconds": "When all checks of a model last passed.",
 }
 
 
@@ -42,6 +43,7 @@ def page(state: Mapping[str, Any]) -> str:
         "npufleet_probe_interval_seconds": [({}, state["interval"])],
         "npufleet_probe_last_attempt_timestamp_seconds": [({}, state["at"])],
         "npufleet_probe_last_run_timestamp_seconds": [({}, state["last_run"])],
+        "npufleet_proof_last_success_timestamp_seconds": [({"model": model}, at) for model, at in state["proven"].items()],
         "npufleet_probe_paused": [({"reason": reason}, reason == state["paused"]) for reason in PAUSED],
         "npufleet_probe_unavailable": [({"reason": reason}, reason == unavailable) for reason in UNAVAILABLE],
     }
