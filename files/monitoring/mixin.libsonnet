@@ -23,6 +23,7 @@ local groups(files) = std.flattenArrays([std.parseYaml(file)[0].groups for file 
   prometheusRules+:: {
     groups: groups([
       importstr 'rules/balancer.yml',
+      importstr 'rules/exporter.yml',
       importstr 'rules/hosts.yml',
       importstr 'rules/slo.yml',
     ]),

@@ -78,7 +78,7 @@ def rules(paths: list[Path]) -> list[dict[str, Any]]:
 def alert_tests() -> list[dict[str, Any]]:
     """Return all alert tests of promtool."""
     documents = [yaml.safe_load(path.read_text()) for path in TESTS]
-    return [entry for document in documents for test in document["tests"] for entry in test["alert_rule_test"]]
+    return [entry for document in documents for test in document["tests"] for entry in test.get("alert_rule_test", [])]
 
 
 def known() -> dict[str, set[str]]:
@@ -110,7 +110,11 @@ def flaws(expression: str) -> list[str]:
     return missing + sorted(grouped - available)
 
 
-@pytest.mark.parametrize("rule", [*rules(ALERTS), *rules(RULES)], ids=lambda rule: rule.get("alert") or rule["record"])
+# The rules of the vendor's exporter read no other metrics. Their test has its series.
+CHECKED = rules([*ALERTS, *(path for path in RULES if path.stem != "exporter")])
+
+
+@pytest.mark.parametrize("rule", CHECKED, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_rules_use_metrics_and_labels_that_servers_report(rule: dict[str, Any]) -> None:
     assert flaws(rule["expr"]) == []
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import textfile
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import readings, vendor_tool
@@ -89,6 +90,12 @@ def test_unknown_readings_and_a_failed_tool_have_no_series() -> None:
         "npufleet_cards_read_ok": 0,
         'npufleet_driver_info{loaded="",expected="1.2.92"}': 1,
     }
+
+
+def test_the_rules_of_the_vendors_exporter_record_the_same_metrics() -> None:
+    (group,) = yaml.safe_load((ROOT / "files/monitoring/rules/exporter.yml").read_text())["groups"]
+    recorded = {rule["record"] for rule in group["rules"]}
+    assert {*recorded, "npufleet_cards_expected", "npufleet_driver_info"} == set(cards.HELP)
 
 
 # Host
