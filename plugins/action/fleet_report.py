@@ -19,6 +19,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.report import char
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
+# The most rollouts in the report
+MOST_ROLLOUTS = 10
+
 
 class ActionModule(ActionBase):
     """An action on the controller only, which reads the states of the hosts from their variables."""
@@ -52,7 +55,7 @@ class ActionModule(ActionBase):
             # The records of rollouts are next to the status file.
             rollouts = record.latest(os.path.join(os.path.dirname(paths["status_file"]), record.DIRECTORY))
             drawn = _charts(groups, variables["hostvars"], rollouts)
-            shown = view.view(fleet, npu_hosts, statuses, results, now, drawn)
+            shown = view.view(fleet, npu_hosts, statuses, results, now, drawn, record.cards(rollouts[:MOST_ROLLOUTS]))
             outputs.write(paths["report_file"], page.page(view.escaped(shown)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None

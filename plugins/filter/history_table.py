@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: history_table
 short_description: Render the history of the models of a host
 description:
-  - Renders RV(npufleet.triton.host_state#module:store) as a table, oldest change first, followed by the open transaction, the holds
-    and the damage of the store.
+  - Renders RV(npufleet.triton.host_state#module:store) as a table, oldest change first, followed by the open transaction, the
+    holds, the damage of the store and the last rollouts.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -34,12 +34,14 @@ _value:
 
 from typing import Any, Callable, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
+
 COLUMNS = ("when", "who", "model", "what", "from", "to", "result", "why")
 WHY = 120
 
 
 def history_table(store: Mapping[str, Any]) -> List[str]:
-    """Return the lines of the table, then those of the open transaction, the holds and the damage."""
+    """Return the lines of the table, then those of the open transaction, the holds, the damage and the rollouts."""
     rows = [COLUMNS, *(tuple(_cell(key, line.get(key)) for key in COLUMNS) for line in store["history"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -51,6 +53,7 @@ def history_table(store: Mapping[str, Any]) -> List[str]:
     for name, hold in sorted(store["holds"].items()):
         lines.append(f"{name} is held at {hold['label']} since {hold['when']} by {hold['by']}: {hold['why'] or '-'}")
     lines += [f"{path} is damaged: {flaw}" for path, flaw in sorted(store.get("damaged", {}).items())]
+    lines += [f"rollout {line}" for line in record.host_table(store.get("rollouts"))]
     return lines
 
 

@@ -31,7 +31,9 @@ options:
     choices: [reset, read, rendered]
     default: rendered
   status_file:
-    description: JSON file with the state of each host. Only its owner can read it. Required unless O(state=reset).
+    description:
+      - JSON file with the state of each host. Only its owner can read it. Required unless O(state=reset).
+      - The page also has the last ten rollouts, whose records are in the directory C(rollouts) next to this file.
     type: path
   results_dir:
     description: Directory in which the playbook C(check) writes C(<host>.json).

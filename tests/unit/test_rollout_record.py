@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import page, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record as subject
 
 OWNER = subject.Owner("run-1", "kim@ops1", "site.yml")
@@ -103,3 +105,20 @@ def test_commit_is_that_of_the_inventory(tmp_path: Path) -> None:
     assert found is not None and len(found) == 40
     (tmp_path / "hosts.yml").write_text("other:\n")
     assert subject.commit(str(tmp_path)) == f"{found}-dirty"
+
+
+def test_report_shows_failed_hosts_of_a_large_rollout_first(tmp_path: Path) -> None:
+    names = [f"npu-{number:03}" for number in range(subject.SHOWN + 3)]
+    hosts = {name: entry() for name in names[:-1]} | {names[-1]: entry(npufleet_failed="<b>no</b>")}
+    subject.begin(str(tmp_path), OWNER, [names, ["npu-x"]], "", 1000.0)
+    subject.add(str(tmp_path), OWNER, hosts, 1012.0)
+    (card,) = subject.cards(subject.latest(str(tmp_path)))
+    assert (card["level"], card["more"], card["left"]) == ("wrong", 3, "npu-x")
+    assert card["hosts"][0] == {"host": names[-1], "batch": 1, "text": "failed: <b>no</b>; models; 12 s", "level": "wrong"}
+    text = page.page(view.escaped(view.view([], [], {}, {}, datetime(2026, 3, 2, tzinfo=timezone.utc), None, [card])))
+    assert "failed: &lt;b&gt;no&lt;/b&gt;; models; 12 s" in text and "and 3 more hosts" in text
+
+
+@pytest.mark.parametrize("lie", [None, "x", [1], [{"run": 1}], {"a": 1}])
+def test_invalid_records_of_hosts_are_not_shown(lie: Any) -> None:
+    assert subject.host_table(lie) == []

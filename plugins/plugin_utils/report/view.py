@@ -66,10 +66,11 @@ def view(
     results: Mapping[str, Row],
     now: datetime,
     charts: Optional[Mapping[str, Any]] = None,
+    rollouts: Sequence[Row] = (),
 ) -> Dict[str, Any]:
     """Return the view. If at least one host has a status, every host is expected to have one. The same holds for check results.
 
-    `charts` are the result of charts.view().
+    `charts` are the result of charts.view(), `rollouts` the last rollouts as record.cards() returns them.
     """
     rows = [
         _row(
@@ -102,6 +103,7 @@ def view(
             "asked": sum(row["asked"] for row in rows),
             "stale": sum(row["stale"] for row in rows),
         },
+        "rollouts": list(rollouts),
         "releases": sorted({row["release"] for row in rows if row["release"]}),
     }
 

@@ -16,12 +16,15 @@ from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, system
+from ansible_collections.npufleet.triton.plugins.module_utils.change import rollouts
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 DIRECTORY = "rollouts"
 # The most records that are kept, the largest size of a record in bytes, the longest text, and the most concerns of a host
 MOST, SIZE, TEXT, CONCERNS = 100, 1 << 22, 500, 20
+# The most hosts of a rollout in the report
+SHOWN = 200
 NAME = re.compile(r"[0-9TZ:-]{20}-[0-9a-f]{12}\.json", re.ASCII)
 LOST = "became unreachable during the change"
 _ANY = re.compile(r".{1,300}", re.DOTALL)
@@ -215,11 +218,39 @@ def headline(record: Mapping[str, Any]) -> str:
     return f"{short(record['began'])} {short(record['playbook'])} by {short(record['by'])}: {', '.join(parts)}"
 
 
+def host_table(entries: Any) -> List[str]:
+    """Return a line for each rollout in the record of a host (module_utils/change/rollouts.py). Invalid entries are left out."""
+    found = _plain(entries)
+    valid = [entry for entry in found if not shapes.mismatch(entry, rollouts.ENTRY)] if isinstance(found, list) else []
+    return [
+        f"{short(entry['began'])} {short(entry['playbook'])} by {short(entry['by'])}, "
+        f"batch {entry['batch']} of {entry['batches']}: {sentence(entry) if entry['ended'] else 'no end is recorded'}"
+        for entry in valid[: rollouts.MOST]
+    ]
+
+
+def cards(records: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """Return the rollouts for the report. Failed hosts come first. `more` is the number of the hosts that are left out."""
+    found = []
+    for record in records:
+        rows = [
+            {"host": name, "batch": number, "text": sentence(host), "level": "wrong" if host["failure"] else "good"}
+            for number, batch in enumerate(record["batches"], 1)
+            for name, host in sorted(batch["hosts"].items())
+        ]
+        rows.sort(key=lambda row: row["level"] == "good")
+        level = "wrong" if rows and rows[0]["level"] == "wrong" else "unknown" if left(record) else "good"
+        pending = short(", ".join(left(record)), TEXT) if left(record) else ""
+        more = max(0, len(rows) - SHOWN)
+        found.append({"title": headline(record), "level": level, "hosts": rows[:SHOWN], "more": more, "left": pending})
+    return found
+
+
 def sentence(host: Mapping[str, Any]) -> str:
-    """Return what a rollout did to a host, in one line."""
+    """Return what a rollout did to a host, in one line. An entry of a host has no duration."""
     parts = [f"failed: {host['failure']}" if host["failure"] else "changed", ", ".join(host["concerns"])]
     parts += [f"release {host['release']}"] if host["release"] else []
-    parts += [f"{host['seconds']:.0f} s"] if host["seconds"] is not None else []
+    parts += [f"{host['seconds']:.0f} s"] if host.get("seconds") is not None else []
     parts += [f"{host['in_flight']} requests in flight, {host['closed']} closed"] if host["in_flight"] is not None else []
     parts += [f"{host['verdict']['verdict']}: {host['verdict']['text']}"] if host["verdict"] else []
     return short("; ".join(filter(None, parts)), TEXT)
