@@ -23,7 +23,7 @@ def desired(**inventory: Any) -> dict[str, Any]:
 
 
 def in_sync(**changes: Any) -> dict[str, Any]:
-    return {**desired()["files"], "enabled": True, "active": "active", **changes}
+    return {**desired()["files"], "exporter": [], "enabled": True, "active": "active", **changes}
 
 
 def test_the_program_can_load_its_configuration(tmp_path: Path) -> None:
@@ -87,6 +87,18 @@ def test_differences(changes: dict[str, Any], current: str | None) -> None:
     assert subject.diff(desired(), in_sync(**changes)) == ([entry] if current else [])
 
 
+def test_node_exporter_is_installed_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert desired()["exporter"] == desired(monitoring_node_exporter=True, monitoring_node_packages=[])["exporter"] == []
+    wanted = desired(monitoring_node_exporter=True)
+    (entry,) = subject.diff(wanted, in_sync())
+    assert (entry["name"], entry["current"], entry["action"]) == ("node exporter", "without prometheus-node-exporter", "packages")
+    assert subject.diff(wanted, in_sync(exporter=["prometheus-node-exporter"])) == []
+    off = desired(monitoring_node_exporter=True, monitoring_metrics=False)
+    assert [entry["action"] for entry in subject.diff(off, in_sync())] == ["packages", "remove"]
+    monkeypatch.setattr(subject, "installed_packages", lambda names: {name: {} for name in names})
+    assert subject.read(wanted)["exporter"] == ["prometheus-node-exporter"]
+
+
 def test_metrics_that_are_switched_off_are_removed() -> None:
     off = desired(monitoring_metrics=False)
     (entry,) = subject.diff(off, in_sync())
@@ -102,7 +114,7 @@ def test_the_files_of_a_host_are_compared(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("SERVICE_FILE", "TIMER_FILE", "CONFIG"):
         monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
     monkeypatch.setattr(library, "HOME", str(tmp_path / "library"))
-    assert set(subject.read(desired()).values()) == {None}
+    assert subject.read(desired()) == {**dict.fromkeys(("service", "timer", "config", "program")), "exporter": []}
     files = desired()["files"]
     for name, key in (("SERVICE_FILE", "service"), ("TIMER_FILE", "timer"), ("CONFIG", "config")):
         (tmp_path / name).write_text(files[key])

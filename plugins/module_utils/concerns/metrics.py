@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `metrics`: timer, program and configuration of the metrics that node exporter reads."""
+"""The concern `metrics`: node exporter, and timer, program and configuration of the metrics that it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text
 
 CONCERN = "metrics"
 TIMER = "npufleet-metrics.timer"
@@ -19,8 +19,9 @@ CONFIG = "/etc/npufleet/metrics.json"
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the files of the program and the digest of its code."""
+    """Return the installed packages of node exporter, the files of the program and the digest of its code."""
     return {
+        "exporter": sorted(installed_packages(desired["exporter"])),
         "service": read_text(SERVICE_FILE),
         "timer": read_text(TIMER_FILE),
         "config": read_text(CONFIG),
@@ -29,7 +30,14 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return at most one difference, because the role installs all parts of the program together."""
+    """Return the missing packages of node exporter, and the difference of the program. The role installs all its parts together."""
+    missing = sorted(set(desired["exporter"]) - set(actual["exporter"]))
+    plan = [item(CONCERN, "node exporter", "without " + ", ".join(missing), "installed", "packages")] if missing else []
+    return plan + _program(desired, actual)
+
+
+def _program(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """Return at most one difference of the program."""
     names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program"}
     files = desired["files"]
     if files is None:

@@ -47,9 +47,10 @@ WantedBy=timers.target
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return the files of the program of metrics; `files` is None for a host without it."""
+    """Return the packages of node exporter, and the files of the program of metrics; `files` is None for a host without it."""
+    exporter = sorted(variables["monitoring_node_packages"]) if variables["monitoring_node_exporter"] else []
     if not variables["monitoring_metrics"]:
-        return {"files": None}
+        return {"exporter": exporter, "files": None}
     config = {
         "container": variables["triton_server_name"],
         "address": address(variables),
@@ -63,6 +64,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "driver": variables["npufleet_release_row"]["driver"]["version"],
     }
     return {
+        "exporter": exporter,
         "files": {
             "service": SERVICE_TEXT.format(library=library.path(), config=CONFIG),
             "timer": TIMER_TEXT.format(interval=int(variables["monitoring_metrics_interval"])),
