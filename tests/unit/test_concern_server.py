@@ -553,6 +553,14 @@ def test_a_service_that_is_off_publishes_no_port() -> None:
     assert "--allow-grpc=false" in asked["container"]["command"]
 
 
+@pytest.mark.parametrize(
+    ("driver", "options"),
+    [("json-file", {"max-size": "50m", "max-file": "5"}), ("local", {"max-size": "50m", "max-file": "5"}), ("journald", {})],
+)
+def test_options_of_the_log_fit_its_driver(driver: str, options: dict[str, str]) -> None:
+    assert wanted(triton_server_log_driver=driver)["container"]["log"] == {"driver": driver, "options": options}
+
+
 def test_metrics_may_be_published_on_an_address_of_their_own() -> None:
     ports = wanted(triton_server_metrics_listen_address="10.0.0.5")["container"]["ports"]
     assert ports == {"8000/tcp": "0.0.0.0:8000", "8001/tcp": "0.0.0.0:8001", "8002/tcp": "10.0.0.5:8002"}

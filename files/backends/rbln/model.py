@@ -37,6 +37,8 @@ from npufleet_rbln.sdk import SDK
 DEVICE_TIMEOUT_MS = 10000
 # Seconds after which a request is checked for cancellation. Each check is a message to the server.
 CANCEL_AFTER_S = 0.02
+# Characters of the ID of a request that are logged
+MAX_ID = 200
 # Options of mallopt, and the bytes that a stub keeps instead of returning them to the kernel. Without this, every large input
 # would cause page faults.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -131,7 +133,7 @@ class TritonPythonModel:
             try:
                 items.append(self._item(request, index, arrived))
             except Fault as error:
-                responses[index] = self._failure(error)
+                responses[index] = self._failure(error, request)
         groups = self._batcher.groups(items)
         for group in groups:
             # Triton reads outputs after execute() has returned. A later run would overwrite them, so copy all but the last.
@@ -173,7 +175,7 @@ class TritonPythonModel:
             if error.trace:
                 pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
             # Create a response for each request, because Triton crashes if a response object is returned twice.
-            return [self._failure(error) for _item in items]
+            return [self._failure(error, item.request) for item in items]
         assert self._metrics is not None
         self._metrics.batch(len(items), rows, padding, ended - began)
         responses = []
@@ -198,8 +200,12 @@ class TritonPythonModel:
             ]
         )
 
-    def _failure(self, error: Fault) -> Any:
-        """Count an error, and return its response: one line without traceback and paths."""
+    def _failure(self, error: Fault, request: Any) -> Any:
+        """Count an error, log it with the ID of the request, and return its response: one line without traceback and paths."""
+        identity = request.request_id() if hasattr(request, "request_id") else ""
+        if identity:
+            # A client chooses the ID, so it is quoted and shortened.
+            pb_utils.Logger.log_info(f"model {self._name}: request {identity[:MAX_ID]!r}: {error}")
         if self._metrics is not None:
             self._metrics.error(error.kind)
         code = getattr(pb_utils.TritonError, CODES[error.kind])

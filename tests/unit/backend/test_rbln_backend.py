@@ -181,6 +181,16 @@ class TestCancelledRequests:
 
 
 class TestErrors:
+    def test_a_failed_request_is_logged_with_its_id(self, serve: Serve, utils: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        entries: list[str] = []
+        asked = requests(1, 5, 6)
+        for given, identity in zip(asked, ("first", "client-7\n", "")):
+            monkeypatch.setattr(given, "request_id", lambda identity=identity: identity, raising=False)
+        served = serve(NPU())
+        monkeypatch.setattr(utils.Logger, "log_info", entries.append)
+        ask(served, asked)
+        assert entries == [r"model two: request 'client-7\n': a batch of 5 is above the largest compiled one, 4"]
+
     def test_too_many_rows_fail_alone_and_name_the_limit(self, serve: Serve) -> None:
         asked = requests(1, 5, 2)
         first, second, third = ask(serve(NPU()), asked)
