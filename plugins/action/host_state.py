@@ -14,6 +14,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, needs_site
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.traffic import CONCERN
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, short
 from ansible_collections.npufleet.triton.plugins.modules import host_state
@@ -152,7 +153,9 @@ class ActionModule(FleetAction):
             # These remarks are about the whole host, so only a call for all concerns returns them.
             result["warnings"] = [*result.get("warnings", []), *row_remarks.untested_remarks(variables)]
             result["untested"] = variables["npufleet_release_row"].get("untested")
-        return self._for_playbooks(result, variables, batched=boolean(arguments.get("current_releases", False)))
+        # The playbooks of a rollout name these concerns or the releases.
+        batched = boolean(arguments.get("current_releases", False)) or CONCERN in (self._task.args.get("concerns") or [])
+        return self._for_playbooks(result, variables, batched=batched)
 
     def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
         """Add the variables with which playbooks ask for confirmation and form batches, which hostvars may lack.

@@ -203,7 +203,7 @@ protected:
   type: str
 serial:
   description: The batch sizes of the variable C(npufleet_rollout_serial), as numbers of hosts and percentages.
-  returned: with O(preflight), O(rollback) or O(current_releases), if that variable is valid
+  returned: with O(preflight), O(rollback), O(current_releases) or V(traffic) in O(concerns), if that variable is valid
   type: list
   elements: raw
 pause:
@@ -212,7 +212,9 @@ pause:
   type: str
 traffic:
   description: Settings of a rollout behind load balancers.
-  returned: with O(preflight), O(rollback) or O(current_releases), if the host is not in sync and the settings are valid
+  returned: >-
+    with O(preflight), O(rollback), O(current_releases) or V(traffic) in O(concerns), if the host is not in sync and the settings
+    are valid
   type: dict
   contains:
     hook: {description: The value of C(npufleet_drain_hook)., type: str}

@@ -17,6 +17,7 @@ HOSTS = ["npu-1", "npu-2", "npu-3", "npu-4"]
 READING = (
     "host_state preflight",
     "host_state",
+    "host_state traffic",
     "host_state models server traffic",
     "host_state driver engine models server traffic",
     "host_lease",

@@ -218,3 +218,69 @@ def test_a_rollback_completes_the_drain_of_a_host_with_moves(tmp_path: Path) -> 
     assert ran.code == 0, ran.output
     drained, ready = "lb-1 balancer_server drained npu-1", "lb-1 balancer_server ready npu-1"
     assert in_order(ran, drained, "npu-1 server_change rollback", ready, f"npu-1 host_files absent {RECORD}"), ran.calls
+
+
+# An adoption
+
+ADOPT = ("-e", "adopt_replace=true", "-e", "triton_server_name=managed", "--limit", "npu-1")
+REPLACED = [differs("server", "restart", until="server_change")]
+RENAMED = 'npu-1 command ["docker", "rename", "nifty_sinoussi", "managed"]'
+RENAMED_BACK = 'npu-1 command ["docker", "rename", "managed", "nifty_sinoussi"]'
+
+
+def adopted(place: Path, balancer: dict[str, Any] | None = None, **more: Any) -> Run:
+    """Adopt npu-1, which has a container with another name, behind a balancer with two hosts."""
+    server = {"plan": REPLACED, "unnamed": True, **more}
+    scenario = {"npu-1": server, "npu-2": {"plan": []}, "lb-1": {"balancer": True, **(balancer or {})}}
+    return run(place, "adopt.yml", scenario, *ADOPT, balancers=("lb-1",), npufleet_judge_seconds=1)
+
+
+def test_an_adoption_is_made_without_traffic_and_judged(tmp_path: Path) -> None:
+    ran = adopted(tmp_path)
+    assert ran.code == 0, ran.output
+    drained, ready, accepted = (
+        "lb-1 balancer_server drained npu-1",
+        "lb-1 balancer_server ready npu-1",
+        "npu-1 server_change accepted",
+    )
+    assert in_order(ran, drained, RENAMED, "npu-1 server_change", ready, accepted, ready), ran.calls
+    assert {call.split()[-1] for call in of_balancer(ran)} == {"npu-1"}
+    assert RENAMED_BACK not in ran.calls
+
+
+def test_a_failed_adoption_returns_to_the_traffic_after_a_proof(tmp_path: Path) -> None:
+    ran = adopted(tmp_path, fails="server_change asking")
+    assert ran.code == 2, ran.output
+    drained, ready = "lb-1 balancer_server drained npu-1", "lb-1 balancer_server ready npu-1"
+    assert in_order(ran, drained, RENAMED, RENAMED_BACK, "npu-1 inference_check", ready), ran.calls
+    assert "npu-1 was not adopted" in ran.words
+
+
+def test_a_failed_adoption_that_is_not_proven_stays_drained(tmp_path: Path) -> None:
+    ran = adopted(tmp_path, fails="server_change asking|inference_check")
+    assert ran.code == 2, ran.output
+    assert not [call for call in of_balancer(ran) if " ready " in call], ran.calls
+    assert "the host stays out of the traffic" in ran.words
+
+
+def test_a_bad_verdict_restores_the_container_of_an_adoption(tmp_path: Path) -> None:
+    ran = adopted(tmp_path, {"failed": {"npu-1": 100}})
+    assert ran.code == 2, ran.output
+    drained, ready = "lb-1 balancer_server drained npu-1", "lb-1 balancer_server ready npu-1"
+    assert in_order(ran, drained, "npu-1 server_change", ready, drained, "npu-1 server_change restored", RENAMED_BACK), ran.calls
+    assert "npu-1 was not adopted" in ran.words and "npu-1 server_change accepted" not in ran.calls
+
+
+def test_an_adoption_keeps_the_drain_of_an_operator(tmp_path: Path) -> None:
+    ran = adopted(tmp_path, {"kept": {"npu-1": "operator"}})
+    assert ran.code == 0, ran.output
+    assert "npu-1 stays drained on lb-1: fan is loud" in ran.words
+
+
+def test_adopt_completes_the_drain_of_a_managed_container(tmp_path: Path) -> None:
+    ran = adopted(tmp_path, plan=[LIMITED], managed=True)
+    assert ran.code == 0, ran.output
+    assert in_order(ran, "npu-1 inference_check", "lb-1 balancer_server ready npu-1", f"npu-1 host_files absent {RECORD}"), (
+        ran.calls
+    )
+    assert not [call for call in ran.calls if call.startswith("npu-1 command")], ran.calls

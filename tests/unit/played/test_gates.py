@@ -234,7 +234,7 @@ def test_the_playbooks_that_change_hosts_in_batches_are_these() -> None:
         if any("serial" in play for play in yaml.safe_load(path.read_text()))
     }
     # site.yml changes one load balancer after the other.
-    assert batched == {"rollout.yml", "adopt.yml", "site.yml"}
+    assert batched == {"rollout.yml", "site.yml"}
     assert len(TAGS) > 5
     assert {name: tags for name in CHANGING if (tags := tags_of(name))} == {"site.yml": {*TAGS, "monitoring"}}
 

@@ -86,7 +86,9 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     if arguments.get("prove") and plan:
         return {"failed": True, "msg": f"{host} is not in sync: {plan}", "plan": plan}
     down = stopped(host) or any(item["concern"] == "server" and item["action"] == "start" for item in plan)
-    container = {"command": [], "id": "1"}
+    # A container that was started manually has another name until an adoption renames it.
+    named = "unnamed" not in part or happened(rf'^{host} command \["docker", "rename"')
+    container = {"command": [], "id": "1"} if named else None
     actual = {
         "driver": {
             "module": "1.0.0",
@@ -176,6 +178,8 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
         }
         ended = {"closed": 1, "waited": 0.1} if arguments.get("wait") else {"closed": 0, "waited": 0.0}
         return {"changed": not owner, "server": server, "kept": bool(owner), "in_flight": 3, **ended}
+    if module == "adoption":
+        return {"changed": False, "found": {**ANSWERS[module]["found"], "managed": "managed" in part}}
     if module == "triton_requests":
         return {"changed": False, "now": time.time(), "models": {}}
     if module == "host_state":
@@ -194,7 +198,9 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
     if released.get("released"):
         with (STAGE / "calls").open("a") as calls:
             calls.write(f"{host} server_change releases\n")
-    return {"changed": True, **ANSWERS.get(module, {}), **released}
+    # A proven change waits until it is accepted.
+    waiting = module == "server_change" and arguments.get("accept_within") and not arguments.get("state")
+    return {"changed": True, **ANSWERS.get(module, {}), **released, **({"seconds_to_accept": 60.0} if waiting else {})}
 
 
 MOVES = {"add": {"from": "0002-b", "to": "0001-a"}}
