@@ -321,9 +321,9 @@ def test_what_is_a_secret(name: str, value: str, secret: bool) -> None:
 def test_option_with_a_secret_goes_to_the_vault() -> None:
     variables: dict[str, Any] = {}
     vault: dict[str, str] = {}
-    given = [("cache-config", "redis,password=abcdef"), ("log-format", "default")]
+    given = [("cache-config", "redis,password=abcdef"), ("http-thread-count", "8")]
     arguments.translate_arguments(given, "npu1", arguments.Translation(variables, [], vault))
-    assert variables["triton_server_extra_args"] == ["--cache-config={{ vault_npu1_cache_config }}", "--log-format=default"]
+    assert variables["triton_server_extra_args"] == ["--cache-config={{ vault_npu1_cache_config }}", "--http-thread-count=8"]
     assert vault == {"vault_npu1_cache_config": "redis,password=abcdef"}
 
 

@@ -21,7 +21,10 @@ VARIABLES = {
     "allow-http": ("triton_server_allow_http", bool),
     "allow-grpc": ("triton_server_allow_grpc", bool),
     "allow-metrics": ("triton_server_allow_metrics", bool),
+    "allow-cpu-metrics": ("triton_server_allow_cpu_metrics", bool),
+    "metrics-interval-ms": ("triton_server_metrics_interval", int),
     "log-verbose": ("triton_server_log_verbose", int),
+    "log-format": ("triton_server_log_format", str),
 }
 SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
 # Options that translation.py translates, or that have no variable because the project sets them
