@@ -15,6 +15,7 @@ import yaml
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.vars.manager import VariableManager
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
@@ -23,7 +24,7 @@ from linting import PYTHON
 
 EXAMPLE = ROOT / "inventories/example"
 KNOWN = subject.inventory_specs()
-NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "metrics", "traffic"]
+NPU = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS]
 # `# name: value`, `#   name: value` of a list's element, `# - name: value`
 LINE = re.compile(r"^(?P<indent> *)# ?(?P<code> *(?:- )?(?P<name>\w+): \S.*)$")
 VAULT = "group_vars/all/vault.yml"

@@ -53,19 +53,9 @@ def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bo
 
 
 def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
-    assert list(registry.CONCERNS) == [
-        "driver",
-        "engine",
-        "image",
-        "models",
-        "server",
-        "watchdog",
-        "probe",
-        "metrics",
-        "traffic",
-        "balancer",
-        "monitoring",
-    ]
+    """Each of these needs those before it; another concern may have any position."""
+    needed = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "traffic"]
+    assert [name for name in registry.CONCERNS if name in needed] == needed
     for name, concern in registry.CONCERNS.items():
         assert (concern.host_side.CONCERN, callable(concern.host_side.read), callable(concern.host_side.diff)) == (name, True, True)
         assert callable(of_concern(name).desired) and hasattr(of_concern(name), "sealed") is concern.sealed

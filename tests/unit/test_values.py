@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from ansible.template import trust_as_template
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import ROOT, ROW, fleet
 
-NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "metrics"]
+NPU = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS]
 LIST = "expected a list. Write it as [one, two], on a command line inside JSON."
 MAP = "expected a map. Write it as {key: value}, on a command line inside JSON."
 DIGEST = "0" * 64

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import concerns_of
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS, concerns_of
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import action
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import ROOT, ROW, fleet
 from linting import PYTHON
 
-NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "metrics", "traffic"]
+NPU = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS]
 ROWS = {"24.01": ROW, "25.08": {**ROW, "cards": ["RBLN-CA12", "RBLN-CA22"]}}
 
 
@@ -235,10 +235,7 @@ def test_value_that_is_no_number_is_refused(repository: Path, change: dict[str, 
 def test_unknown_concern_is_refused(repository: Path) -> None:
     with pytest.raises(Refusal) as refusal:
         subject.desired(host(repository), ["drivers", "image", "cards"])
-    assert refusal.value.reasons == [
-        "concerns contains cards, drivers, expected some of driver, engine, image, models, server, watchdog, probe, metrics, "
-        "traffic, balancer, monitoring"
-    ]
+    assert refusal.value.reasons == [f"concerns contains cards, drivers, expected some of {', '.join(CONCERNS)}"]
 
 
 # Variables are templated when they are read
