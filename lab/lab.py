@@ -94,20 +94,20 @@ def up(lab: Lab) -> None:
     drivers = standins.ensure_drivers()
     toolkit = standins.ensure_toolkit()
     rows = [row, *([following] if following else [])]
-    with ThreadPoolExecutor(1) as beside:
-        built = beside.submit(images_of, systems, rows)
+    with ThreadPoolExecutor(1) as image_builder:
+        built = image_builder.submit(images_of, systems, rows)
         for name in rows:
             standins.ensure_index(name)
         # The cards of a host stay the same when it is upgraded to the other row.
         models = {name: standins.ensure_models(name, card) for name in rows}
-    bases = built.result()
+    triton_archives = built.result()
     hosts.prepare_state(lab)
     faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
     npus, cards_each = standins.npus_of(card, os.environ.get("NPUS"))
     cards = {name: {"type": card, "count": cards_each, "faults": faults.get(name, [])} for name in hosts.host_names(count)[1:]}
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"
     changed = hosts.up(lab, systems, cards, login, os.environ.get("LAB_COPIES") == "1")
-    facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
+    facts = {"row": row, "count": count, "npus": npus, "models": models, "triton_archives": triton_archives, "drivers": drivers}
     facts["next"], facts["card"], facts["toolkit"] = following, card, toolkit
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.RELEASE_ROWS}
     facts["model_set"], facts["monitored"], facts["balancers"] = model_set, monitored, balancers
@@ -134,9 +134,9 @@ def systems_of(count: int, balancers: int, known: dict[str, str]) -> dict[str, s
     for variable, names in ((NPU_SYSTEMS, npu_hosts), (BALANCER_SYSTEMS, hosts.balancer_names(balancers))):
         setting, chosen = os.environ.get(variable), chosen_systems(variable)
         systems.update({name: chosen[number % len(chosen)] for number, name in enumerate(names)})
-        other = [f"{name} ({known[name]})" for name in names if setting and known.get(name, systems[name]) != systems[name]]
-        if other:
-            raise LabError(f"{variable} is {setting}, but the lab has {', '.join(other)}: stop the lab first (make lab-down)")
+        kept = [f"{name} ({known[name]})" for name in names if setting and known.get(name, systems[name]) != systems[name]]
+        if kept:
+            raise LabError(f"{variable} is {setting}, but the lab has {', '.join(kept)}: stop the lab first (make lab-down)")
     return {**systems, **{name: known[name] for name in systems if name in known}}
 
 
@@ -228,7 +228,7 @@ def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
         "lab_drivers": facts["drivers"],
         "lab_toolkit": f"{address}/{facts['toolkit']}",
         "lab_sdk": facts["sdk"],
-        "lab_bases": facts["bases"],
+        "lab_triton_archives": facts["triton_archives"],
     }
     groups: dict[str, dict[str, Any]] = {
         "all": {"vars": everywhere, "children": ["npu_hosts", "monitoring_hosts"]},

@@ -75,7 +75,7 @@ def lab_only(lab: dict) -> str:
     facts = lab["all"]["vars"]
     url = facts["lab_artefact_url"]
     host = url.split("//")[1].split(":")[0]
-    base = facts["lab_bases"][facts["lab_release"]]
+    base = facts["lab_triton_archives"][facts["lab_release"]]
     rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
     row = rows[facts["lab_release"]]
     row["sdk"]["version"] = facts["lab_sdk"][facts["lab_release"]]

@@ -28,11 +28,11 @@
   };
 
   const sort = (head) => {
-    const place = heads.indexOf(head);
+    const position = heads.indexOf(head);
     const down = head.getAttribute('aria-sort') === 'ascending';
     for (const other of heads) other.setAttribute('aria-sort', 'none');
     head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-    const key = new Map(hosts.map((host) => [host, host.rows[0].cells[place].dataset.key]));
+    const key = new Map(hosts.map((host) => [host, host.rows[0].cells[position].dataset.key]));
     hosts.sort((a, b) => {
       const [left, right] = [key.get(a), key.get(b)];
       // What is not there comes last, both ways.

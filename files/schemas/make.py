@@ -46,9 +46,9 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def descriptor(version: str, place: Path) -> FileDescriptorProto:
+def descriptor(version: str, directory: Path) -> FileDescriptorProto:
     """Return the schema in a wheel, which is read and never run."""
-    home = place / version
+    home = directory / version
     # The wheel without a platform is small, as it lacks perf_analyzer.
     pip("download", "--no-deps", "--only-binary=:all:", "--platform=any", f"--dest={home}", f"tritonclient=={version}")
     (wheel,) = home.glob("*.whl")
@@ -88,7 +88,7 @@ def since(known: dict[str, dict[str, Any]], order: list[str]) -> dict[str, str]:
     return dict(sorted(first.items()))
 
 
-def document_of(place: Path) -> str:
+def document_of(directory: Path) -> str:
     """Return the text of model_config.json."""
     order = versions()
     schemas: dict[str, FileDescriptorProto] = {}
@@ -97,7 +97,7 @@ def document_of(place: Path) -> str:
         """Download the versions between two whose schemas differ."""
         for at in (low, high):
             if order[at] not in schemas:
-                schemas[order[at]] = descriptor(order[at], place)
+                schemas[order[at]] = descriptor(order[at], directory)
         if high - low > 1 and names(schemas[order[low]]) != names(schemas[order[high]]):
             middle = (low + high) // 2
             download(low, middle)
@@ -120,8 +120,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if the file would change")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        text = document_of(Path(place))
+    with tempfile.TemporaryDirectory() as directory:
+        text = document_of(Path(directory))
     if arguments.check:
         same = OUTPUT.exists() and OUTPUT.read_text() == text
         print(f"{OUTPUT.name} is {'in sync' if same else 'not in sync with the wheels. Run this without --check'}")

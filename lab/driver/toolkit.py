@@ -98,18 +98,18 @@ def build_repository(directory: Path) -> None:
         f"{control.strip()}\nFilename: pool/main/{package.name}\nSize: {len(content)}\n"
         f"SHA256: {hashlib.sha256(content).hexdigest()}\n\n"
     ).encode()
-    place = "main/binary-amd64/Packages"
+    list_path = "main/binary-amd64/Packages"
     release = (
         "Origin: npufleet lab\nSuite: stable\nCodename: stable\nArchitectures: amd64\nComponents: main\n"
         f"Date: {_run('date', '--utc', '--rfc-email', f'--date=@{EPOCH}').strip()}\n"
-        f"SHA256:\n {hashlib.sha256(listing).hexdigest()} {len(listing)} {place}\n"
+        f"SHA256:\n {hashlib.sha256(listing).hexdigest()} {len(listing)} {list_path}\n"
     )
     suite = repository / "dists/stable"
     if key.exists() and (suite / "Release").exists() and (suite / "Release").read_text() == release:
         return
-    (suite / place).parent.mkdir(parents=True, exist_ok=True)
+    (suite / list_path).parent.mkdir(parents=True, exist_ok=True)
     key.parent.mkdir(parents=True, exist_ok=True)
-    (suite / place).write_bytes(listing)
+    (suite / list_path).write_bytes(listing)
     with tempfile.TemporaryDirectory(prefix="npufleet-gpg-") as home:
         gpg = ("gpg", "--homedir", home, "--batch", "--quiet", "--yes")
         try:

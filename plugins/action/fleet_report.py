@@ -51,7 +51,9 @@ class ActionModule(ActionBase):
                 outputs.write(paths["status_file"], status.text(document))
                 statuses = {entry["host"]: entry for entry in document["hosts"]}
                 result["differs"] = {entry["host"]: entry["report"] for entry in entries if entry["state"] != "in sync"}
-                result["wrong"] = [entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")]
+                result["hosts_not_in_sync"] = [
+                    entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")
+                ]
             # The records of rollouts are next to the status file.
             rollouts = record.latest(os.path.join(os.path.dirname(paths["status_file"]), record.DIRECTORY))
             drawn = _charts(groups, variables["hostvars"], rollouts)

@@ -185,7 +185,7 @@ class ActionModule(FleetAction):
     @staticmethod
     def _request(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:
         """Return the fields of the request that every call has."""
-        mark = "{}/{}".format(variables["npufleet_root"], lease.MARK)
+        mark = "{}/{}".format(variables["npufleet_root"], lease.MAINTENANCE_FILE)
         return {"desired": wanted, "host": host, "mark": mark, "run": runs.run_id()}
 
     def _rollback(

@@ -22,12 +22,12 @@ options:
     type: list
     elements: str
     required: true
-  left:
+  remaining:
     description: The hosts of the play that have not failed, C(ansible_play_hosts).
     type: list
     elements: str
     required: true
-  known:
+  hostvars:
     description: The variables of the hosts, C(hostvars).
     type: dict
     required: true
@@ -63,14 +63,14 @@ NO_PLAN = "the plan is missing. See the failed task above, and run again"
 
 
 def plan_reasons(
-    hosts: Sequence[str], left: Sequence[str], known: Mapping[str, Any], result: str = "npufleet_state"
+    hosts: Sequence[str], remaining: Sequence[str], hostvars: Mapping[str, Any], result: str = "npufleet_state"
 ) -> Dict[str, List[str]]:
     """Return {host: reasons} for the hosts that were reachable."""
     found: Dict[str, List[str]] = {}
     serials: Dict[str, Sequence[rollout.Size]] = {}
     for host in hosts:
-        state = known[host].get(result)
-        reasons = _reasons(state, host in left)
+        state = hostvars[host].get(result)
+        reasons = _reasons(state, host in remaining)
         if reasons == [NO_PLAN]:
             reasons = [why for _host, why in run_guard.STEPS.lost([host])] or reasons
         if reasons is None:
@@ -78,7 +78,7 @@ def plan_reasons(
         found[host] = reasons
         if isinstance(state, Mapping) and state.get("serial") and state.get("moves", state.get("plan")):
             serials[host] = state["serial"]
-    confirmed = [host for host in serials if known[host][result].get("pause") == rollout.CONFIRM]
+    confirmed = [host for host in serials if hostvars[host][result].get("pause") == rollout.CONFIRM]
     try:
         batches = rollout.batches(list(serials), rollout.common_serial(serials))
     except Refusal as refusal:
@@ -91,7 +91,7 @@ def plan_reasons(
     return found
 
 
-def _reasons(state: Any, left: bool) -> Optional[List[str]]:
+def _reasons(state: Any, remaining: bool) -> Optional[List[str]]:
     """Return the reasons of one host; None if it was unreachable."""
     if not isinstance(state, Mapping):
         return [NO_PLAN]
@@ -109,7 +109,7 @@ def _reasons(state: Any, left: bool) -> Optional[List[str]]:
         )
     if state.get("failed") and not reasons:
         reasons.append(host_text.line(state.get("msg") or NO_PLAN))
-    return reasons if reasons or left else [NO_PLAN]
+    return reasons if reasons or remaining else [NO_PLAN]
 
 
 class FilterModule:

@@ -94,7 +94,7 @@ def _refusals(server: Mapping[str, Any]) -> List[str]:
         f"{absent} of the mounts of the container is missing, expected on the host: create it, install the driver for it, or "
         "correct triton_server_volumes or triton_server_driver_files"
     )
-    return [*([missing] if absent else []), *server["access"]["missing"], *server["access"]["closed"]]
+    return [*([missing] if absent else []), *server["access"]["missing"], *server["access"]["mismatches"]]
 
 
 def _names(models: List[Mapping[str, Any]], action: str) -> List[str]:

@@ -103,7 +103,7 @@ def refusals(
         loads = any(("driver", action) in doing for action in ("install", "load", "reload"))
         generates = any(("driver", action) in doing for action in (cdi.INSTALL, cdi.GENERATE))
         missing = [reason for reason in access["missing"] if not (generates and reason == device_access.NO_SPEC)]
-        reasons += [f"npufleet_device_access: {reason}" for reason in [*([] if loads else missing), *access["closed"]]]
+        reasons += [f"npufleet_device_access: {reason}" for reason in [*([] if loads else missing), *access["mismatches"]]]
     reasons += list(disk(_disk_needs(desired, doing), free_space))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and desired["downloads"]:

@@ -143,13 +143,13 @@ def seal_command(words: Sequence[str], key: str) -> List[str]:
     """Return a command line with those values sealed that may be secret. Names of options remain readable."""
     shown: List[str] = []
     option = ""
-    for place, word in enumerate(words):
+    for position, word in enumerate(words):
         match = OPTION.fullmatch(word)
         if match:
             shown.append(word if match[2] is None else f"{match[1]}={_seal_option(match[1], match[2], key)}")
             option = match[1] if match[2] is None else ""
         else:
-            program = place == 0 and CLEAR_VALUE.fullmatch(word)
+            program = position == 0 and CLEAR_VALUE.fullmatch(word)
             clear = program or word == "tritonserver" or re.fullmatch("-[a-z]", word)
             shown.append(word if clear else _seal_option(option, word, key))
             option = ""

@@ -65,7 +65,7 @@ differs:
   description: For each host of the play that is not in sync, its differences as sentences, its maintenance, or why it was not read.
   returned: with O(state=read)
   type: dict
-wrong:
+hosts_not_in_sync:
   description: The hosts of the play that are not in sync, except those in maintenance.
   returned: with O(state=read)
   type: list

@@ -26,7 +26,7 @@ options:
     type: str
     choices: [held, released]
     default: held
-  maintenance:
+  allow_maintenance:
     description: Hold a host even if it is in maintenance, as the maintenance playbook does.
     type: bool
     default: false
@@ -114,7 +114,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import li
 
 OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["held", "released"], "default": "held"},
-    "maintenance": {"type": "bool", "default": False},
+    "allow_maintenance": {"type": "bool", "default": False},
     "unless_maintenance": {"type": "bool", "default": False},
     "wait": {"type": "int", "default": 0},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
@@ -142,10 +142,10 @@ FRESH = 60.0
 def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     """Apply state `held`: take or renew the lease. Return the result of the module."""
     root, settings = params["root"], params["container"]
-    mark = lease.maintenance(os.path.join(root, lease.MARK)) if params["unless_maintenance"] else None
+    mark = lease.maintenance(os.path.join(root, lease.MAINTENANCE_FILE)) if params["unless_maintenance"] else None
     if mark:
         return {**NOTHING, "maintenance": mark}
-    me = lease.Holder(params["run"], params["by"], params["maintenance"])
+    me = lease.Holder(params["run"], params["by"], params["allow_maintenance"])
     last, seen = lease.last_run(root), params["seen"]
     taken, before = lease.acquire(root, me, params["patience"], settings, params["wait"], params["ended"])
     changed = params["install"] and _install(params)

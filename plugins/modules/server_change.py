@@ -259,7 +259,7 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
     root, ident = params["root"], str(params["id"])
     if params["only_wait"]:
         return ident
-    earlier = detached.begun(root, ident)
+    earlier = detached.change_begun_by(root, ident)
     if earlier:
         return earlier
     waiting = detached.waiting(root)
@@ -288,7 +288,7 @@ def run(module: request.Module) -> None:
         module.exit_json(changed=would_change(params), under_way=False, did=[], moves={}, proven=False, checks=[], steps=[])
     try:
         # A change may have released the host. Its result can be read without the lease.
-        known = params["only_wait"] or detached.begun(root, str(params["id"]))
+        known = params["only_wait"] or detached.change_begun_by(root, str(params["id"]))
         with nullcontext() if known else lease.working(root, lease.Holder(params["run"], params["by"])):
             ident = begin_or_decide(params)
             result = detached.wait(root, ident, params["wait"], proven=params["state"] == "changed")

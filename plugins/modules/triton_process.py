@@ -117,7 +117,7 @@ UNUSED: Dict[str, Any] = {
 # Seconds to wait for the end of another change
 WAIT = 60.0
 # Seconds after which the lease of a killed change ends
-PATIENCE = 5.0
+LEASE_SECONDS = 5.0
 
 
 class LocalServer:
@@ -134,7 +134,7 @@ class LocalServer:
         """Return the change to the desired state of the inventory."""
         return HostChange(self.order, ProcessDriver(self.order, self.key))  # type: ignore[arg-type]
 
-    def look(self) -> Observation:
+    def observe(self) -> Observation:
         """Read the server and return what differs."""
         return self.change().observe()
 
@@ -142,7 +142,7 @@ class LocalServer:
     def held(self) -> Iterator[None]:
         """Hold the lease of the project directory. Raises LeaseError."""
         os.makedirs(self.root, exist_ok=True)
-        lease.acquire(self.root, self.holder, PATIENCE, {}, WAIT, watchdog=False)
+        lease.acquire(self.root, self.holder, LEASE_SECONDS, {}, WAIT, watchdog=False)
         try:
             with lease.working(self.root, self.holder):
                 yield
@@ -157,7 +157,7 @@ class LocalServer:
                 restore = ProcessDriver(self.order, self.key).restore  # type: ignore[arg-type]
                 words = replacement.recover(self.root, self.holder, restore, lambda error: failures.reason(error, EXPECTED))
                 did.append(f"a replacement of the server broke off: {words or 'there was no server before'}")
-            seen = self.look()
+            seen = self.observe()
             missing = (seen.actual.get("models") or {}).get("missing", [])
             self.order["store_change"] = switch(seen.plan, self.order, copied(self.root, missing, self.order["blobs"]))
             outcome = self.change().run()
@@ -195,7 +195,7 @@ def run(module: request.Module) -> None:
             module.fail_json(msg="triton_process starts on the controller. Call it as npufleet.triton.triton_process.")
         required = server.order["conditions"]
         # Without tritonserver there is nothing to compare, and `refusals` reports that it is missing.
-        seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Observation({}, [], {})
+        seen = server.observe() if params["state"] == "started" or conditions.tritonserver() else Observation({}, [], {})
         answer: Dict[str, Any] = {"plan": seen.plan, "report": [sentence(entry) for entry in seen.plan]}
         if params["state"] == "planned":
             for warning in conditions.warnings(required):

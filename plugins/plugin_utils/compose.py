@@ -107,7 +107,7 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
         reasons.append(f"{host}: the lock file has no image, expected the one of this release. Run playbooks/site.yml first")
     elif not IMAGE_ID.fullmatch(str(actual.get("image"))):
         reasons.append(f"{host}: the host has no image, expected the locked one. Run playbooks/site.yml --tags engine,image first")
-    reasons += [f"{host}: {why}" for why in (*actual["access"]["missing"], *actual["access"]["closed"])]
+    reasons += [f"{host}: {why}" for why in (*actual["access"]["missing"], *actual["access"]["mismatches"])]
     absent = [*actual["absent"], *actual["driver_files"]["missing"]]
     if absent:
         # The engine would create missing sources of mounts as directories.

@@ -306,7 +306,7 @@ def test_a_call_that_hangs_is_ended_and_the_lease_with_it(tmp_path: Path) -> Non
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from ansible_collections.npufleet.triton.plugins.module_utils.change import lease\n"
-        "lease.CALL = 1.0\n"
+        "lease.CALL_LIMIT = 1.0\n"
         "with lease.working(sys.argv[2]):\n"
         "    print('at work', flush=True)\n"
         "    while True: time.sleep(60)\n"
@@ -331,7 +331,7 @@ def test_a_step_of_a_call_does_not_shorten_the_limit_of_the_call(tmp_path: Path)
     take(tmp_path, ALICE)
     # The second one as a proof takes it, which is a step of a change
     with lease.working(str(tmp_path), ALICE, 9000.0), lease.working(str(tmp_path)):
-        assert signal.getitimer(signal.ITIMER_REAL)[0] > lease.CALL + 1000
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > lease.CALL_LIMIT + 1000
 
 
 @pytest.mark.parametrize("patience", [0.0, 60.0])

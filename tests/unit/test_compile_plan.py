@@ -48,7 +48,7 @@ def compiled(model: dict[str, Any], tmp_path: Path) -> Path:
 
 def test_a_model_that_was_never_compiled(model: dict[str, Any], tmp_path: Path) -> None:
     item = plan(model, tmp_path)
-    assert (item["key"], item["why"], item["artefacts"]) == ("CA22/0.9", "it has no compiled file yet", {})
+    assert (item["target"], item["why"], item["artefacts"]) == ("CA22/0.9", "it has no compiled file yet", {})
     assert (item["file"], item["push"]) == (str(tmp_path / "net/CA22-0.9/model.rbln"), model["source"]["onnx"])
     spec = item["spec"]
     assert (spec["npu"], spec["sdk"], spec["devices"], spec["batches"]) == ("RBLN-CA22", "0.9.4", 1, [1, 4])
@@ -90,8 +90,8 @@ def test_another_sdk_of_the_same_line(model: dict[str, Any], tmp_path: Path, com
 
 def test_another_card_or_line_is_another_file(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
     assert plan(model, tmp_path, card="RBLN-CA25")["why"] == "it has no compiled file yet"
-    assert plan({**model, "npu": "RBLN-CA12"}, tmp_path)["key"] == "CA12/0.9"
-    assert plan(model, tmp_path, sdk={"version": "0.11.2", "shape": "0.11"})["key"] == "CA22/0.11"
+    assert plan({**model, "npu": "RBLN-CA12"}, tmp_path)["target"] == "CA12/0.9"
+    assert plan(model, tmp_path, sdk={"version": "0.11.2", "shape": "0.11"})["target"] == "CA22/0.11"
 
 
 def test_a_record_of_another_card_is_not_believed(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:

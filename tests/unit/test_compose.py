@@ -19,7 +19,7 @@ from helpers import fixture, fleet, http_server
 
 IMAGE = fixture("inspect_image.json")
 BINDS = ["/usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro"]
-ALL: dict[str, Any] = {"devices": [], "groups": [], "missing": [], "closed": []}
+ALL: dict[str, Any] = {"devices": [], "groups": [], "missing": [], "mismatches": []}
 NODES = {"devices": ["/dev/rbln0:/dev/rbln0:rw", "/dev/rsd0:/dev/rsd0:rw"], "groups": ["105"]}
 ACTUAL: dict[str, Any] = {"image": IMAGE["Id"], "absent": [], "driver_files": {"binds": BINDS, "missing": []}, "access": ALL}
 HEALTH: dict[str, Any] = {"start_period": 300, "restricted": ["model-repository"]}
@@ -125,7 +125,7 @@ def test_a_container_of_the_file_is_the_wanted_one(inventory: dict[str, Any]) ->
 
 
 def test_cards_that_the_host_does_not_open_are_told() -> None:
-    closed = {**ALL, "missing": ["found no device /dev/rbln0"], "closed": ["found user ops"]}
+    closed = {**ALL, "missing": ["found no device /dev/rbln0"], "mismatches": ["found user ops"]}
     with pytest.raises(Refusal) as refused:
         written(wanted(npufleet_device_access="devices"), access=closed)
     assert refused.value.reasons == ["npu1: found no device /dev/rbln0", "npu1: found user ops"]

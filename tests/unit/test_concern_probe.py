@@ -95,7 +95,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 def test_files_of_the_tasks_are_those_of_the_concern() -> None:
     install, remove = ((ROOT / f"roles/monitoring/tasks/{name}.yml").read_text() for name in ("install_probe", "remove_probe"))
-    for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG, subject.DOCUMENT):
+    for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG, subject.CHECKS_FILE):
         assert path in install
         assert f"- {path}\n" in remove
 
@@ -191,7 +191,7 @@ def keep(path: Path, check: bool = False, **document: Any) -> dict[str, Any]:
 
 def test_checks_are_kept_for_root_alone_and_only_written_when_they_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "checks.json"
-    monkeypatch.setattr(subject, "DOCUMENT", str(path))
+    monkeypatch.setattr(subject, "CHECKS_FILE", str(path))
     assert (keep(path, check=True)["changed"], path.exists()) == (True, False)
     assert keep(path)["changed"] is True
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -258,7 +258,7 @@ def test_probe_that_is_not_wanted(no: Any) -> None:
 
 
 def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SERVICE_FILE", "TIMER_FILE", "CONFIG", "DOCUMENT"):
+    for name in ("SERVICE_FILE", "TIMER_FILE", "CONFIG", "CHECKS_FILE"):
         monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
     monkeypatch.setattr(library, "HOME", str(tmp_path / "library"))
     asked = {**wanted(), "root": str(tmp_path)}
@@ -268,7 +268,7 @@ def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (tmp_path / name).write_text(asked["files"][key])
     Path(library.path()).mkdir(parents=True)
     Path(library.programs()).write_text(json.dumps({"probe": archive.digest("watch.probe"), "watchdog": ""}))
-    keep(tmp_path / "DOCUMENT")
+    keep(tmp_path / "CHECKS_FILE")
     checks = [{"name": "m/http/a", "ok": True, "why": ""}, {"name": "m/http/b", "ok": False, "why": "wrong"}]
     state = {"when": "w", "at": 5, "interval": 60, "paused": None, "unavailable": None, "checks": checks, "seconds": 1}
     (tmp_path / "probe.json").write_text(json.dumps(state))

@@ -33,7 +33,7 @@ KEY_MOUNT = "/etc/npufleet/server:/etc/npufleet/server:ro"
 RELEASE, OTHER = "e" * 64, "0" * 64
 FACTS = {"source": "f" * 64, "steps": [], "memory": [0, 0], "switch": "beside", "cached": False}
 BROUGHT = {"binds": ["/usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro"], "missing": []}
-ALL = {"devices": [], "groups": [], "missing": [], "closed": []}
+ALL = {"devices": [], "groups": [], "missing": [], "mismatches": []}
 MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 
 

@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 from helpers import ROW, fleet
 
 ROOT = "/var/lib/npufleet"
-ASKED: dict[str, Any] = {"npus": 2, "user": 61100, "binds": [], "names": []}
+ASKED: dict[str, Any] = {"npus": 2, "user": 61100, "binds": [], "cdi_names": []}
 NODES = ["/dev/rbln0:/dev/rbln0:rw", "/dev/rbln1:/dev/rbln1:rw", "/dev/rsd0:/dev/rsd0:rw"]
 
 
@@ -69,7 +69,7 @@ def test_the_guides_container_is_privileged_and_given_nothing_by_name() -> None:
     assert asked["container"]["privileged"] is True
     assert {key: asked["container"][key] for key in desired_container.ENGINE_DEFAULTS} == desired_container.ENGINE_DEFAULTS
     assert (asked["access"], asked["key_readers"]["needed"]) == (None, False)
-    assert device_access.find(None) == {"devices": [], "groups": [], "missing": [], "closed": []}
+    assert device_access.find(None) == {"devices": [], "groups": [], "missing": [], "mismatches": []}
     assert "HOME" not in asked["container"]["environment"]
 
 
@@ -89,7 +89,7 @@ def test_without_privileges_it_has_the_least() -> None:
     # Not the whole of the project's directory, in which the lease, transfers and records of hands lie
     key = "/etc/npufleet/server:/etc/npufleet/server:ro"
     assert made["volumes"] == [key, *(f"{ROOT}/{name}:{ROOT}/{name}:ro" for name in ("blobs", "releases", "served"))]
-    assert asked["access"] == {"npus": 2, "user": 61100, "binds": made["volumes"][1:], "names": []}
+    assert asked["access"] == {"npus": 2, "user": 61100, "binds": made["volumes"][1:], "cdi_names": []}
     assert asked["key_readers"] == {"group": 61100, "needed": True}
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused(inventory: dict[str, Any], words: str) -> Non
 
 
 def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
-    assert device_access.find(ASKED) == {"devices": NODES, "groups": [], "missing": [], "closed": []}
+    assert device_access.find(ASKED) == {"devices": NODES, "groups": [], "missing": [], "mismatches": []}
     assert all(desired_device_access.DEVICE.fullmatch(device) for device in NODES)
     # Of a host with more of them it gets what it is to have
     nodes["/dev/rbln2"] = (0o666, 0)
@@ -127,7 +127,7 @@ def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
 
 def test_the_group_that_may_open_a_node_is_the_servers_too(nodes: Nodes) -> None:
     nodes.update({"/dev/rbln0": (0o660, 105), "/dev/rbln1": (0o660, 105), "/dev/rsd0": (0o660, 44)})
-    assert device_access.find(ASKED) == {"devices": NODES, "groups": ["105", "44"], "missing": [], "closed": []}
+    assert device_access.find(ASKED) == {"devices": NODES, "groups": ["105", "44"], "missing": [], "mismatches": []}
     assert all(desired_device_access.GROUP_ID.fullmatch(group) for group in ("105", "44"))
 
 
@@ -155,7 +155,7 @@ def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> Non
     nodes["/dev/rsd3"] = (0o660, 107)
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 3, "rbln2": 0}}
     found = device_access.find(ASKED)
-    assert found == {"devices": [*NODES[:2], "/dev/rsd3:/dev/rsd0:rw"], "groups": ["107"], "missing": [], "closed": []}
+    assert found == {"devices": [*NODES[:2], "/dev/rsd3:/dev/rsd0:rw"], "groups": ["107"], "missing": [], "mismatches": []}
     assert desired_device_access.DEVICE.fullmatch(found["devices"][2])
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 0}}
     assert device_access.find(ASKED)["missing"] == [
@@ -200,7 +200,7 @@ def test_groups_are_the_tools(monkeypatch: pytest.MonkeyPatch, answer: tuple[int
 def test_what_the_servers_user_cannot_read_is_told(nodes: Nodes, tmp_path: Path, mode: int, rights: str, words: str | None) -> None:
     tmp_path.chmod(mode)
     barred = device_access.find({**ASKED, "binds": [f"{tmp_path}:/data:{rights}", "cache:/cache:rw", "/nowhere:/there:ro"]})[
-        "closed"
+        "mismatches"
     ]
     assert len(barred) == (words is not None)
     assert words is None or (barred[0].startswith(f"{tmp_path} has mode {mode:04o} of user ") and words in barred[0])
@@ -210,8 +210,8 @@ def test_what_is_its_own_is_judged_by_the_owners_rights(nodes: Nodes, tmp_path: 
     (tmp_path / "data").write_text("")
     (tmp_path / "data").chmod(0o600)
     bind = {**ASKED, "binds": [f"{tmp_path}/data:/data:rw"]}
-    assert device_access.find({**bind, "user": os.getuid()})["closed"] == []
-    assert len(device_access.find({**bind, "user": os.getuid() + 1})["closed"]) == 1
+    assert device_access.find({**bind, "user": os.getuid()})["mismatches"] == []
+    assert len(device_access.find({**bind, "user": os.getuid() + 1})["mismatches"]) == 1
 
 
 def test_a_number_that_somebody_on_the_host_has_is_told() -> None:
@@ -234,10 +234,10 @@ def test_devices_and_groups_are_part_of_the_container() -> None:
         "served": {},
         "absent": [],
         "driver_files": {"binds": [], "missing": []},
-        "access": {"devices": NODES, "groups": ["105"], "missing": [], "closed": []},
+        "access": {"devices": NODES, "groups": ["105"], "missing": [], "mismatches": []},
     }
     assert server.diff(asked, seen) == []
-    newer = {"devices": [*NODES, "/dev/rbln2:/dev/rbln2:rw"], "groups": [], "missing": [], "closed": []}
+    newer = {"devices": [*NODES, "/dev/rbln2:/dev/rbln2:rw"], "groups": [], "missing": [], "mismatches": []}
     plan = server.diff(asked, {**seen, "access": newer})
     assert [(item["name"], item["desired"], item["action"]) for item in plan] == [
         ("container.devices", newer["devices"], "replace"),
@@ -259,7 +259,7 @@ def test_each_way_is_another_container() -> None:
 # Where the engine finds them by name
 
 
-NAMED = {**ASKED, "names": ["rebellions.ai/npu=0", "rebellions.ai/npu=1"]}
+NAMED = {**ASKED, "cdi_names": ["rebellions.ai/npu=0", "rebellions.ai/npu=1"]}
 NEWER = {"npufleet_release_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}, "npufleet_device_access": "cdi"}
 
 
@@ -276,7 +276,7 @@ def test_the_engine_is_asked_for_names_and_the_rest_is_as_without_privileges() -
     asked, by_node = desired(**NEWER), desired(**{**NEWER, "npufleet_device_access": "devices"})
     assert asked["container"]["device_requests"] == ["cdi rebellions.ai/npu=0,rebellions.ai/npu=1"]
     assert {**asked["container"], "device_requests": []} == by_node["container"]
-    assert (asked["access"]["names"], by_node["access"]["names"]) == (NAMED["names"], [])
+    assert (asked["access"]["cdi_names"], by_node["access"]["cdi_names"]) == (NAMED["cdi_names"], [])
     # The vendor's spec mounts what the driver brings
     assert (asked["driver_files"], by_node["driver_files"]["libraries"]) == (None, True)
     assert asked["key_readers"] == by_node["key_readers"]
@@ -284,7 +284,7 @@ def test_the_engine_is_asked_for_names_and_the_rest_is_as_without_privileges() -
 
 def test_no_node_is_given_beside_a_name(nodes: Nodes, spec: Path) -> None:
     nodes["/dev/rbln1"] = (0o660, 105)
-    assert device_access.find(NAMED) == {"devices": [], "groups": ["105"], "missing": [], "closed": []}
+    assert device_access.find(NAMED) == {"devices": [], "groups": ["105"], "missing": [], "mismatches": []}
 
 
 def test_a_spec_that_is_not_there_is_told(nodes: Nodes, spec: Path) -> None:
@@ -296,13 +296,13 @@ def test_a_spec_that_is_not_there_is_told(nodes: Nodes, spec: Path) -> None:
 def test_npus_of_another_group_cannot_be_seen_inside(nodes: Nodes, spec: Path) -> None:
     nodes["/dev/rsd2"] = (0o666, 0)
     nodes.tool = {"groups": {"rbln0": 2, "rbln1": 2}}
-    assert device_access.find(ASKED)["closed"] == []
-    (why,) = device_access.find(NAMED)["closed"]
+    assert device_access.find(ASKED)["mismatches"] == []
+    (why,) = device_access.find(NAMED)["mismatches"]
     assert why.startswith(
         "the NPUs are in the group of /dev/rsd2, expected that of /dev/rsd0: the container toolkit keeps the name"
     )
     nodes.tool = {"groups": {"rbln0": 0, "rbln1": 0}}
-    assert device_access.find(NAMED)["closed"] == []
+    assert device_access.find(NAMED)["mismatches"] == []
 
 
 def test_capabilities_of_a_request_by_name_mean_nothing() -> None:

@@ -269,7 +269,7 @@ FILES = {
     store.HOLDS: {},
     store.HUNG: {"models": [], "at": 1},
     lease.LAST: {"run": "a"},
-    lease.MARK: {"reason": "a", "by": "b", "since": "c"},
+    lease.MAINTENANCE_FILE: {"reason": "a", "by": "b", "since": "c"},
     detached.RESULT: {},
     detached.STEPS: {},
     detached.DECISION: {},
@@ -305,7 +305,7 @@ def test_any_file_of_the_host_is_data_or_a_reason(proven: Path, name: str) -> No
     for content in broken(FILES[name]):
         (proven / name).write_bytes(content)
         assert isinstance(damage.find(root), dict)
-        lease.read(root), lease.last_run(root), lease.maintenance(str(proven / lease.MARK)), replacement.read(root)
+        lease.read(root), lease.last_run(root), lease.maintenance(str(proven / lease.MAINTENANCE_FILE)), replacement.read(root)
         store.read_transaction(root), store.read_holds(root), store.read_history(root)
         detached.last(root), detached.waiting(root), detached.steps(root)
         resume.unfinished(root, "me", False)

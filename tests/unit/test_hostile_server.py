@@ -56,7 +56,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_probe, "SECONDS", SECONDS)
     monkeypatch.setattr(http_probe, "SIZE", SIZE)
     monkeypatch.setattr(exchanges, "BODY", SIZE)
-    monkeypatch.setattr(bounds, "LARGEST", SIZE)
+    monkeypatch.setattr(bounds, "MAX_RESPONSE_BYTES", SIZE)
     monkeypatch.setattr(instances, "PAGE", SIZE)
     monkeypatch.setattr(instances, "SIGN_OF_LIFE", SECONDS)
     monkeypatch.setattr(http_api, "SECONDS", SECONDS)
@@ -281,7 +281,7 @@ def test_a_stream_without_end_has_a_limit() -> None:
     with grpc_server() as server:
         answer = ended(lambda: clients.Stream(f"127.0.0.1:{server.port}", SURELY).infer(QUESTION))
     assert str(answer.error) == f"the stream has more than {SIZE} bytes"
-    assert answer.responses <= SIZE // bounds.EACH
+    assert answer.responses <= SIZE // bounds.RESPONSE_OVERHEAD
 
 
 # Pages of metrics

@@ -416,7 +416,7 @@ def test_a_picture_is_the_same_as_in_a_check(
     Image.fromarray(levels).save(tmp_path / "m/p.png")
     check = {"name": "row", "protocols": ["http"], "inputs": {"IN": given}, "expect": {"OUT": {"finite": True}}}
     (tmp_path / "m.yml").write_text(json.dumps({"model": "m", "checks": [check]}))
-    (found,) = check_files.documents(["m"], [str(tmp_path)], [str(tmp_path)], 0)["checks"]
+    (found,) = check_files.read_checks(["m"], [str(tmp_path)], [str(tmp_path)], 0)["checks"]
     (request,) = inference.requests("m", found["checks"][0], 0)
     checked = inference.prepared("m", found["checks"][0]).question(request).inputs["IN"]
     server.inputs = [{"name": "IN", "datatype": takes[0], "shape": takes[1]}]

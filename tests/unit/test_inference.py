@@ -316,7 +316,7 @@ def test_blocks_begin_again_when_all_are_taken(host_index: int, blocks: list[int
     entry = {"name": "row", "protocols": ["http", "grpc"], "rows": {"first": 10, "count": 2, "total": 7, "spread": True}}
     found = list(inference.requests("m", entry, host_index))
     assert [request.rows for request in found] == [[10 + 2 * block + place] for block in blocks for place in (0, 1)]
-    assert [request.places for request in found] == [[2 * block + place] for block in blocks for place in (0, 1)]
+    assert [request.indexes for request in found] == [[2 * block + place] for block in blocks for place in (0, 1)]
 
 
 # Judging

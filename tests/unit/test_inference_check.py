@@ -67,7 +67,7 @@ def good_check(**changes: Any) -> dict[str, Any]:
 def documents(site: Path, whole: Any, host_index: int = 0, model: str = "m") -> dict[str, Any]:
     text = whole if isinstance(whole, str) else yaml.safe_dump(whole)
     (site / f"checks/{model}.yml").write_text(text)
-    return check_files.documents([model], [str(site / "checks")], [str(site / "golden")], host_index)
+    return check_files.read_checks([model], [str(site / "checks")], [str(site / "golden")], host_index)
 
 
 def findings(site: Path, whole: Any) -> list[str]:
@@ -112,14 +112,14 @@ def test_the_first_directory_that_has_a_file_wins(site: Path, tmp_path: Path) ->
     (own / "m").mkdir(parents=True)
     np.save(own / "m/rows.npy", np.full((8, 4), 7, np.float32))
     documents(site, {"model": "m", "checks": [good_check()]})
-    found = check_files.documents(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
+    found = check_files.read_checks(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
     check = found["checks"][0]["checks"][0]
     assert inference.unpack(check["inputs"]["IN"]).take([0]).tolist() == [[7, 7, 7, 7]]
     assert inference.unpack(check["expect"]["OUT"]["values"]).take([1]).tolist() == [[0, 1, 0, 0]]
 
 
 def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
-    found = check_files.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
+    found = check_files.read_checks(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
     assert found["checks"] == []
     (entry,) = found["no_check_file"]
     assert (entry["name"], entry["model"], entry["ok"], entry["ms"]) == ("words/check file", "words", False, None)
@@ -501,7 +501,7 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
     assert len(refused.value.reasons) == 4
     (site / "checks/m.yml").write_text(yaml.safe_dump({"model": "m", "checks": []}))
     with pytest.raises(Refusal) as refused:
-        check_files.documents(["m", "n"], [str(site / "checks")], [str(site / "golden")], 0)
+        check_files.read_checks(["m", "n"], [str(site / "checks")], [str(site / "golden")], 0)
     assert [Path(reason.split(":")[0]).name for reason in refused.value.reasons] == ["m.yml", "n.yml", "n.yml"]
 
 
@@ -509,7 +509,7 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
 def test_the_files_of_the_collection_are_good(host_index: int) -> None:
     models = sorted(path.stem for path in (ROOT / "files/checks").glob("*.yml"))
     assert "digits" in models
-    found = check_files.documents(models, [inputs.CHECKS], [inputs.GOLDEN], host_index)
+    found = check_files.read_checks(models, [inputs.CHECKS], [inputs.GOLDEN], host_index)
     assert [len(check["checks"]) > 0 for check in found["checks"]] == [True] * len(models)
 
 

@@ -124,7 +124,7 @@ def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
 
 
 def test_an_operators_key_is_in_nothing_that_leaves_the_controller_but_its_fingerprint() -> None:
-    variables = fleet(triton_server_api_key=OWN, triton_server_restricted_apis=list(keys.APIS))
+    variables = fleet(triton_server_api_key=OWN, triton_server_restricted_apis=list(keys.API_GROUPS))
     wanted = [
         desired_server.desired(variables, Context(image=lambda: IMAGE)),
         desired_watchdog.desired(variables),
@@ -311,7 +311,7 @@ def test_the_index_and_configs_are_read_with_the_key(host: dict[str, Any]) -> No
 MOUNTS: dict[str, Any] = {
     "absent": [],
     "driver_files": {"binds": [], "missing": []},
-    "access": {"devices": [], "groups": [], "missing": [], "closed": []},
+    "access": {"devices": [], "groups": [], "missing": [], "mismatches": []},
 }
 
 
@@ -329,7 +329,7 @@ def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> 
         ({}, []),
         ({"key": {"flaw": "mode 0644 of user 0 at /x", "rewrite": False}}, [("key", "key")]),
         ({"key": {"flaw": "another key", "rewrite": True}}, [("key", "key"), ("key in use", "restart")]),
-        ({"served": None, "closed": True}, [("key in use", "restart")]),
+        ({"served": None, "key_refused": True}, [("key in use", "restart")]),
         ({"served": None}, [("http", "wait")]),
     ],
 )

@@ -272,7 +272,7 @@ def test_cards_are_not_opened_while_a_run_changes_the_host(machine: Host) -> Non
 
 def test_records_of_the_store_become_times(machine: Host) -> None:
     since = "2026-01-02T03:04:05Z"
-    (machine.root / lease.MARK).write_text(json.dumps({"reason": "r", "by": "b", "since": since}))
+    (machine.root / lease.MAINTENANCE_FILE).write_text(json.dumps({"reason": "r", "by": "b", "since": since}))
     (machine.root / "traffic.json").write_text("{")
     machine.run()
     found = machine.metrics(collect.HOST_FILE)

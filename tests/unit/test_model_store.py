@@ -511,7 +511,7 @@ def test_a_store_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
     for _level in range(30):
         deep = deep / ("d" * 60)
     deep.mkdir(parents=True)
-    lease.write(str(root / lease.MARK), {"by": "ops"})
+    lease.write(str(root / lease.MAINTENANCE_FILE), {"by": "ops"})
     (root / "lost+found").mkdir()
     (root / "holds.json.damaged").write_text("")
     (root / "served/x").symlink_to("/etc")
@@ -569,7 +569,7 @@ def test_every_name_that_roles_use_in_the_root_is_known() -> None:
         used |= set(re.findall(r"npufleet_root *(?:\}\}|~ ')/([\w.-]+)", path.read_text()))
     assert len(used) > 8
     assert used <= known
-    assert {lease.MARK, lease.LEASE, lease.LOCK, lease.CALLS, lease.LAST} == set(removal.LEASE_FILES)
+    assert {lease.MAINTENANCE_FILE, lease.LEASE, lease.LOCK, lease.CALLS, lease.LAST} == set(removal.LEASE_FILES)
     assert {detached.ORDER, detached.RESULT, detached.STEPS, detached.DECISION, detached.LOCK, replacement.REPLACEMENT} <= known
 
 
@@ -593,12 +593,12 @@ def test_what_a_killed_playbook_leaves_keeps_no_store_from_being_removed(
     root.mkdir()
     if store:
         store_utils.prepare(str(root))
-    wanted = host_files.Desired([], [host_files.File(str(root / lease.MARK), b"{}", 0o644)], [])
+    wanted = host_files.Desired([], [host_files.File(str(root / lease.MAINTENANCE_FILE), b"{}", 0o644)], [])
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             host_files.apply(wanted, host_files.differences(wanted))
-    assert len(list(root.glob(f".{lease.MARK}.*"))) == 1
+    assert len(list(root.glob(f".{lease.MAINTENANCE_FILE}.*"))) == 1
     assert removed(root)["changed"]
     assert not root.exists()
 

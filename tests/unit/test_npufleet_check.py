@@ -541,7 +541,7 @@ def test_missed_limits_name_what_was_asked_and_whether_the_client_was_the_limit(
 def test_malformed_limits_are_refused(site: Site, latency: dict[str, Any], wrong: str) -> None:
     site.checks(**{**load(), "latency": latency})
     with pytest.raises(check_files.Refusal) as refused:
-        check_files.documents(["double"], [str(site.place)], [], 0)
+        check_files.read_checks(["double"], [str(site.place)], [], 0)
     assert any(wrong in reason for reason in refused.value.reasons), refused.value.reasons
 
 
@@ -556,7 +556,7 @@ def test_malformed_limits_are_refused(site: Site, latency: dict[str, Any], wrong
 def test_what_does_not_go_with_a_load(site: Site, changes: dict[str, Any], wrong: str) -> None:
     site.checks(**{**load(p99_ms=1), "expect": {"OUT": {"dtype": "FP32"}}, **changes})
     with pytest.raises(check_files.Refusal) as refused:
-        check_files.documents(["double"], [str(site.place)], [], 0)
+        check_files.read_checks(["double"], [str(site.place)], [], 0)
     assert any(wrong in reason for reason in refused.value.reasons), refused.value.reasons
 
 

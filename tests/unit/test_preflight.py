@@ -202,7 +202,7 @@ def test_headers_that_the_role_brings_have_to_be_known(
     assert asked == [("apt-cache", "show", "linux-headers-0.0.0-nobody")] * bool(lists)
 
 
-CLOSED = {"devices": [], "groups": [], "missing": ["found no device /dev/rbln0"], "closed": ["found user ops"]}
+CLOSED = {"devices": [], "groups": [], "missing": ["found no device /dev/rbln0"], "mismatches": ["found user ops"]}
 
 
 def test_what_the_container_mounts_has_to_be_there() -> None:
@@ -231,7 +231,7 @@ def test_nodes_of_a_driver_that_is_not_loaded_yet_are_not_missed(action: str) ->
 
 @pytest.mark.parametrize("action", ["toolkit", "generate"])
 def test_a_spec_that_is_about_to_be_made_is_not_missed(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = {"missing": [device_access.NO_SPEC, "found no device /dev/rbln0"], "closed": []}
+    gone = {"missing": [device_access.NO_SPEC, "found no device /dev/rbln0"], "mismatches": []}
     lacks = {"server": {"absent": [], "driver_files": {"binds": [], "missing": []}, "access": gone}}
     found = subject.refusals(WANTED, lacks, [item("driver", "of it", action)], [], {})
     assert found == ["npufleet_device_access: found no device /dev/rbln0"]

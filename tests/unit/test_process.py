@@ -317,7 +317,7 @@ def served(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(root: str, order: dict[str, Any]) -> list[str]:
-    return [entry["name"] for entry in local_server(root, order).look().plan]
+    return [entry["name"] for entry in local_server(root, order).observe().plan]
 
 
 def test_it_serves_and_a_second_look_finds_nothing(root: str, order: Any) -> None:
@@ -471,7 +471,7 @@ def killed(root: str, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch, pl
 def test_the_next_run_finishes_a_change_that_was_killed(
     root: str, order: Any, monkeypatch: pytest.MonkeyPatch, place_of: Any, name: str, after: bool, right: bool
 ) -> None:
-    monkeypatch.setattr(triton_process, "PATIENCE", 0.0)
+    monkeypatch.setattr(triton_process, "LEASE_SECONDS", 0.0)
     first = order({"digits": 1})
     assert change(root, first).why is None
     config = supervised.running(root)

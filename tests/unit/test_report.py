@@ -240,7 +240,7 @@ def test_only_hosts_of_the_play_that_differ_are_shown(tmp_path: Path, monkeypatc
     variables = {"groups": {"npu_hosts": names}, "ansible_play_hosts_all": names[:4], "hostvars": hostvars}
     found = Read(tmp_path).run(task_vars=variables)
     assert found["differs"] == {"npu2": ["server"], "npu3": ["in maintenance: swap (kim, then)"], "npu4": ["no route"]}
-    assert (found["wrong"], hostvars.asked) == (["npu2", "npu4"], ["npu4"])
+    assert (found["hosts_not_in_sync"], hostvars.asked) == (["npu2", "npu4"], ["npu4"])
     states = {entry["host"]: entry["state"] for entry in json.loads((tmp_path / "status.json").read_text())["hosts"]}
     assert states == {"npu1": "in sync", "npu2": "drift", "npu3": "maintenance", "npu4": "unreachable", "npu5": "drift"}
 

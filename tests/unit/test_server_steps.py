@@ -24,7 +24,7 @@ def differs(concern: str, action: str, name: str = "digits") -> Any:
 
 def state(*plan: Any, missing: Any = (), transaction: Any = None, **more: Any) -> dict[str, Any]:
     """Return the state of a host whose next container lacks nothing."""
-    server = {"absent": [], "driver_files": {"missing": []}, "access": {"missing": [], "closed": []}}
+    server = {"absent": [], "driver_files": {"missing": []}, "access": {"missing": [], "mismatches": []}}
     actual = {"models": {"missing": list(missing), "transaction": transaction}, "server": server}
     return {"plan": list(plan), "actual": actual, **more}
 
@@ -82,7 +82,7 @@ def test_a_container_without_its_files_is_refused() -> None:
     found["actual"]["server"].update(
         absent=["/srv/data"],
         driver_files={"missing": ["/usr/lib/x.so"]},
-        access={"missing": ["no rbln0"], "closed": ["closed rbln1"]},
+        access={"missing": ["no rbln0"], "mismatches": ["closed rbln1"]},
     )
     (files, *devices) = server_steps(found)["refusals"]
     assert files.startswith("/srv/data, /usr/lib/x.so of the mounts of the container is missing, expected on the host: create it")

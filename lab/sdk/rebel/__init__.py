@@ -578,10 +578,10 @@ def _compiled(raw: bytes, buckets: list[dict[str, Any]], npu: Optional[str], dev
 
 def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) -> int:
     """Return the number of NPUs to compile for. Each version accepts only one of the two names."""
-    known, other = ("num_devices", tensor_parallel_size) if API_VERSION >= (0, 11) else ("tensor_parallel_size", num_devices)
-    if other is not None:
-        wrong = "tensor_parallel_size" if known == "num_devices" else "num_devices"
-        raise TypeError(f"unexpected keyword argument {wrong!r}: SDK {__version__} calls it {known}")
+    name, refused_value = ("num_devices", tensor_parallel_size) if API_VERSION >= (0, 11) else ("tensor_parallel_size", num_devices)
+    if refused_value is not None:
+        wrong = "tensor_parallel_size" if name == "num_devices" else "num_devices"
+        raise TypeError(f"unexpected keyword argument {wrong!r}: SDK {__version__} calls it {name}")
     return num_devices or tensor_parallel_size or 1
 
 

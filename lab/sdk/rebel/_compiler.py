@@ -52,8 +52,8 @@ def onnx_of_torch(mod: Any, infos: Sequence[Sequence[Any]]) -> bytes:
         raise RBLNCompileError("compile_from_torch needs PyTorch, and there is none here: install torch.") from error
     names = [entry[0] for entry in infos[0]]
     changing = {
-        name: {axis: f"{name}_{axis}" for axis, sizes in enumerate(zip(*(info[place][1] for info in infos))) if len(set(sizes)) > 1}
-        for place, name in enumerate(names)
+        name: {axis: f"{name}_{axis}" for axis, sizes in enumerate(zip(*(info[at][1] for info in infos))) if len(set(sizes)) > 1}
+        for at, name in enumerate(names)
     }
     example = tuple(torch.zeros(tuple(shape), dtype=getattr(torch, traced_type(kind))) for _name, shape, kind in infos[0])
     content = io.BytesIO()

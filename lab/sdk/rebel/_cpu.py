@@ -45,11 +45,11 @@ def numpy_type(kind: Any) -> np.dtype[Any]:
 
 def computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Return the outputs of a run on the CPU. bfloat16 inputs are computed as float32, and float32 outputs are converted back."""
-    halves = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
-    if not halves:
+    bfloat16_types = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
+    if not bfloat16_types:
         return session.run(None, feed)
-    wide = {name: array.astype(np.float32) if array.dtype == halves[0] else array for name, array in feed.items()}
-    return [array.astype(halves[0]) if array.dtype == np.float32 else array for array in session.run(None, wide)]
+    wide = {name: array.astype(np.float32) if array.dtype == bfloat16_types[0] else array for name, array in feed.items()}
+    return [array.astype(bfloat16_types[0]) if array.dtype == np.float32 else array for array in session.run(None, wide)]
 
 
 def session_of(onnx: bytes) -> Any:

@@ -29,12 +29,12 @@ FAULTS = ("no_memory", *RUN_FAULTS)
 
 # Layout of the shared file, in signed 64-bit words: end of the last reserved interval (CLOCK_MONOTONIC, ns), checksum of the fault
 # file, number of times that each of its faults applied, and (pid, start time, bytes) of each process that has device memory.
-FREE_AT, COUNTED = 0, 8
+FREE_AT, FAULT_FILE = 0, 8
 MOST_FAULTS, MOST_PROCESSES = 64, 512
 FAULT_COUNTS = 16
-HOLDERS = FAULT_COUNTS + 8 * MOST_FAULTS
-SIZE = HOLDERS + 24 * MOST_PROCESSES
-WORD, HOLDER = struct.Struct("q"), struct.Struct("qqq")
+MEMORY_USERS = FAULT_COUNTS + 8 * MOST_FAULTS
+SIZE = MEMORY_USERS + 24 * MOST_PROCESSES
+WORD, MEMORY_USER = struct.Struct("q"), struct.Struct("qqq")
 
 # Nanoseconds by which a sleep ends early, because waking up takes about as long. The rest is a busy wait.
 WAKE_UP_NS = 30_000
@@ -70,7 +70,7 @@ class Npu:
     def __init__(self, node: Path) -> None:
         self.node = node
         self.number = int(node.name[4:])
-        self._mine = threading.Lock()
+        self._threads = threading.Lock()
         self._file = open(state_path(node), "a+b")  # noqa: SIM115  The file stays open.
         if os.fstat(self._file.fileno()).st_size < SIZE:
             self._file.truncate(SIZE)
@@ -78,12 +78,12 @@ class Npu:
 
     def lock(self) -> None:
         """Lock the NPU first against other threads, then against other processes. Record locks do not separate threads."""
-        self._mine.acquire()
+        self._threads.acquire()
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
     def unlock(self) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN)
-        self._mine.release()
+        self._threads.release()
 
     @property
     def free_at(self) -> int:
@@ -99,24 +99,24 @@ class Npu:
         process = (os.getpid(), started(os.getpid()))
         self.lock()
         try:
-            used, mine, empty = 0, None, None
-            for place in range(HOLDERS, SIZE, HOLDER.size):
-                pid, start, held = HOLDER.unpack_from(self._map, place)
+            used, own, empty = 0, None, None
+            for offset in range(MEMORY_USERS, SIZE, MEMORY_USER.size):
+                pid, start, held = MEMORY_USER.unpack_from(self._map, offset)
                 if held and (pid, start) == process:
-                    mine = (place, held)
+                    own = (offset, held)
                 elif held and started(pid) != start:
-                    WORD.pack_into(self._map, place + 16, held := 0)
+                    WORD.pack_into(self._map, offset + 16, held := 0)
                 if not held and empty is None:
-                    empty = place
+                    empty = offset
                 used += held
             if used + count > total:
                 raise RBLNRuntimeError(f"Lack of device memory: NPU {self.number} has {total - used} bytes free, expected {count}.")
-            if mine is None and empty is None:
+            if own is None and empty is None:
                 raise RBLNRuntimeError(f"NPU {self.number} is in use by {MOST_PROCESSES} processes, it takes no more.")
-            if mine is not None:
-                WORD.pack_into(self._map, mine[0] + 16, mine[1] + count)
+            if own is not None:
+                WORD.pack_into(self._map, own[0] + 16, own[1] + count)
             elif empty is not None:
-                HOLDER.pack_into(self._map, empty, *process, count)
+                MEMORY_USER.pack_into(self._map, empty, *process, count)
         finally:
             self.unlock()
 
@@ -125,10 +125,10 @@ class Npu:
         process = (os.getpid(), started(os.getpid()))
         self.lock()
         try:
-            for place in range(HOLDERS, SIZE, HOLDER.size):
-                pid, start, held = HOLDER.unpack_from(self._map, place)
+            for offset in range(MEMORY_USERS, SIZE, MEMORY_USER.size):
+                pid, start, held = MEMORY_USER.unpack_from(self._map, offset)
                 if held and (pid, start) == process:
-                    WORD.pack_into(self._map, place + 16, max(0, held - count))
+                    WORD.pack_into(self._map, offset + 16, max(0, held - count))
         finally:
             self.unlock()
 
@@ -138,13 +138,13 @@ class Npu:
             return True
         self.lock()
         try:
-            if WORD.unpack_from(self._map, COUNTED)[0] != file:
-                self._map[FAULT_COUNTS:HOLDERS] = bytes(HOLDERS - FAULT_COUNTS)
-                WORD.pack_into(self._map, COUNTED, file)
-            place = FAULT_COUNTS + WORD.size * index
-            count = WORD.unpack_from(self._map, place)[0]
+            if WORD.unpack_from(self._map, FAULT_FILE)[0] != file:
+                self._map[FAULT_COUNTS:MEMORY_USERS] = bytes(MEMORY_USERS - FAULT_COUNTS)
+                WORD.pack_into(self._map, FAULT_FILE, file)
+            offset = FAULT_COUNTS + WORD.size * index
+            count = WORD.unpack_from(self._map, offset)[0]
             if count < times:
-                WORD.pack_into(self._map, place, count + 1)
+                WORD.pack_into(self._map, offset, count + 1)
             return count < times
         finally:
             self.unlock()

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-PLACE = "{text}"
+PLACEHOLDER = "{text}"
 
 
 class TritonPythonModel:
@@ -32,19 +32,19 @@ class TritonPythonModel:
         texts = self._texts(request, "TEXT", reasons)
         templates = self._texts(request, "TEMPLATE", reasons)
         limit = int(pb_utils.get_input_tensor_by_name(request, "LIMIT").as_numpy()[0])
-        if templates and PLACE not in templates[0]:
-            reasons.append(f"TEMPLATE lacks {PLACE}, which each text takes the place of")
+        if templates and PLACEHOLDER not in templates[0]:
+            reasons.append(f"TEMPLATE lacks {PLACEHOLDER}, which each text takes the place of")
         if limit < 0:
             reasons.append(f"LIMIT is {limit}, expected 0 for none, or more")
         # Count before formatting: a template may have a {text} in every sixth character, and each is replaced by a whole text.
-        places = templates[0].count(PLACE) if templates else 0
-        size = sum(len(templates[0]) + places * (len(text) - len(PLACE)) for text in texts) if templates else 0
+        placeholders = templates[0].count(PLACEHOLDER) if templates else 0
+        size = sum(len(templates[0]) + placeholders * (len(text) - len(PLACEHOLDER)) for text in texts) if templates else 0
         if size > self.most:
             reasons.append(f"RESULT would have {size} characters before it is cut, expected at most {self.most}")
         if reasons:
             error = pb_utils.TritonError(f"{self.name}: " + "; ".join(reasons), pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(error=error)
-        results = [templates[0].replace(PLACE, text)[: limit or None] for text in texts]
+        results = [templates[0].replace(PLACEHOLDER, text)[: limit or None] for text in texts]
         encoded = np.empty(len(results), dtype=np.object_)
         encoded[:] = [result.encode() for result in results]
         lengths = np.array([len(result) for result in results], dtype=self.length)

@@ -138,7 +138,7 @@ def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
     _write(root, DECISION, {"accepted": accepted, "why": why, "by": by})
 
 
-def begun(root: str, ident: str) -> str:
+def change_begun_by(root: str, ident: str) -> str:
     """Return the id of the change that the call `ident` began or decided, empty if it did neither.
 
     The caller repeats a call whose response was lost, and needs to know whether the first attempt arrived.

@@ -124,7 +124,7 @@ class HostChange:
         step = sum(float(self.settings.get(name) or 0) for name in ("ready_timeout", "stop_timeout", "free_timeout"))
         models = len(self.order["desired"]["models"].get("models") or {}) + len(self.server.get("models") or {})
         checking = check_client.time_limit(self.order["checks"]["document"]) if self.order["checks"] else 0.0
-        return 2 * (STEPS + models) * (step + 2 * control.GRACE) + checking + self.order["acceptance_timeout"] + lease.CALL
+        return 2 * (STEPS + models) * (step + 2 * control.GRACE) + checking + self.order["acceptance_timeout"] + lease.CALL_LIMIT
 
     def _reason(self, error: Exception) -> str:
         return self.driver.masked(failures.reason(error, EXPECTED))

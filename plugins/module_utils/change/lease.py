@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock impor
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 # This file exists while the host is in maintenance
-MARK = "maintenance.json"
+MAINTENANCE_FILE = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
 # The file with the id of the run that took the lease last, even after its release
 LAST = "lease.last"
@@ -35,7 +35,7 @@ WATCHDOG = "/run/npufleet-watchdog.lock"
 # Longest time in seconds that the watchdog holds its lock
 WATCHDOG_WAIT = 900.0
 # Time limit in seconds of a call, in addition to the time limits of the container
-CALL = 3600.0
+CALL_LIMIT = 3600.0
 # Largest argument of signal.alarm in seconds
 MAX_ALARM = 2.0**30
 # How often one call may use all time limits of the container, for example to replace it and then to restore it
@@ -177,7 +177,7 @@ def maintenance(path: str) -> Optional[Dict[str, Any]]:
 
 def refuse_maintenance(root: str, allowed: bool) -> None:
     """Raise LeaseError on a host in maintenance, unless this run is allowed to work on it."""
-    mark = maintenance(os.path.join(root, MARK))
+    mark = maintenance(os.path.join(root, MAINTENANCE_FILE))
     if mark and not allowed:
         why = "{reason} ({by} since {since})".format(**mark)
         raise LeaseError(f"the host is in maintenance: {why}. Nothing was changed. End the maintenance first")
@@ -201,22 +201,22 @@ def acquire(
     while True:
         with watchdog_idle() if watchdog else nullcontext(), _locked(root):
             before = read(root)
-            mine = before is not None and before["run"] == holder.run
-            if before is None or mine or not live(root, before, ended):
-                if mine and before is not None:
+            is_renewal = before is not None and before["run"] == holder.run
+            if before is None or is_renewal or not live(root, before, ended):
+                if is_renewal and before is not None:
                     # A run that may change a host in maintenance may do so in every step
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
-                _write(root, holder, patience, container, before["since"] if mine and before else timestamp())
-                if not mine:
+                _write(root, holder, patience, container, before["since"] if is_renewal and before else timestamp())
+                if not is_renewal:
                     write(os.path.join(root, LAST), {"run": holder.run})
-                return not mine, None if mine else before
+                return not is_renewal, None if is_renewal else before
         if time.monotonic() >= deadline:
-            raise Held(_busy(before), before["run"])
+            raise Held(_held_message(before), before["run"])
         time.sleep(min(1.0, max(deadline - time.monotonic(), locks.POLL_SECONDS)))
 
 
-def _busy(lease: Mapping[str, Any]) -> str:
+def _held_message(lease: Mapping[str, Any]) -> str:
     left = remaining(lease)
     until = f"ends in {left:.0f} s without it" if left else "ends with its running call"
     return (
@@ -262,11 +262,11 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
             )
         calls = _shared(root) if lease else None
     try:
-        default = CALL
+        default = CALL_LIMIT
         if lease:
             # The inventory sets the time limits of the container
             times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
-            default = max(CALL + LIMIT_REPEATS * sum(times), float(lease["patience"]))
+            default = max(CALL_LIMIT + LIMIT_REPEATS * sum(times), float(lease["patience"]))
         with _limited(max(limit, default)):
             yield lease
     finally:

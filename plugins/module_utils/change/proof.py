@@ -149,7 +149,7 @@ def observe(
     latest = Observation(actual, relevant(plan, serve_current, prove), {})
     first: Mapping[str, Any] = actual.get("server") or {}
     # A proof is a step of a change, so it keeps the lease of the run live.
-    with lease.working(root, limit=timeout + lease.CALL) if prove and root else nullcontext():
+    with lease.working(root, limit=timeout + lease.CALL_LIMIT) if prove and root else nullcontext():
         while prove and latest.plan and time.monotonic() < deadline and not (latest.is_complete() or is_final(first, latest)):
             time.sleep(POLL_SECONDS)
             actual, plan = read_host(desired, root, run, ended, driver)

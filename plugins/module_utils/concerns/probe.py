@@ -22,7 +22,7 @@ SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"
 TIMER_FILE = "/etc/systemd/system/" + TIMER
 CONFIG = "/etc/npufleet/probe.json"
 # The file of the checks. Only root may read it, because it has golden data and perhaps the key of a restricted API.
-DOCUMENT = "/etc/npufleet/probe_checks.json"
+CHECKS_FILE = "/etc/npufleet/probe_checks.json"
 # Number of intervals without a run after which the probe is late
 LATE = 5
 # Limits of a warning: failed checks (SHOWN), and characters of each check (CHARACTERS). The journal has all checks.
@@ -36,7 +36,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "timer": read_text(TIMER_FILE),
         "config": read_text(CONFIG),
         "program": (shapes.read(library.programs(), {"probe": str}).content or {}).get("probe"),
-        "checks": _checks(DOCUMENT),
+        "checks": _checks(CHECKS_FILE),
         "state": _state(desired["root"] + "/probe.json"),
     }
 

@@ -15,7 +15,7 @@ from typing import IO, List, Optional
 SHOWN = 30
 TAIL = 16384
 # Seconds between SIGTERM and SIGKILL, in which the installer may end by itself
-PATIENCE = 30.0
+MAX_WAIT_SECONDS = 30.0
 
 
 def run(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
@@ -27,7 +27,7 @@ def run(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
+            process.wait(MAX_WAIT_SECONDS)
         # Child processes may still run.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

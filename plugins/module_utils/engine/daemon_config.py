@@ -139,13 +139,13 @@ def read_flags() -> Dict[str, str]:
 
 def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
     """Yield the flags of a command line, which is given as (word, file that sets the word)."""
-    for place, (word, source) in enumerate(words):
-        if place == 0 or not re.match(r"-\w|--\w", word):
+    for position, (word, source) in enumerate(words):
+        if position == 0 or not re.match(r"-\w|--\w", word):
             continue
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             if name == CONFIG_FILE:
-                value = value if equals else "".join(following for following, _source in words[place + 1 : place + 2])
+                value = value if equals else "".join(following for following, _source in words[position + 1 : position + 2])
                 if os.path.normpath(value) == DAEMON_JSON:
                     continue
             yield Flag(PLURALS.get(name, name), "--" + name, source)

@@ -18,11 +18,11 @@ from typing import Any, Iterator, List, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 
 # Largest size of an answer or stream in bytes, and the bytes that are added to the size of each response
-LARGEST, EACH = 1 << 28, 1 << 10
+MAX_RESPONSE_BYTES, RESPONSE_OVERHEAD = 1 << 28, 1 << 10
 # Options of gRPC channels: requests of any length, answers up to the limit, no compression
 CHANNEL: List[Tuple[str, int]] = [
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", LARGEST),
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
 _OF_THREAD = threading.local()
@@ -34,7 +34,7 @@ def bounded(seconds: float) -> Iterator[None]:
     _bound_responses()
     timeout = getattr(sys.modules.get("gevent"), "Timeout", None)
     limit = timeout.start_new(seconds, TimeoutError(f"no answer within {seconds:g} s")) if timeout else None
-    _OF_THREAD.budget = Budget(seconds, LARGEST)
+    _OF_THREAD.budget = Budget(seconds, MAX_RESPONSE_BYTES)
     try:
         yield
     finally:
@@ -80,16 +80,16 @@ class ResponseQueue:
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Tuple[Any, Any]] = queue.Queue()
-        self._left = LARGEST
+        self._left = MAX_RESPONSE_BYTES
 
     def put(self, result: Any, error: Any) -> None:
         """Add a response. Beyond the limit, add one error and drop all further responses."""
         before = self._left
-        self._left -= EACH + (0 if result is None else result.get_response().ByteSize())
+        self._left -= RESPONSE_OVERHEAD + (0 if result is None else result.get_response().ByteSize())
         if self._left >= 0:
             self._queue.put((result, error))
         elif before >= 0:
-            self._queue.put((None, OSError(f"the stream has more than {LARGEST} bytes")))
+            self._queue.put((None, OSError(f"the stream has more than {MAX_RESPONSE_BYTES} bytes")))
 
     def get(self, timeout: float) -> Tuple[Any, Any]:
         """Return the next response. Raises queue.Empty."""

@@ -127,7 +127,7 @@ def _number(value: Any) -> str:
 
 
 def _judge_bytes(array: Any, golden: Any) -> Iterator[str]:
-    differing = [place for place, pair in enumerate(zip(array.flat, golden.flat)) if bytes(pair[0]) != bytes(pair[1])]
+    differing = [index for index, pair in enumerate(zip(array.flat, golden.flat)) if bytes(pair[0]) != bytes(pair[1])]
     if differing:
         first = differing[0]
         found, expected = shown(array.flat[first]), shown(golden.flat[first])
@@ -178,7 +178,7 @@ def _first_labels(classes: Sequence[Sequence[Tuple[float, int, str]]]) -> List[s
 
 
 def _at_places(labels: Sequence[Any], request: Request) -> List[Any]:
-    return list(labels) if request.places is None else [labels[place] for place in request.places]
+    return list(labels) if request.indexes is None else [labels[index] for index in request.indexes]
 
 
 def _has_rows(array: Any, count: int) -> bool:

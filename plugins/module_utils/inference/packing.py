@@ -49,7 +49,7 @@ def unpack(packed: Mapping[str, Any]) -> Rows:
         array = of_bytes([base64.b64decode(byte) for byte in packed["bytes"]], packed["shape"])
     else:
         array = np.load(io.BytesIO(zlib.decompress(base64.b64decode(packed["data"]))), allow_pickle=False)
-    return Rows(None if numbers is None else {row: place for place, row in enumerate(numbers)}, array)
+    return Rows(None if numbers is None else {row: index for index, row in enumerate(numbers)}, array)
 
 
 def of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:

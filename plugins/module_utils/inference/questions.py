@@ -22,7 +22,7 @@ LARGEST_REQUEST = 2**31 - 1
 
 
 class Request(NamedTuple):
-    """A request of a check. `rows` are row numbers in the arrays. `places` are positions in the check's list of labels.
+    """A request of a check. `rows` are row numbers in the arrays. `indexes` are positions in the check's list of labels.
 
     Both are None if the request sends the whole arrays.
     """
@@ -30,7 +30,7 @@ class Request(NamedTuple):
     name: str
     protocol: str
     rows: Optional[List[int]]
-    places: Optional[List[int]]
+    indexes: Optional[List[int]]
 
 
 class Output(NamedTuple):
@@ -89,16 +89,16 @@ class Answer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """An unpacked array. `places` is {row number: index in the array}, None for a whole array."""
+    """An unpacked array. `indexes` is {row number: index in the array}, None for a whole array."""
 
-    places: Optional[Dict[int, int]]
+    indexes: Optional[Dict[int, int]]
     array: Any
 
     def take(self, rows: Optional[Sequence[int]]) -> Any:
         """Return an array of these rows, in the given order."""
-        if rows is None or self.places is None:
+        if rows is None or self.indexes is None:
             return self.array
-        return self.array[[self.places[row] for row in rows]]
+        return self.array[[self.indexes[row] for row in rows]]
 
 
 def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
@@ -116,12 +116,12 @@ def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[
         if rows.get("spread"):
             blocks = rows["total"] // count
             start = (host_index * len(check["protocols"]) + number) % blocks * count
-        places = list(range(start, start + count))
+        indexes = list(range(start, start + count))
         if rows.get("batch"):
-            yield Request(name, protocol, [rows["first"] + place for place in places], places)
+            yield Request(name, protocol, [rows["first"] + index for index in indexes], indexes)
         else:
-            for place in places:
-                yield Request(f"{name} {place - start}", protocol, [rows["first"] + place], [place])
+            for index in indexes:
+                yield Request(f"{name} {index - start}", protocol, [rows["first"] + index], [index])
 
 
 def shown(data: Any, limit: Optional[int] = SHOWN_TEXT) -> str:

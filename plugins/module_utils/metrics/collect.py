@@ -59,7 +59,7 @@ def cards_page(settings: Settings) -> str:
 
 def host_page(settings: Settings, change: bool) -> str:
     """Return the metrics of the host."""
-    mark = lease.maintenance(os.path.join(settings.root, lease.MARK))
+    mark = lease.maintenance(os.path.join(settings.root, lease.MAINTENANCE_FILE))
     limited = traffic.read({"record": os.path.join(settings.root, traffic.RECORD)})["limited"]
     processes, shm = read_container(Observer(settings))
     now = time.time()

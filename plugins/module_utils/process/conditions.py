@@ -140,14 +140,14 @@ def _of_cards(desired: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_directory(desired: Mapping[str, Any], root: str) -> Iterator[str]:
-    place = root
-    while not os.path.isdir(place):
-        place = os.path.dirname(place)
-    if not os.access(place, os.W_OK | os.X_OK):
-        yield f"user {os.getuid()} may not write to {place}, expected a directory of its own. Set npufleet_root"
-    elif free_space(place)[1] < desired["room"]:
-        free = free_space(place)[1] // MIB
-        yield f"{place} has {free} MiB free, expected {desired['room'] // MIB} for the SDK and the models. Make room"
+    directory = root
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        yield f"user {os.getuid()} may not write to {directory}, expected a directory of its own. Set npufleet_root"
+    elif free_space(directory)[1] < desired["room"]:
+        free = free_space(directory)[1] // MIB
+        yield f"{directory} has {free} MiB free, expected {desired['room'] // MIB} for the SDK and the models. Make room"
 
 
 def _of_ports(desired: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Any, Dict, Mapping, Optional
 # The container mounts the directory. If it mounted the file, a running container would keep the old content of a replaced file.
 HOME = "/etc/npufleet/server"
 FILE = HOME + "/key"
-APIS = (
+API_GROUPS = (
     "health",
     "metadata",
     "inference",
@@ -27,7 +27,7 @@ APIS = (
     "trace",
     "logging",
 )
-OPTIONS = ("http-restricted-api", "grpc-restricted-protocol")
+RESTRICT_OPTIONS = ("http-restricted-api", "grpc-restricted-protocol")
 # Argument 0 of the shell that reads the key and then executes the server
 SHELL = "npufleet"
 
@@ -66,11 +66,15 @@ def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool 
         return {"flaw": "another key", "rewrite": True}
     for entry, owner_mode, group_mode in ((os.path.dirname(path), 0o700, 0o050), (path, 0o600, 0o040)):
         state = os.lstat(entry)
-        mode, mine = stat.S_IMODE(state.st_mode), group and state.st_gid == group
+        mode, by_group = stat.S_IMODE(state.st_mode), group and state.st_gid == group
         kind = "a link" if stat.S_ISLNK(state.st_mode) else f"mode {mode:04o} of user {state.st_uid} and group {state.st_gid}"
-        if mode & ~(owner_mode | group_mode if mine else owner_mode) or state.st_uid != os.geteuid() or stat.S_ISLNK(state.st_mode):
+        if (
+            mode & ~(owner_mode | group_mode if by_group else owner_mode)
+            or state.st_uid != os.geteuid()
+            or stat.S_ISLNK(state.st_mode)
+        ):
             # Another account may have read the key. A generated key is replaced. A key that the operator has set stays.
             return {"flaw": f"{kind} at {entry}", "rewrite": not desired}
-        if needed and not (mine and mode & group_mode == group_mode):
+        if needed and not (by_group and mode & group_mode == group_mode):
             return {"flaw": f"{kind} at {entry}", "rewrite": False}
     return {"flaw": None, "rewrite": False}

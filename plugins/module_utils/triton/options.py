@@ -103,9 +103,9 @@ def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, s
     found = []
     for name, value in given:
         apis, colon, key = value.partition(":")
-        known = [part for part in apis.split(",") if part in keys.APIS]
+        known = [part for part in apis.split(",") if part in keys.API_GROUPS]
         # Triton accepts no other API names, and HTTP no other characters in the name of a header.
-        if name in keys.OPTIONS and colon and known and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
+        if name in keys.RESTRICT_OPTIONS and colon and known and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
             found.append((known, key.partition("=")[0], key.partition("=")[2]))
     return found
 

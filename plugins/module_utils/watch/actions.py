@@ -50,7 +50,7 @@ class Host(Observer):
 
     def paused(self) -> Optional[str]:
         """Return the reason why the watchdog must do nothing, None if it may act."""
-        if os.path.exists(os.path.join(self.settings.root, lease.MARK)):
+        if os.path.exists(os.path.join(self.settings.root, lease.MAINTENANCE_FILE)):
             return MAINTENANCE
         return DEPLOYMENT if os.path.exists(os.path.join(self.settings.root, lease.LEASE)) else None
 

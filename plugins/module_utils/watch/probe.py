@@ -36,7 +36,10 @@ KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
 # The fields of the previous state that a new state continues
 BEFORE = {"last_run?": shapes.NUMBER, "proven?": {re.compile(".*", re.DOTALL): shapes.NUMBER}}
 HEAD = {"checks": str, "document": str}
-DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unchecked?": [str], "unasked?": [str], "server": dict}}
+REQUEST_SHAPE = {
+    "program": str,
+    "document": {"host": str, "checks": [dict], "unchecked?": [str], "unasked?": [str], "server": dict},
+}
 
 
 class Unavailable(Exception):
@@ -49,7 +52,7 @@ class Unavailable(Exception):
 
 def paused(root: str) -> Optional[str]:
     """Return the reason why no check may run now, None if checks may run."""
-    if lease.maintenance(os.path.join(root, lease.MARK)):
+    if lease.maintenance(os.path.join(root, lease.MAINTENANCE_FILE)):
         return "maintenance"
     held = lease.read(root)
     return "deployment" if held and lease.live(root, held) else None
@@ -64,7 +67,7 @@ def read_checks(path: str) -> Tuple[str, Dict[str, Any]]:
             raise ValueError("its content was changed")
         # The digest proves that this project wrote the body, in which golden data may be infinite.
         document = json.loads(body)
-        flaw = shapes.mismatch(document, DOCUMENT)
+        flaw = shapes.mismatch(document, REQUEST_SHAPE)
         if flaw:
             raise ValueError(flaw)
         return head["checks"], document

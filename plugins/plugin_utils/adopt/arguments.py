@@ -99,11 +99,15 @@ def _restricted_apis(given: Sequence[Tuple[str, str]], host: str, translation: T
     variables, left_out, vault = translation
     groups = restricted(given)
     for name, value in given:
-        unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []
+        unknown = (
+            [part for part in value.partition(":")[0].split(",") if part not in keys.API_GROUPS]
+            if name in keys.RESTRICT_OPTIONS
+            else []
+        )
         if unknown:
             # A text without a colon may be a key, which must not be shown.
             listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "another API"
-            left_out.append(f"--{name} of {listed}: the managed server can only restrict {', '.join(keys.APIS)}")
+            left_out.append(f"--{name} of {listed}: the managed server can only restrict {', '.join(keys.API_GROUPS)}")
     if not groups:
         left_out.append(
             "no key: the managed server requires one (triton_server_restricted_apis) from clients that load models, share memory, "

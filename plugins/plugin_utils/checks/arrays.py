@@ -131,8 +131,8 @@ class Arrays(Fields):
             return None
         path = found_in(self.golden_dirs, self.golden, name)
         if path is None:
-            places = " or ".join(os.path.join(directory, self.golden, name) for directory in self.golden_dirs)
-            self.error(field, f"{name}, which does not exist", places)
+            candidates = " or ".join(os.path.join(directory, self.golden, name) for directory in self.golden_dirs)
+            self.error(field, f"{name}, which does not exist", candidates)
         return path
 
     def golden_array(self, expectation: Dict[str, Any], key: str, field: str) -> Any:

@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import directories, found_in
 
 # Maximum size of a request in bytes. The request and its headers have to fit into one buffer of HAProxy.
-BODY = 8000
+MAX_BODY = 8000
 # Data types that JSON requests to Triton cannot have
 NOT_IN_JSON = ("FP16", "BF16")
 
@@ -45,8 +45,8 @@ def request(variables: Mapping[str, Any], models: Sequence[str]) -> Request:
     names = chosen or ", ".join(models) or "none"
     raise Refusal(
         [
-            f"no check file of the pool's models ({names}) has a request that HTTP sends as JSON of at most {BODY} bytes, expected "
-            "one for the health check of the load balancer. Set load_balancer_check_model and load_balancer_check_body"
+            f"no check file of the pool's models ({names}) has a request that HTTP sends as JSON of at most {MAX_BODY} bytes, "
+            "expected one for the health check of the load balancer. Set load_balancer_check_model and load_balancer_check_body"
         ]
     )
 
@@ -64,8 +64,8 @@ def _compact(body: str) -> str:
         raise Refusal(
             ["load_balancer_check_body has no list `inputs`, expected one. Write the request as Triton's HTTP API expects it"]
         )
-    if len(text) > BODY:
-        raise Refusal([f"load_balancer_check_body has {len(text)} bytes, expected at most {BODY}. Choose a smaller request"])
+    if len(text) > MAX_BODY:
+        raise Refusal([f"load_balancer_check_body has {len(text)} bytes, expected at most {MAX_BODY}. Choose a smaller request"])
     return text
 
 
@@ -101,7 +101,7 @@ def _body(model: str, check: Mapping[str, Any]) -> Optional[str]:
     except ValueError:
         return None
     text = json.dumps({"inputs": inputs}, separators=(",", ":"))
-    return text if len(text) <= BODY else None
+    return text if len(text) <= MAX_BODY else None
 
 
 def _inputs(packed: Mapping[str, Mapping[str, Any]], rows: Optional[List[int]]) -> Iterator[Dict[str, Any]]:
@@ -109,7 +109,7 @@ def _inputs(packed: Mapping[str, Mapping[str, Any]], rows: Optional[List[int]]) 
     for name, entry in packed.items():
         array = inference.unpack(entry).take(rows)
         dtype = entry["dtype"] or inference.triton_dtype(array)
-        if dtype in NOT_IN_JSON or array.size > BODY:
+        if dtype in NOT_IN_JSON or array.size > MAX_BODY:
             raise ValueError(f"{dtype} cannot be sent as JSON")
         data = [bytes(element).decode() for element in array.flat] if dtype == "BYTES" else array.flatten().tolist()
         # NaN and infinity are no JSON.

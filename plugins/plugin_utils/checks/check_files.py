@@ -293,7 +293,7 @@ class CheckFile(Arrays):
         return expectation
 
 
-def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Sequence[str], host_index: int) -> Dict[str, Any]:
+def read_checks(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Sequence[str], host_index: int) -> Dict[str, Any]:
     """Return {"host_index", "checks", "no_check_file"} for these models. Raises Refusal with the errors of all files.
 
     `no_check_file` has a failed result for each model without a check file.
@@ -302,9 +302,9 @@ def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Se
     for model in models:
         path = found_in(checks_dirs, f"{model}.yml")
         if path is None:
-            places = " or ".join(os.path.join(directory, f"{model}.yml") for directory in checks_dirs)
+            candidates = " or ".join(os.path.join(directory, f"{model}.yml") for directory in checks_dirs)
             why = (
-                f"the check file is missing, expected {places}. Write one in the form of ansible-doc "
+                f"the check file is missing, expected {candidates}. Write one in the form of ansible-doc "
                 "npufleet.triton.inference_check, or set require_checks: false"
             )
             entry = {"name": f"{model}/check file", "model": model, "check": "check file", "protocol": None}

@@ -12,8 +12,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import CHECKS, GOLDEN, host_index, server_of, with_pem
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import read_checks
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import (
+    CHECKS,
+    GOLDEN,
+    index_of_host,
+    server_of,
+    with_pem,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
@@ -45,7 +51,7 @@ def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dic
     arguments: Dict[str, Any] = {option: variables[f"inference_check_{option}"] for option in OPTIONS}
     own = {name: value for name, value in (given.get("server") or {}).items() if value is not None}
     server = {name: value for name, value in server_of(variables).items() if value is not None}
-    return {**arguments, "host_index": host_index(variables), **given, "server": {**server, **own}}
+    return {**arguments, "host_index": index_of_host(variables), **given, "server": {**server, **own}}
 
 
 def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:
@@ -58,7 +64,7 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
             raise Refusal("image is empty, expected the one that is locked for the release. Run playbooks/site.yml, or set image")
         checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS], [*arguments["golden_dir"], GOLDEN]
         server, key = with_pem(arguments["server"]), server_key.for_checks(variables)
-        document = documents(models, checks_dirs, golden_dirs, arguments["host_index"])
+        document = read_checks(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
         raise Refusal(f"{error.args[0]} is not set, expected the models to check. Set triton_models, or name models") from None
     unchecked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("no_check_file")]

@@ -99,7 +99,7 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def host_index(variables: Mapping[str, Any]) -> int:
+def index_of_host(variables: Mapping[str, Any]) -> int:
     """Return the host's index in the fleet. Checks with `spread` choose the rows of a host by its index."""
     fleet, host = list((variables.get("groups") or {}).get(variables["npufleet_group"], [])), variables["inventory_hostname"]
     return fleet.index(host) if host in fleet else 0
@@ -110,7 +110,7 @@ def digest(variables: Mapping[str, Any], files: str) -> str:
     host = variables["inventory_hostname"]
     parts = {
         "files": files,
-        "host": [host, host_index(variables)],
+        "host": [host, index_of_host(variables)],
         "server": with_pem(server_of(variables)),
         "timeout": int(variables["inference_check_timeout"]),
         "require_checks": str(variables["inference_check_require_checks"]).lower(),

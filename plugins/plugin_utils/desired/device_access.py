@@ -100,9 +100,14 @@ def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
 def query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
     """Return the query for concerns.server.device_access.find; None for a privileged container, which has every device.
 
-    {"npus": number, "user": user ID, "binds": bind mounts, "names": CDI names of the NPUs, empty if the container gets their nodes}
+    {"npus": number, "user": user ID, "binds": bind mounts, "cdi_names": names of the NPUs, empty if the container gets their nodes}
     """
     if privileged(variables):
         return None
     npus = int(variables["npufleet_npus"])
-    return {"npus": npus, "user": user(variables), "binds": binds, "names": cdi.device_names(npus) if uses_cdi(variables) else []}
+    return {
+        "npus": npus,
+        "user": user(variables),
+        "binds": binds,
+        "cdi_names": cdi.device_names(npus) if uses_cdi(variables) else [],
+    }

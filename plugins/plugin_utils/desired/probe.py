@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.probe import CONFIG, DOCUMENT
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.probe import CHECKS_FILE, CONFIG
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
@@ -55,7 +55,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     seconds = {name: int(variables["monitoring_probe_" + name]) for name in TIMES}
     config = {
         "host": variables["inventory_hostname"],
-        "document": DOCUMENT,
+        "document": CHECKS_FILE,
         "image": variables["inference_check_image"],
         "limit": seconds["limit"],
         "interval": seconds["interval"],

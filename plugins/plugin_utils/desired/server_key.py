@@ -12,7 +12,14 @@ import ipaddress
 import re
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import APIS, FILE, HOME, OPTIONS, SHELL, fingerprint
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import (
+    API_GROUPS,
+    FILE,
+    HOME,
+    RESTRICT_OPTIONS,
+    SHELL,
+    fingerprint,
+)
 
 # The APIs that checks by inference use
 USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "statistics"))
@@ -50,8 +57,8 @@ def command(variables: Mapping[str, Any], line: List[str]) -> List[str]:
     apis = variables["triton_server_restricted_apis"]
     if not apis:
         return line
-    listed = ",".join(api for api in APIS if api in apis)
-    arguments = " ".join(f'"--{option}={listed}:{variables["triton_server_api_key_name"]}=$key"' for option in OPTIONS)
+    listed = ",".join(api for api in API_GROUPS if api in apis)
+    arguments = " ".join(f'"--{option}={listed}:{variables["triton_server_api_key_name"]}=$key"' for option in RESTRICT_OPTIONS)
     return ["sh", "-c", START + arguments, SHELL, *line]
 
 
@@ -74,7 +81,7 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
             f"triton_server_api_key is shorter than {SHORTEST} characters, or has blanks or letters beyond ASCII. Choose a random "
             "key, or leave it out and each host makes its own"
         )
-    own = tuple(f"--{option}" for option in OPTIONS)
+    own = tuple(f"--{option}" for option in RESTRICT_OPTIONS)
     options = ", ".join(str(entry).split("=")[0] for entry in variables["triton_server_extra_args"] if str(entry).startswith(own))
     if options:
         found.append(

@@ -255,11 +255,11 @@ def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     hosts = set(groups.get("all", []))
     fleet = set(groups.get(own, []))
     for entry in (model for model in variables["triton_models"] or [] if model.get("hosts")):
-        places = entry["hosts"]
-        unknown = [place for place in places if place not in hosts and place not in groups]
+        placement = entry["hosts"]
+        unknown = [name for name in placement if name not in hosts and name not in groups]
         if unknown:
             names = ", ".join(unknown)
             yield f"model {entry['name']}: `hosts` contains {names}, expected hosts or groups of this inventory. Correct it."
-        elif groups and not any(fleet & ({place} | set(groups.get(place, []))) for place in places):
-            names = ", ".join(places)
+        elif groups and not any(fleet & ({name} | set(groups.get(name, []))) for name in placement):
+            names = ", ".join(placement)
             yield f"model {entry['name']} is on no host: none of {names} is in {own}. Name hosts that have NPUs."

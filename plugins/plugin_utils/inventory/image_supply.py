@@ -28,7 +28,7 @@ QUOTES_SINCE = (3, 11)
 MAX_LOGIN = 1024
 
 
-def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
+def differences(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
     """Return the differences between the actual supply of a build and the locked supply, which is {} before the first build."""
     if not locked:
         return []

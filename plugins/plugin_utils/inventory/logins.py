@@ -61,23 +61,23 @@ def refusal(where: str, variable: str, value: Any) -> str:
     `where` names the value in the message, `variable` is its key in NEXT_STEPS.
     """
     next_step = NEXT_STEPS.get(variable)
-    for place, text in _texts(where, value):
+    for location, text in _texts(where, value):
         if secret.has_login(text) or (next_step and variable != "triton_image_pip_options[]" and USER.match(text)):
             todo = next_step or DEFAULT_NEXT_STEP
-            return f"{place} contains a login, which command lines would show. {todo[0].upper()}{todo[1:]}."
+            return f"{location} contains a login, which command lines would show. {todo[0].upper()}{todo[1:]}."
     return ""
 
 
 def _texts(where: str, value: Any) -> Iterator[Tuple[str, str]]:
-    """Yield (its place, text) for each text in a value, including the keys of maps."""
+    """Yield (its location, text) for each text in a value, including the keys of maps."""
     pending, count = [(where, value)], 0
     while pending and count < MAX_PARTS:
-        place, entry = pending.pop()
+        location, entry = pending.pop()
         count += 1
         if isinstance(entry, str):
-            yield place, entry
+            yield location, entry
         elif isinstance(entry, Mapping):
-            pending += [(place, str(key)) for key in entry]
-            pending += [(f"{place}[{key if not secret.has_login(str(key)) else '***'}]", part) for key, part in entry.items()]
+            pending += [(location, str(key)) for key in entry]
+            pending += [(f"{location}[{key if not secret.has_login(str(key)) else '***'}]", part) for key, part in entry.items()]
         elif isinstance(entry, (list, tuple)):
-            pending += [(f"{place}[{number}]", part) for number, part in enumerate(entry)]
+            pending += [(f"{location}[{number}]", part) for number, part in enumerate(entry)]

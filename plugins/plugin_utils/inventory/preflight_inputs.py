@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, 
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import ENGINE, GIB, LARGE_FILES
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import read_checks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import directories
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import cache, listen_address
@@ -210,7 +210,7 @@ def clock(actual: float, began: float, ended: float, most: int) -> List[str]:
 def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of check files and of models without a check. The proof after the change would fail because of them."""
     try:
-        document = documents(sorted(models), *directories(variables), 0)
+        document = read_checks(sorted(models), *directories(variables), 0)
     except Refusal as refusal:
         yield from refusal.reasons
         return

@@ -27,7 +27,7 @@ FILE = "model.rbln"
 def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: str) -> List[Dict[str, Any]]:
     """Return an entry for each spec. `card` is the default card, `sdk` that of the release row. Raises Refusal with all errors.
 
-    An entry has "name", "key" such as "CA22/0.9", "why" (the reason to compile the model, or ""), "push" (the file or directory
+    An entry has "name", "target" such as "CA22/0.9", "why" (the reason to compile the model, or ""), "push" (the file or directory
     that the compile program reads), "file" (the path of the compiled file on the controller), "artefacts" (the value for
     `triton_models`, or {} if the model has to be compiled) and "spec" (the input of the compile program).
     """
@@ -45,8 +45,8 @@ def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: st
 def _entry(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], directory: str) -> Dict[str, Any]:
     source = model["source"]
     npu = model.get("npu") or card
-    key = "{}/{}".format(npu.replace("RBLN-", ""), sdk["shape"])
-    file = os.path.join(full_path(model.get("output") or directory), model["name"], key.replace("/", "-"), FILE)
+    target = "{}/{}".format(npu.replace("RBLN-", ""), sdk["shape"])
+    file = os.path.join(full_path(model.get("output") or directory), model["name"], target.replace("/", "-"), FILE)
     push = full_path(source["onnx"] if "onnx" in source else source["path"])
     spec: Dict[str, Any] = {
         "name": model["name"],
@@ -66,8 +66,8 @@ def _entry(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], director
     content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     spec["digests"] = {"sha256": tree_digest(push), "spec": content}
     why, digest = _reason_to_compile(file, spec)
-    artefacts = {key: {"file": file, "sha256": digest}} if digest else {}
-    return {"name": model["name"], "key": key, "why": why, "push": push, "file": file, "artefacts": artefacts, "spec": spec}
+    artefacts = {target: {"file": file, "sha256": digest}} if digest else {}
+    return {"name": model["name"], "target": target, "why": why, "push": push, "file": file, "artefacts": artefacts, "spec": spec}
 
 
 def _reason_to_compile(path: str, spec: Mapping[str, Any]) -> Tuple[str, Optional[str]]:

@@ -82,8 +82,8 @@ def view(
         for host in dict.fromkeys(hosts)
     ]
     rows.sort(key=lambda row: (row["rank"], natural(row["host"])))
-    for place, row in enumerate(rows):
-        row["place"] = place
+    for position, row in enumerate(rows):
+        row["position"] = position
     _place_pictures(rows)
     models = sorted({model for row in rows for model in row["models"]})
     levels = [row["level"] for row in rows]

@@ -75,7 +75,7 @@ class Session:
             network,
             *limits,
             *mounts,
-            VARS["lab_bases"][RELEASE]["image"],
+            VARS["lab_triton_archives"][RELEASE]["image"],
             "sleep",
             "infinity",
         ]

@@ -428,6 +428,6 @@ class TestMemory:
 def memory_held(dev: Path) -> int:
     """Bytes that this process holds on NPU 0."""
     npu = _device.npu_at(dev / "rbln0")
-    places = range(_device.HOLDERS, _device.SIZE, _device.HOLDER.size)
-    holders = [_device.HOLDER.unpack_from(npu._map, place) for place in places]
+    places = range(_device.MEMORY_USERS, _device.SIZE, _device.MEMORY_USER.size)
+    holders = [_device.MEMORY_USER.unpack_from(npu._map, place) for place in places]
     return sum(held for pid, _start, held in holders if pid == os.getpid())

@@ -22,17 +22,17 @@ NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run p
 
 
 def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
-    """Return {"devices": devices for the container, "groups": IDs of the groups that may open them, "missing", "closed"}.
+    """Return {"devices": devices for the container, "groups": IDs of the groups that may open them, "missing", "mismatches"}.
 
-    "missing" lists the reasons why the server could not open the cards. "closed" lists the reasons why the user of the server or
-    the groups of the NPUs do not fit. desired/device_access.py makes the query.
+    "missing" lists the reasons why the server could not open the cards. "mismatches" lists the reasons why the user of the server
+    or the groups of the NPUs do not fit. desired/device_access.py makes the query.
     """
     if query is None:
-        return {"devices": [], "groups": [], "missing": [], "closed": []}
+        return {"devices": [], "groups": [], "missing": [], "mismatches": []}
     nodes = [f"/dev/rbln{number}" for number in range(query["npus"])]
     group, missing = _group_node(nodes)
     devices = [f"{node}:{node}:{RIGHTS}" for node in nodes] + [f"{group}:{GROUP_NODE}:{RIGHTS}"]
-    if query["names"]:
+    if query["cdi_names"]:
         devices = []
         missing += [] if os.path.exists(cdi.SPEC) else [NO_SPEC]
     groups: Set[str] = set()
@@ -41,12 +41,12 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
         groups |= {str(number)} if number else set()
         missing += [why] if why else []
     closed = [*_account(query["user"]), *_closed(query)]
-    if query["names"] and group != GROUP_NODE:
+    if query["cdi_names"] and group != GROUP_NODE:
         closed.append(
             f"the NPUs are in the group of {group}, expected that of {GROUP_NODE}: the container toolkit keeps the name of a node, "
             f"and the SDK only looks for {GROUP_NODE}. Set npufleet_device_access: devices, or undo the group"
         )
-    return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "closed": closed}
+    return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "mismatches": closed}
 
 
 def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:

@@ -25,7 +25,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     driver_files, access = actual["driver_files"], actual["access"]
     if driver_files["missing"]:
         plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(driver_files["missing"]), INSPECT))
-    closed = [*access["missing"], *access["closed"]]
+    closed = [*access["missing"], *access["mismatches"]]
     if closed:
         plan.append(item(CONCERN, ACCESS, "; ".join(closed), "the cards and files open to the server", INSPECT))
     replace = list(_diff_container(desired["container"], actual))
@@ -75,7 +75,7 @@ def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced:
         log = ": " + actual["log"] if actual.get("log") else ""
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
         return
-    if ((actual.get("key") or {}).get("rewrite") or actual.get("closed")) and not replaced:
+    if ((actual.get("key") or {}).get("rewrite") or actual.get("key_refused")) and not replaced:
         # A server reads its key only when it starts.
         path = (desired["key"] or {}).get("path", "no file")
         yield item(CONCERN, "key in use", "another key", f"that of {path}", "restart")

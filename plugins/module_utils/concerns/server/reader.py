@@ -73,7 +73,7 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
         actual["hung"] = hanging_loads(desired["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
         actual["served"] = read_served(desired)
         if actual["served"] is None and query(desired, "POST", "/v2/repository/index")[0] == 403:
-            actual["closed"] = True
+            actual["key_refused"] = True
         status, server = query(desired, "GET", "/v2")
         actual["version"] = version_of(server) if status == 200 else None
     if not running or actual["served"] is None:

@@ -261,8 +261,8 @@ def _sequences(model: Model) -> Iterator[Finding]:
             actual = f"{tensor.name} again" if tensor.name else "missing"
             yield model.error("sequence", f"{field}.name", actual, "a unique name")
         tensor_names.append(tensor.name)
-        for place, control in enumerate(tensor.control):
-            inner = f"{field}.control[{place}]"
+        for position, control in enumerate(tensor.control):
+            inner = f"{field}.control[{position}]"
             kind = schema.enum_name(control, "kind")
             if control.kind in kinds:
                 yield model.error("sequence", f"{inner}.kind", f"{kind} again", "each control once", "Remove one of them")

@@ -37,8 +37,8 @@ class Finding(NamedTuple):
 
     def sentence(self) -> str:
         """Return the finding as one printable line."""
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return self._about(f"{place}: {self.field}" if self.field else place)
+        location = self.file if self.line is None else f"{self.file}:{self.line}"
+        return self._about(f"{location}: {self.field}" if self.field else location)
 
     def message(self) -> str:
         """Return the finding as one printable line without file and line number, for formats that have fields for these."""

@@ -33,8 +33,8 @@ def github(findings: Sequence[Finding]) -> str:
     """Return a workflow command for each finding. GitHub shows the finding beside its line in a pull request."""
     lines = []
     for finding in findings:
-        place = {"file": relative(finding.file), "line": finding.line, "title": f"{TOOL}: {finding.rule}"}
-        properties = ",".join(f"{name}={_property(str(value))}" for name, value in place.items() if value is not None)
+        location = {"file": relative(finding.file), "line": finding.line, "title": f"{TOOL}: {finding.rule}"}
+        properties = ",".join(f"{name}={_property(str(value))}" for name, value in location.items() if value is not None)
         lines.append(f"::{'error' if finding.severity == ERROR else 'warning'} {properties}::{_data(finding.message())}\n")
     return "".join(lines)
 

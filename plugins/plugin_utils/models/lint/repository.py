@@ -53,25 +53,25 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
     if single:
         todo = "Name the directory above it, as Triton would read 1/ as a model"
         raise Refusal([f"{path} is a model, as it has a {CONFIG}, expected a directory of models. {todo}" for path in single])
-    places: Dict[str, List[str]] = {}
+    by_name: Dict[str, List[str]] = {}
     findings: List[Finding] = []
     for repository in repositories:
         for name in sorted(os.listdir(repository)):
             path = os.path.join(repository, name)
             if os.path.isdir(path):
-                places.setdefault(name, []).append(path)
+                by_name.setdefault(name, []).append(path)
             elif not os.path.exists(path) and not only:
                 findings.append(_broken_link(name, path))
-    unknown = sorted(set(only) - set(places))
+    unknown = sorted(set(only) - set(by_name))
     if unknown:
         directories = listed(repositories)
         raise Refusal(
             [f"model {name!r} is not in {directories}, expected a directory of that name. Correct it" for name in unknown]
         )
     models: Dict[str, Model] = {}
-    for name, directories_of_model in sorted(places.items()):
-        for directory in directories_of_model:
-            own = list(_duplicates(name, directory, directories_of_model))
+    for name, paths in sorted(by_name.items()):
+        for directory in paths:
+            own = list(_duplicates(name, directory, paths))
             # Triton does not see a broken link.
             if os.path.exists(os.path.join(directory, CONFIG)):
                 model, more = _read(name, directory, row)
@@ -82,7 +82,7 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 own += _without_config(name, directory, row)
             findings += own if not only or name in only else []
     refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
-    together = check_together(models, [place for place in places if place not in models], STEP_LOCATION, refused)
+    together = check_together(models, [name for name in by_name if name not in models], STEP_LOCATION, refused)
     findings += [finding for finding in together if not only or finding.model in only]
     return Linted(models, findings)
 

@@ -118,7 +118,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
             "release": part.get("release"),
             "absent": part.get("absent", []),
             "driver_files": {"missing": []},
-            "access": {"missing": [], "closed": []},
+            "access": {"missing": [], "mismatches": []},
         },
     }
     report = [item["name"] for item in plan]

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter image_supply_flaws: see DOCUMENTATION."""
+"""Filter image_supply_differences: see DOCUMENTATION."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-name: image_supply_flaws
+name: image_supply_differences
 short_description: Compare the supply of a build with the lock file
 description:
   - Compares the base image and the wheels of a build with those of the first build, which are in the lock file.
@@ -34,7 +34,7 @@ options:
 EXAMPLES = r"""
 - name: Refuse other wheels
   ansible.builtin.assert:
-    that: supply | npufleet.triton.image_supply_flaws({}, '.npufleet.lock.json', '25.08') | length == 0
+    that: supply | npufleet.triton.image_supply_differences({}, '.npufleet.lock.json', '25.08') | length == 0
 """
 
 RETURN = r"""
@@ -52,4 +52,4 @@ class FilterModule:
     """Filters of the collection."""
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
-        return {"image_supply_flaws": image_supply.flaws}
+        return {"image_supply_differences": image_supply.differences}
