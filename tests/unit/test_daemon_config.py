@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError  # noqa: F401  (loads Ansible before its plugins)
-from ansible_collections.npufleet.triton.plugins.filter.daemon_json import daemon_json
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import daemon_config as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import flag_reasons
@@ -87,14 +86,6 @@ def test_the_plan_shows_options_that_go() -> None:
     gelf = {"log-driver": "gelf", "log-opts": {"gelf-address": "udp://x"}}
     (entry,) = engine.diff({**WANTED, "daemon": {"log-driver": "none"}}, host(daemon=gelf, running=None))[:1]
     assert entry["current"] == gelf and entry["desired"] == {"log-driver": "none"}
-
-
-def test_the_filter_writes_the_merged_text() -> None:
-    assert daemon_json("", {"debug": True}) == '{\n    "debug": true\n}\n'
-    assert '"gelf-address"' not in daemon_json('{"log-driver": "gelf", "log-opts": {"gelf-address": "x"}}', OPTIONS)
-    for broken in ("[]", "{", "[" * 100000):
-        with pytest.raises(ValueError):
-            daemon_json(broken, OPTIONS)
 
 
 def names(words: str) -> set[str]:

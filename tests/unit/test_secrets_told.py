@@ -180,13 +180,14 @@ def test_who_makes_the_container_is_told_its_secrets_and_nobody_else(tmp_path: P
     for task in tasks:
         if "ansible.builtin.slurp" in task:
             task["ansible.builtin.slurp"]["src"] = str(tmp_path / "daemon.json")
-        if "docker_engine_daemon" in task.get("vars", {}):
-            task["vars"]["docker_engine_daemon"]["path"] = str(tmp_path / "daemon.json")
-            task["vars"]["docker_engine_drop_ins"] = []
+        if "npufleet.triton.host_files" in task:
+            # Only daemon.json is written, and to the directory of this test
+            options = task["npufleet.triton.host_files"]
+            chosen = f"selectattr('mode', 'defined') | map('combine', {{'path': '{tmp_path}/daemon.json'}})"
+            options["files"] = f"{{{{ docker_engine_configuration.files | {chosen} }}}}"
     found_engine = {"daemon": {"debug": True}, "program": None, "private": False}
     state = {
-        "docker_engine_state": {"actual": {"engine": found_engine}, "plan": []},
-        "docker_engine_changes": ["daemon.json"],
+        "docker_engine_state": {"actual": {"engine": found_engine}, "plan": [{"name": "daemon.json", "action": "configure"}]},
         "npufleet_query_timeout": 900,
         "npufleet_no_log": True,
     }
