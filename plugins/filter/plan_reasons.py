@@ -38,7 +38,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Refuse the run with all reasons of all hosts
+- name: Refuse the run and list the reasons of each host
   ansible.builtin.fail:
     msg: "{{ reasons | npufleet.triton.refusal_table }}"
   vars:

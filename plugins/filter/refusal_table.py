@@ -20,7 +20,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Refuse the run with all reasons of all hosts
+- name: Refuse the run and list the reasons of each host
   ansible.builtin.fail:
     msg: "{{ {'npu1': ['the host has 1 NPU, expected 2: seat the other card'], 'npu2': []} | npufleet.triton.refusal_table }}"
 """

@@ -380,7 +380,7 @@ def test_preflight_tells_them_once_beside_all_others(site: Path, playbook: str) 
         npufleet_http_prot=8000,
     )
     tasks = play(site, {"npu1": given}, ROOT / f"playbooks/{playbook}.yml", "--limit", "npu1")
-    words = tasks["npufleet.triton.preflight : Refuse the run with all reasons of all hosts"]["npu1"]["msg"]
+    words = tasks["npufleet.triton.preflight : Refuse the run and list the reasons of each host"]["npu1"]["msg"]
     for reason in (
         "npufleet_http_prot is set, but there is no such variable. Did you mean npufleet_http_port?",
         "npufleet_no_proxy is text, expected a list",
