@@ -115,12 +115,12 @@ def test_packages_of_the_vendor_that_nobody_asks_for_are_refused() -> None:
 
 
 def flaws(**changes: Any) -> list[str]:
-    return subject.flaws({**LOCKED, **changes}, LOCKED, "lock.json", "24.01")
+    return subject.differences({**LOCKED, **changes}, LOCKED, "lock.json", "24.01")
 
 
 def test_the_same_supply_and_a_first_one_pass() -> None:
     assert flaws() == []
-    assert subject.flaws(LOCKED, {}, "lock.json", "24.01") == []
+    assert subject.differences(LOCKED, {}, "lock.json", "24.01") == []
 
 
 def test_every_difference_is_told_at_once() -> None:
@@ -158,7 +158,7 @@ def test_names_of_packages_are_compared_as_pip_does() -> None:
     "supply", [[], "text", {"base": {"reference": "triton:base"}}, {**LOCKED, "wheels": [A]}, {**LOCKED, "requirements": "numpy"}]
 )
 def test_a_lock_of_another_shape_is_refused_by_name(supply: Any) -> None:
-    reasons = subject.flaws(LOCKED, supply or ["nothing"], ".npufleet.lock.json", "24.01")
+    reasons = subject.differences(LOCKED, supply or ["nothing"], ".npufleet.lock.json", "24.01")
     assert len(reasons) == 1
     assert reasons[0].startswith(".npufleet.lock.json: `supply` of release 24.01: ")
     assert subject.constraints(REQUIREMENTS, supply) == ""
