@@ -63,6 +63,7 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragmen
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(PY) tests/attributes.py
 	@$(BIN)/yamllint --strict .
 	@$(BIN)/ansible-lint --offline --strict
 	@$(BIN)/antsibull-changelog lint

@@ -10,7 +10,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/bench"
@@ -42,7 +45,7 @@ class Lab:
         self.hosts: Dict[str, Mapping[str, Any]] = {}
         self.shared: Mapping[str, Any] = {}
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> Self:
         self._lab("up")
         said = json.loads(self.run([str(INVENTORY / "hosts.py")]))
         self.shared = said["all"]["vars"]

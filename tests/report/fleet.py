@@ -151,7 +151,7 @@ def host(name: str, trouble: str, now: datetime, place: Path, more: Sequence[str
     }.get(trouble)
     if plan:
         status.update(state="drift", plan=plan, report=["one line for each"] * len(plan))
-    result = {
+    result: dict[str, Any] = {
         "host": name,
         "when": stamp(when + timedelta(minutes=1)),
         "msg": "",

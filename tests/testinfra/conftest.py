@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import testinfra
+import testinfra.host
 import yaml
 from testinfra.backend.base import BaseBackend, CommandResult
 

@@ -138,9 +138,11 @@ class _Server(ThreadingHTTPServer):
 def _servicer(small: SmallTriton) -> Any:
     grpc = importlib.import_module("grpc")
     messages = importlib.import_module("tritonclient.grpc.service_pb2")
-    services = importlib.import_module("tritonclient.grpc.service_pb2_grpc")
+    services: Any = importlib.import_module("tritonclient.grpc.service_pb2_grpc")
 
-    class Servicer(services.GRPCInferenceServiceServicer):
+    base: Any = services.GRPCInferenceServiceServicer
+
+    class Servicer(base):
         def _allow(self, context: Any) -> None:
             found = dict(context.invocation_metadata())
             small.headers.append(found)
@@ -193,7 +195,7 @@ def _servicer(small: SmallTriton) -> Any:
 def small_triton(tls: dict[str, str] | None = None, address: str = "127.0.0.1") -> Iterator[SmallTriton]:
     """Both servers; with `tls` HTTPS, and gRPC that wants a certificate of the client, too."""
     grpc = importlib.import_module("grpc")
-    services = importlib.import_module("tritonclient.grpc.service_pb2_grpc")
+    services: Any = importlib.import_module("tritonclient.grpc.service_pb2_grpc")
     small = SmallTriton()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     http = type("Server", (_Server,), {"address_family": family})((address, 0), _handler(small))

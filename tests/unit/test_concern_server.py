@@ -834,7 +834,8 @@ def test_nobody_at_the_port() -> None:
 
 
 # As 2.51 writes it, in one line with the frames of Python
-LOG = """E1122 01:25:16.407753 1 backend_model.cc:692] "ERROR: Failed to create instance: 'digits' slow\\n\\nAt:\\n  x.py(1): f\\n"
+SERVER_LOG = """\
+E1122 01:25:16.407753 1 backend_model.cc:692] "ERROR: Failed to create instance: 'digits' slow\\n\\nAt:\\n  x.py(1): f\\n"
 E1122 01:25:25.755904 1 model_lifecycle.cc:642] "failed to load 'digits' version 1: OSError: no NPU 1\\n\\nAt:\\n  x.py(9): f\\n"
 E1122 01:25:26.000000 1 model.cc:1] "model 'words' is none of ours"
 """
@@ -859,7 +860,7 @@ def read(
     def lines(_engine: Any, _name: str, begin: float = 0, until: float | None = None) -> list[str]:
         if until is None:
             asked.append(begin)
-            return LOG.splitlines()
+            return SERVER_LOG.splitlines()
         stamped = [line.split(" ", 1) for line in CUT_OFF.splitlines()]
         return [line for stamp, line in stamped if not until or log_reader.epoch(stamp) < until]
 
@@ -927,7 +928,7 @@ def test_a_server_without_an_answer_is_asked_for_its_reasons(monkeypatch: pytest
 
 
 def test_a_server_without_an_answer_is_told_with_what_it_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "LOG", 'I1124 20:15:43.489786 1 model_lifecycle.cc:472] "loading: digits:1"')
+    monkeypatch.setitem(globals(), "SERVER_LOG", 'I1124 20:15:43.489786 1 model_lifecycle.cc:472] "loading: digits:1"')
     silent = read(monkeypatch, INSPECT, None)
     assert server.diff(wanted(), silent)[-1]["current"] == "no answer on port 8000: it still loads digits"
 
@@ -945,7 +946,7 @@ def test_one_that_the_engine_started_again_tells_all_that_it_said_in_the_switch(
 
 
 def test_a_server_that_ended_before_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "LOG", "")
+    monkeypatch.setitem(globals(), "SERVER_LOG", "")
     silent = read(monkeypatch, changed("RestartCount", 2), None)
     (item,) = server.diff({**wanted(), "container": silent["container"]}, silent)
     assert item["current"] == "no answer on port 8000, restart count 2: the last words of triton"
@@ -1016,7 +1017,7 @@ def frame(stream: int, words: bytes) -> bytes:
         (frame(2, b"E0308 no such model\n") + frame(1, b"exiting\n"), "E0308 no such model"),
         (b"a terminal's plain output\n", "a terminal's plain output"),
         (
-            frame(2, LOG.encode() + b"error: creating server: Internal\n"),
+            frame(2, SERVER_LOG.encode() + b"error: creating server: Internal\n"),
             "failed to load 'digits' version 1: OSError: no NPU 1",
         ),
         (b"", ""),

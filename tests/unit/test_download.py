@@ -91,7 +91,7 @@ def test_more_than_there_is_begins_anew(tmp_path: Path) -> None:
 def test_refusals_are_told_at_once_for_size_and_content(tmp_path: Path, path: str, login: str, words: str) -> None:
     with stores.serving({"a.rbln": CONTENT}) as store:
         store.login = "fleet:secret"
-        for call in (subject.size, lambda *asked: subject.fetch(*asked[:2], str(tmp_path / "x"), *asked[2:])):
+        for call in (subject.size, lambda *asked: subject.fetch(asked[0], asked[1], str(tmp_path / "x"), asked[2], asked[3])):
             store.asked.clear()
             with pytest.raises(subject.SourceError, match=words):
                 call({"url": store.url + path}, DIGEST, {"user": login}, {"password": "secret"})

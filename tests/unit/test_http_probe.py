@@ -33,7 +33,7 @@ def server(answer: Any, tls: dict[str, str] | None = None) -> Iterator[tuple[str
         def do_GET(self) -> None:
             given = self.headers.get("Authorization", "")
             seen.append((self.path, given))
-            status, headers, body = answer(self.path, given, f"{scheme}://127.0.0.1:{self.server.server_port}")
+            status, headers, body = answer(self.path, given, f"{scheme}://127.0.0.1:{self.server.server_address[1]}")
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
