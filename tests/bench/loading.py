@@ -24,7 +24,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / entry) for entry in ("collections", "tests", "tests/faults")]
 
-from doors import CONNECTIONS, INFER, PATIENCE, WHEELS, Place  # noqa: E402
+from bare_server import CONNECTIONS, INFER, TIMEOUT, WHEELS, BareServer  # noqa: E402
 from tritonclient import grpc as triton  # noqa: E402
 
 # Seconds of each span, and between two requests of a client
@@ -59,7 +59,7 @@ class OverHttp(Client):
 
     def __init__(self, port: int) -> None:
         super().__init__()
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
 
     def ask(self) -> None:
         self.connection.request("POST", "/v2/models/alpha/infer", INFER)
@@ -80,24 +80,24 @@ class OverGrpc(Client):
         self.inputs[0].set_data_from_numpy(np.array([tensor["data"]], np.float32))
 
     def ask(self) -> None:
-        self.client.infer("alpha", self.inputs, client_timeout=PATIENCE)
+        self.client.infer("alpha", self.inputs, client_timeout=TIMEOUT)
 
 
-def over_grpc(place: Place) -> None:
+def over_grpc(place: BareServer) -> None:
     """As npufleet asks for a load: the image's client, with the key."""
     asker = place.host.asker()
-    asker.timeout = PATIENCE
+    asker.timeout = TIMEOUT
     asker.request("slow", "load")
 
 
-def over_http(place: Place) -> None:
+def over_http(place: BareServer) -> None:
     """One of Triton's threads for HTTP has to do with it until it is over."""
     status, body = place.ask("POST", "/v2/repository/models/slow/load", "{}", place.key())
     if status != 200:
         raise SystemExit(f"bench: the load was answered {status}: {body}")
 
 
-def held(place: Place, load: Callable[[Place], None]) -> None:
+def held(place: BareServer, load: Callable[[BareServer], None]) -> None:
     """Load `slow` for as long as a span is, and take it away again."""
     place.go.unlink(missing_ok=True)
     loading = threading.Thread(target=load, args=(place,))
@@ -111,7 +111,7 @@ def held(place: Place, load: Callable[[Place], None]) -> None:
     place.wait(lambda: place.state("slow") == "UNAVAILABLE")
 
 
-SPANS: Dict[str, Callable[[Place], None]] = {
+SPANS: Dict[str, Callable[[BareServer], None]] = {
     "idle": lambda _place: time.sleep(SPAN),
     "grpc": lambda place: held(place, over_grpc),
     "http": lambda place: held(place, over_http),
@@ -126,7 +126,7 @@ def figures(waits: List[float]) -> Dict[str, float]:
 def measure(release: str) -> List[Dict[str, Any]]:
     """The rows of one release."""
     with tempfile.TemporaryDirectory() as directory:
-        place = Place(Path(directory), release)
+        place = BareServer(Path(directory), release)
         try:
             clients: List[Client] = [OverHttp(place.host.port) for _number in range(CONNECTIONS)]
             clients.append(OverGrpc(place.host.grpc_port))

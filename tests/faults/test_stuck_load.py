@@ -30,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch import actio
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import Judge
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.ledger import Ledger
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.watchdog import Watchdog
-from doors import INFER, WHEELS
+from bare_server import INFER, WHEELS
 from host import forget_shared_memory, free_port, shared_memory
 from pytriton_wheel import tritonserver
 

@@ -18,13 +18,13 @@ from pytriton_wheel import tritonserver
 HERE = Path(__file__).parent
 WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
 # Seconds that only what never comes takes, however slow the machine is
-PATIENCE = 600
+TIMEOUT = 600
 # Twice the threads that Triton has for HTTP
 CONNECTIONS = 16
 INFER = json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3]}]})
 
 
-class Place:
+class BareServer:
     """A server in explicit mode that serves `alpha`, beside which `slow` loads for as long as its file `go` is not there."""
 
     def __init__(self, directory: Path, release: str) -> None:
@@ -42,7 +42,7 @@ class Place:
         model.write_text(model.read_text().replace(nothing, nothing + waits))
 
     def wait(self, so: Any) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not so():
             assert time.monotonic() < deadline, self.host.log.read_text()[-2000:]
             time.sleep(0.05)
@@ -51,7 +51,7 @@ class Place:
         return keys.headers(self.host.key)
 
     def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.host.port, timeout=PATIENCE)
+        return http.client.HTTPConnection("127.0.0.1", self.host.port, timeout=TIMEOUT)
 
     def ask(self, method: str, resource: str, body: str = "", headers: dict[str, str] | None = None) -> tuple[int, str]:
         connection = self.connection()

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository
-from doors import CONNECTIONS, INFER, PATIENCE, WHEELS, Place
+from bare_server import CONNECTIONS, INFER, TIMEOUT, WHEELS, BareServer
 from host import forget_shared_memory, shared_memory
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -22,10 +22,10 @@ OPEN = 'open("{proof}", "w").close()\n'
 
 
 @pytest.fixture(scope="module", params=sorted(WHEELS))
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareServer]:
     found, before = None, shared_memory()
     try:
-        found = Place(tmp_path_factory.mktemp("doors"), request.param)
+        found = BareServer(tmp_path_factory.mktemp("server"), request.param)
         yield found
     finally:
         if found:
@@ -53,13 +53,13 @@ def payload(proof: Path) -> str:
         ("GET", "/v2/logging"),
     ],
 )
-def test_closed_over_http(place: Place, method: str, resource: str) -> None:
+def test_closed_over_http(place: BareServer, method: str, resource: str) -> None:
     assert place.ask(method, resource)[0] == 403
     assert place.ask(method, resource, headers={"npufleet-key": "x" * 43})[0] == 403
     assert place.ask("GET", "/v2/models/alpha/ready")[0] == 200
 
 
-def test_a_strangers_code_does_not_run(place: Place, tmp_path: Path) -> None:
+def test_a_strangers_code_does_not_run(place: BareServer, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     assert place.ask("POST", "/v2/repository/models/stranger/load", payload(proof))[0] == 403
     assert not proof.exists()
@@ -80,16 +80,16 @@ def test_a_strangers_code_does_not_run(place: Place, tmp_path: Path) -> None:
         ("LogSettings", service_pb2.LogSettingsRequest()),
     ],
 )
-def test_closed_over_grpc(place: Place, call: str, message: Any) -> None:
+def test_closed_over_grpc(place: BareServer, call: str, message: Any) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{place.host.grpc_port}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refusal:
-            getattr(stub, call)(message, timeout=PATIENCE)
+            getattr(stub, call)(message, timeout=TIMEOUT)
         assert (refusal.value.code(), "restricted" in refusal.value.details()) == (grpc.StatusCode.UNAVAILABLE, True)
-        assert stub.ModelReady(service_pb2.ModelReadyRequest(name="alpha"), timeout=PATIENCE).ready
+        assert stub.ModelReady(service_pb2.ModelReadyRequest(name="alpha"), timeout=TIMEOUT).ready
 
 
-def test_what_clients_ask_stays_open(place: Place) -> None:
+def test_what_clients_ask_stays_open(place: BareServer) -> None:
     status, answer = place.ask("POST", "/v2/models/alpha/infer", INFER)
     assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [6.0])
     for resource in ("/v2", "/v2/health/live", "/v2/models/alpha/config", "/v2/models/alpha/stats"):
@@ -111,7 +111,7 @@ def holders(secret: str) -> set[bytes]:
     return found
 
 
-def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(place: Place) -> None:
+def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(place: BareServer) -> None:
     connections = [place.connection() for _number in range(CONNECTIONS)]
     assert place.host.server is not None
 
@@ -128,7 +128,7 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
 
     def load() -> None:
         asker = place.host.asker()
-        asker.timeout = PATIENCE
+        asker.timeout = TIMEOUT
         try:
             asker.request("slow", "load")
         except repository.Refused as error:
