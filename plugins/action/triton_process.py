@@ -104,7 +104,7 @@ class ActionModule(FleetAction):
             "maybe": list(OPTIONAL_OPTIONS),
             "environment": {name: str(value) for name, value in variables["triton_server_environment"].items()},
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
-            "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
+            "stuck_load_limit": int(variables["triton_server_stuck_load_timeout"]),
             "backends": {path: base64.b64encode(content).decode() for path, content in backends.items()},
             "supervisor": {
                 "archive": base64.b64encode(archive.program(SUPERVISOR)).decode(),

@@ -151,7 +151,7 @@ class FleetAction(ActionBase):
             "free_timeout": int(variables["npufleet_free_timeout"]),
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "ready_timeout": int(variables["triton_server_ready_timeout"]),
-            "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
+            "stuck_load_limit": int(variables["triton_server_stuck_load_timeout"]),
             "key": server_key.desired(variables),
         }
 

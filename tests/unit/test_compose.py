@@ -106,7 +106,7 @@ def created(made: dict[str, Any]) -> dict[str, Any]:
         {"triton_server_cpuset": "0-3", "triton_server_memory": "4g"},
         {"npufleet_device_access": "devices"},
         {"triton_server_listen_address": "::1", "triton_server_allow_grpc": False},
-        {"triton_server_listen_address": "", "triton_server_restricted_apis": [], "triton_server_open_control": True},
+        {"triton_server_listen_address": "", "triton_server_restricted_apis": [], "triton_server_allow_open_control": True},
         {"triton_server_extra_args": ["--cache-config=redis,password=hunter2-and-more", "--cache-config=redis,host=10.0.0.1"]},
         {"triton_server_log_driver": "splunk", "triton_server_log_options": {"splunk-token": "0a1b2c3d-4e5f", "tag": "triton"}},
         {"triton_server_volumes": ["/srv/data:/data"], "triton_server_ulimits": ["nofile:1024:2048"]},

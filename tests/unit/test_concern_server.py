@@ -272,7 +272,7 @@ def test_what_an_engine_leaves_out_is_what_was_not_asked_for() -> None:
         triton_server_environment={},
         triton_server_driver_files=False,
         triton_server_log_options={},
-        triton_server_open_control=True,
+        triton_server_allow_open_control=True,
         **{f"triton_server_{name}": value for name, value in empty.items()},
     )
     sparse["Config"]["Cmd"] = sparse["Config"]["Cmd"][4:]

@@ -136,7 +136,7 @@ def test_a_node_that_only_root_may_open_is_told(nodes: Nodes, mode: int, group: 
     nodes["/dev/rbln1"] = (mode, group)
     found = device_access.find(ASKED)
     (why,) = found["missing"]
-    assert why.startswith(f"/dev/rbln1 has mode {mode:04o} of user 0 and group {group}, expected it open to a group")
+    assert why.startswith(f"/dev/rbln1 has mode {mode:04o} of user 0 and group {group}, expected read and write access for a group")
     assert 'KERNEL=="rbln*|rsd*"' in why and found["groups"] == []
 
 

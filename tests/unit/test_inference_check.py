@@ -990,7 +990,7 @@ def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_p
         ({"inference_check_image": "gone:1"}, "right: image gone:1 is not on the host"),
         (
             {"npufleet_lock_file": "/nowhere"},
-            "right: no request was sent:\n  - image is empty, expected the one that is locked for the release",
+            "right: no request was sent:\n  - image is empty, expected the image in the release's lock file",
         ),
         (
             {"triton_models": [{"name": "digits"}, {"name": "words"}]},
@@ -1024,7 +1024,7 @@ def test_a_model_that_need_not_be_proven_is_named(fleet: Path) -> None:
     variables = {"inference_check_require_checks": False, "triton_models": [{"name": "digits"}, {"name": "words"}]}
     run = play(fleet, "-e", json.dumps(variables), limit="right")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "right: not proven, as they have no check file: words" in run.stdout + run.stderr
+    assert "right: models without a check file are not proven: words" in run.stdout + run.stderr
 
 
 def test_a_model_whose_loads_are_left_out_is_not_proven(fleet: Path, tmp_path: Path) -> None:

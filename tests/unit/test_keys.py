@@ -77,7 +77,7 @@ def test_explicit_mode_without_a_key_is_refused_where_others_reach_it(address: s
         {"triton_server_listen_address": "127.0.0.1"},
         {"triton_server_listen_address": "127.8.0.1"},
         {"triton_server_listen_address": "::1"},
-        {"triton_server_open_control": True},
+        {"triton_server_allow_open_control": True},
         {"triton_server_model_control_mode": "poll"},
         {"triton_server_model_control_mode": "none"},
     ],

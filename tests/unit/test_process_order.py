@@ -39,11 +39,11 @@ def test_the_key_is_that_of_this_place() -> None:
     assert line[:2] == ["sh", "-c"]
     assert f"cat {ROOT}/server/key" in line[2]
     assert "/etc/npufleet" not in " ".join(line)
-    assert "sh" not in command(triton_server_restricted_apis=[], triton_server_open_control=True)
+    assert "sh" not in command(triton_server_restricted_apis=[], triton_server_allow_open_control=True)
 
 
 def test_all_else_is_as_in_a_container_of_its_own() -> None:
-    mine = set(command(triton_server_listen_address="", triton_server_restricted_apis=[], triton_server_open_control=True))
+    mine = set(command(triton_server_listen_address="", triton_server_restricted_apis=[], triton_server_allow_open_control=True))
     assert mine == set(desired_container.command(fleet(), ["digits"], subject.OPTIONAL_OPTIONS))
 
 

@@ -61,12 +61,14 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
         if models is None:
             models = [str(entry["name"]) for entry in placed_here(variables)]
         if not arguments["image"]:
-            raise Refusal("image is empty, expected the one that is locked for the release. Run playbooks/site.yml, or set image")
+            raise Refusal("image is empty, expected the image in the release's lock file. Run playbooks/site.yml, or set image")
         checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS], [*arguments["golden_dir"], GOLDEN]
         server, key = with_pem(arguments["server"]), server_key.for_checks(variables)
         document = read_checks(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
-        raise Refusal(f"{error.args[0]} is not set, expected the models to check. Set triton_models, or name models") from None
+        raise Refusal(
+            f"{error.args[0]} is not set, expected a list of models. Set triton_models, or the option models of the task"
+        ) from None
     unchecked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("no_check_file")]
     program = base64.b64encode(archive.program(check_client.ENTRY)).decode()
     return Checks({"host": host, **document, "unchecked": unchecked}, program, key, server, unchecked)
@@ -74,4 +76,4 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
 
 def warning(host: str, unchecked: Sequence[str]) -> str:
     """Return a warning about models without a check file."""
-    return f"{host}: not proven, as they have no check file: " + ", ".join(unchecked)
+    return f"{host}: models without a check file are not proven: " + ", ".join(unchecked)

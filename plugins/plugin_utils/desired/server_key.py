@@ -92,12 +92,12 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
         variables["triton_server_model_control_mode"] == EXPLICIT
         and CONTROL not in apis
         and not loopback(str(variables["triton_server_listen_address"]))
-        and not variables["triton_server_open_control"]
+        and not variables["triton_server_allow_open_control"]
     ):
         found.append(
             "triton_server_restricted_apis has no {}, in mode explicit and with ports at {}: a client that reaches them runs its "
             "own code as root by one request to load. Add it, listen at 127.0.0.1, or set "
-            "triton_server_open_control: true".format(CONTROL, variables["triton_server_listen_address"] or "every address")
+            "triton_server_allow_open_control: true".format(CONTROL, variables["triton_server_listen_address"] or "every address")
         )
     return found
 

@@ -59,7 +59,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "free_limit": int(variables["npufleet_free_timeout"]),
         "key": server_key.desired(variables),
         "grpc": accepts_grpc(variables),
-        "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
+        "stuck_load_limit": int(variables["triton_server_stuck_load_timeout"]),
         **{FILE_NAMES.get(name, name): int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
     }
     # With its own address only, so that the file of other hosts does not change

@@ -362,7 +362,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_poll_seconds": SECONDS,
     "triton_server_log_verbose": number(0, 100),
     "triton_server_ready_timeout": SECONDS,
-    "triton_server_stuck_load_limit": SECONDS_OR_0,
+    "triton_server_stuck_load_timeout": SECONDS_OR_0,
     "triton_server_manual_process": entries()._replace(secret=True),
     "triton_server_cloud_credentials": entries()._replace(secret=True),
     "triton_server_watchdog_interval": SECONDS,

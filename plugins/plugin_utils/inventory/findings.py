@@ -52,6 +52,8 @@ REMOVED: Dict[str, str] = {
     "triton_server_watchdog_actions": "triton_server_watchdog_max_actions",
     "triton_server_linked": "triton_server_current_releases",
     "triton_server_started_inside": "triton_server_manual_process",
+    "triton_server_open_control": "triton_server_allow_open_control",
+    "triton_server_stuck_load_limit": "triton_server_stuck_load_timeout",
 }
 # The repository of an image: an optional registry, and a path in lower case
 REPOSITORY = re.compile(

@@ -49,7 +49,10 @@ def test_a_node_that_nobody_but_root_may_open_is_refused_beforehand(host):
     run = site(*DEVICES)
     host.check_output("chmod 0660 /dev/rbln1")
     assert run.code == 2, run.output
-    assert f"/dev/rbln1 has mode 0600 of user 0 and group {VIDEO}, expected it open to a group that is not root's" in run.output
+    assert (
+        f"/dev/rbln1 has mode 0600 of user 0 and group {VIDEO}, expected read and write access for a group other than root's"
+        in run.output
+    )
     assert (inspect(host)["Id"], run.changed().get(HOST, 0)) == (before, 0)
 
 

@@ -31,7 +31,7 @@ def test_status_names_only_hosts_that_differ(tmp_path: Path) -> None:
     scenario = {"npu-1": GOOD, "npu-2": {"plan": ULIMITS}, "npu-3": {"lost": "host_state"}, "npu-4": {"plan": ULIMITS}}
     ran = run(tmp_path, "status.yml", scenario)
     assert ran.code == 4, ran.output
-    assert "3 of 4 hosts are not in sync" in shown(ran)
+    assert "3 of 4 hosts differ from the desired state" in shown(ran)
     assert "npu-2, npu-4: container.ulimits" in shown(ran) and "npu-1" not in shown(ran).partition("3 of 4")[2]
     assert [ran.recap(host)["failed"] for host in HOSTS] == [0, 1, 0, 1]
     assert ran.recap("npu-3")["unreachable"] == 1
@@ -45,7 +45,7 @@ def test_status_names_only_hosts_that_differ(tmp_path: Path) -> None:
 def test_status_of_a_fleet_in_sync_ends_after_the_report(tmp_path: Path) -> None:
     ran = run(tmp_path, "status.yml", dict.fromkeys(HOSTS, GOOD))
     assert ran.code == 0, ran.output
-    assert "every host is in sync (4)" in shown(ran)
+    assert "all 4 hosts are in sync" in shown(ran)
     assert "TASK [Fail a" not in ran.output
     assert after_recap(ran) == ["4 hosts: 4 ok"]
 
@@ -64,7 +64,9 @@ def test_a_limit_limits_the_output_and_keeps_the_rest_of_the_report(tmp_path: Pa
 def test_a_host_in_maintenance_is_shown_and_does_not_fail(tmp_path: Path) -> None:
     ran = run(tmp_path, "status.yml", {"npu-1": GOOD, "npu-2": {"plan": ULIMITS, "out": "host_state"}})
     assert ran.code == 0, ran.output
-    assert "1 of 2 hosts are not in sync or in maintenance" in shown(ran) and "npu-2: in maintenance: swap card 2" in shown(ran)
+    assert "1 of 2 hosts differ from the desired state or are in maintenance" in shown(
+        ran
+    ) and "npu-2: in maintenance: swap card 2" in shown(ran)
     assert after_recap(ran) == ["2 hosts: 1 ok, 1 in maintenance"]
 
 

@@ -56,7 +56,7 @@ def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
     found = vendor_tool.query_groups()
     if "error" in found:
         return GROUP_NODE, [
-            f"the groups of the NPUs are unknown ({found['error']}), expected one group, the container's {GROUP_NODE}"
+            f"the groups of the NPUs are unknown ({found['error']}), expected one group for all NPUs of the container"
         ]
     groups = {found["groups"].get(os.path.basename(node), 0) for node in nodes}
     if len(groups) > 1:
@@ -79,8 +79,9 @@ def _opener(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
     if mode & 0o060 == 0o060 and found.st_gid:
         return found.st_gid, None
     return None, (
-        f"{node} has mode {mode:04o} of user {found.st_uid} and group {found.st_gid}, expected it open to a group that is not "
-        f'root\'s, for user {uid} of the server. Write a udev rule, such as KERNEL=="rbln*|rsd*", GROUP="render", MODE="0660"'
+        f"{node} has mode {mode:04o} of user {found.st_uid} and group {found.st_gid}, expected read and write "
+        f"access for a group other than root's, which user {uid} of the server joins. "
+        'Write a udev rule, such as KERNEL=="rbln*|rsd*", GROUP="render", MODE="0660"'
     )
 
 
