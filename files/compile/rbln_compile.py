@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Compiles one model with the SDK of the Python that runs this: rbln_compile.py SPEC.
+"""Compile one model with the SDK of the Python that runs this program: rbln_compile.py SPEC.
 
-SPEC is a JSON file, paths in it are relative to it:
+SPEC is a JSON file. Paths in it are relative to its directory:
 
   {"name", "npu": such as "RBLN-CA22", "sdk": required version, "devices": NPUs that one instance spans,
    "source": {"kind": "onnx", "path"} or {"kind": "torch", "path": directory, "module", "function"},
    "batches": [1, 4] or [] for none, "inputs": [{"name", "shape": without the batch, "dtype"}],
    "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
 
-Writes the compiled file and beside it, at its name with .json, the record of it: what it was compiled from, for and into. Its
-`device_memory` is what a runtime takes on each NPU.
-Prints the record; a failure is one line on standard error and exit code 1, and leaves neither of both.
+The program writes the compiled file and its record, <output>.json: the source, the target, and the inputs and outputs. The record's
+`device_memory` is the memory in bytes that a runtime takes on each NPU. The program also prints the record.
+If it fails, it prints one line to standard error, ends with exit code 1, and writes neither file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 FORMAT = 1
-# ONNX's names of types, as the spec has them
+# {ONNX's name of a type: its name in the spec}
 ONNX_NAMES = {
     **{name.upper(): name for name in ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")},
     "FLOAT16": "float16",
@@ -36,11 +36,11 @@ ONNX_NAMES = {
 
 
 class CompileError(Exception):
-    """The reason why a model cannot be compiled, for the author of its spec."""
+    """The error of a model that cannot be compiled. Its message is for the author of the spec."""
 
 
 def main(path: str) -> Dict[str, Any]:
-    """Compile what the spec says; returns the record."""
+    """Compile the model of a spec. Return the record. Raises CompileError."""
     with open(path, encoding="utf-8") as source:
         spec = json.load(source)
     os.chdir(os.path.dirname(os.path.abspath(path)))
@@ -64,7 +64,7 @@ def main(path: str) -> Dict[str, Any]:
             compiled = compiled_onnx(rebel, spec["source"]["path"], info if spec["batches"] else info[:1], options)
     except CompileError:
         raise
-    except Exception as error:  # a compiler's errors are of many kinds, and all of them are the model's
+    except Exception as error:  # Errors of compilers have no common base class, and are all caused by the model.
         raise CompileError(f"the compiler of SDK {rebel.__version__} refuses it: {words(error)}") from error
     draft = spec["output"] + ".draft"
     compiled.save(draft)
@@ -85,14 +85,14 @@ def main(path: str) -> Dict[str, Any]:
     with open(draft + ".json", "w", encoding="utf-8") as target:
         json.dump(record, target, indent=1, sort_keys=True)
         target.write("\n")
-    # The file first: a record is only ever beside the file that it is of.
+    # The file is moved first, so that no record ever exists without its file.
     os.replace(draft, spec["output"])
     os.replace(draft + ".json", spec["output"] + ".json")
     return record
 
 
 def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options: Mapping[str, Any]) -> Any:
-    """Compile an ONNX model by the function of this SDK, with `input_info`, or as a loaded model with `shape`."""
+    """Compile an ONNX model: older SDKs take its path and `input_info`, newer ones the loaded model and `shape`."""
     if not wants_shapes(rebel):
         return rebel.compile_from_onnx(path, list(info) if len(info) > 1 else info[0], **options)
     try:
@@ -106,7 +106,7 @@ def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options:
         for tensor in model.graph.input
         if tensor.name not in constants
     }
-    # This form does not say types: they are the model's own
+    # `shape` has no types. The compiler takes the types from the model.
     wrong = [f"{name} as {kind}, the model has {types[name]}" for name, _shape, kind in info[0] if types.get(name, kind) != kind]
     if wrong:
         raise CompileError(f"the spec names input {'; '.join(wrong)}")
@@ -115,7 +115,7 @@ def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options:
 
 
 def wants_shapes(rebel: Any) -> bool:
-    """Return True if the compiler takes a loaded ONNX model and shapes, by its signature, else by its version."""
+    """Return True if the compiler takes a loaded ONNX model and shapes. Without a signature, the version decides."""
     try:
         known = inspect.signature(rebel.compile_from_onnx).parameters
     except (TypeError, ValueError):
@@ -131,29 +131,29 @@ def memory_of(compiled: Any, devices: int) -> List[int]:
 
 
 def shaped(entry: Mapping[str, Any], batch: Optional[int]) -> List[int]:
-    """Shape of an input or output in the bucket of a batch."""
+    """Return the shape of an input or output for a batch size, without the batch dimension if it is None."""
     return [*([] if batch is None else [batch]), *entry["shape"]]
 
 
 def name_of_devices(version: str) -> str:
-    """Since 0.11 the argument has another name."""
+    """Return the name of the argument for the number of NPUs, which was renamed in 0.11."""
     return "num_devices" if line(version) >= [0, 11] else "tensor_parallel_size"
 
 
 def line(version: str) -> List[int]:
-    """Return the minor line of an SDK, within which compiled files run: [0, 9] of 0.9.4."""
+    """Return the minor version of an SDK, such as [0, 9] of 0.9.4. A compiled file runs with each SDK of its minor version."""
     return numbers(version)[:2]
 
 
 def numbers(version: str) -> List[int]:
-    """[0, 9, 4] of 0.9.4+more."""
+    """Return the first three numbers of a version, such as [0, 9, 4] of 0.9.4+more."""
     return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def module_of(source: Mapping[str, str]) -> Any:
     """Return the PyTorch module of the site's function."""
     try:
-        import torch  # noqa: F401  named here, before the site's own import of it fails with less
+        import torch  # noqa: F401  A clear error, before the import in the site's module fails.
     except ImportError as error:
         raise CompileError(f"{sys.executable} has no PyTorch ({error}), expected it for a torch source") from error
     sys.path.insert(0, source["path"])
@@ -167,7 +167,7 @@ def module_of(source: Mapping[str, str]) -> Any:
 def outputs_of(
     rebel: Any, path: str, spec: Mapping[str, Any], info: Sequence[Sequence[Any]], module: Any
 ) -> List[List[Dict[str, Any]]]:
-    """Return the outputs of every bucket, from the spec, else from the SDK, else from the runtime of the source."""
+    """Return the outputs of each bucket: from the spec, from the SDK, or from a run on the CPU. Raises CompileError."""
     batches = spec["batches"] or [None]
     if spec.get("outputs"):
         return [[{**tensor, "shape": shaped(tensor, batch)} for tensor in spec["outputs"]] for batch in batches]
@@ -176,7 +176,7 @@ def outputs_of(
         every = field(found, "input_info")
         if every and len(every) == len(info):
             return [[described(name) for name in field(bucket, "outputs")] for bucket in every]
-        # It tells the first bucket alone: the others differ in the batch.
+        # This SDK only returns the outputs of the first bucket. The other buckets have another batch size.
         first = [described(name) for name in field(found, "outputs")]
         if not spec["batches"]:
             return [first]
@@ -186,7 +186,8 @@ def outputs_of(
         return [run_of_torch(module, entry) if module is not None else run_of_onnx(spec["source"]["path"], entry) for entry in info]
     except ImportError:
         raise CompileError(
-            f"SDK {rebel.__version__} does not tell the outputs of a compiled file: give them as `outputs`, like `inputs`"
+            f"SDK {rebel.__version__} does not return the outputs of a compiled file, expected them in the spec. "
+            "Add `outputs`, in the form of `inputs`"
         ) from None
 
 
@@ -202,7 +203,7 @@ def run_of_onnx(path: str, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
 
 
 def run_of_torch(module: Any, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
-    """Return the outputs of one run on zeros, without names."""
+    """Return the outputs of one run on zeros. PyTorch has no names of outputs."""
     import torch
 
     with torch.no_grad():
@@ -220,7 +221,7 @@ def described(entry: Any) -> Dict[str, Any]:
     return {
         "name": field(entry, "name"),
         "shape": [int(size) for size in field(entry, "shape")],
-        # Some are PyTorch's: torch.float32
+        # Types of PyTorch have a prefix, such as torch.float32.
         "dtype": str(field(entry, "dtype")).rpartition(".")[2],
     }
 

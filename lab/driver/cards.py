@@ -262,7 +262,7 @@ def config_space(card: CardType, start: int) -> bytes:
 
 
 def class_files(npu: Npu, version: str) -> Dict[str, str]:
-    """Return the files of an NPU in /sys/class/rebellions: those of the driver, and those of rbln-stat alone."""
+    """Return the files of an NPU in /sys/class/rebellions: those that the driver has, and those that only rbln-stat reads."""
     identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"{npu.address}.{socket.gethostname()}")
     return {
         "status": f"{STATUS_FAULT if npu.faulty else STATUS_READY}\n",

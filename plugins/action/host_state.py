@@ -158,7 +158,7 @@ class ActionModule(FleetAction):
         return self._for_playbooks(result, variables, batched=batched)
 
     def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
-        """Add the variables with which playbooks ask for confirmation and form batches, which hostvars may lack.
+        """Add the variables from which playbooks derive confirmations and batches. hostvars has no defaults of roles.
 
         An invalid variable is a reason against a change, but not against reading.
         """

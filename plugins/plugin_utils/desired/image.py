@@ -37,7 +37,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "delivery": delivery,
         "archive": sources[ARCHIVE],
         "repo_digest": sources[REGISTRY],
-        # The form and the place in which this host publishes the image for the other hosts; None if it does not publish
+        # How this host publishes the image for the other hosts, as text for a message. None if it does not publish it.
         "publish": (f"it in {repository}" if repository else "its archive on the controller") if publish else None,
         # Options of this Triton that other releases lack, as recorded at the build
         "options": list(lock.get("options") or []),
@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def in_repository(repo_digest: Optional[str], repository: str) -> Optional[str]:
-    """Return the digest if the inventory names its repository or no repository, else None."""
+    """Return the digest if it belongs to `repository`, or if the inventory names no repository. Otherwise return None."""
     return repo_digest if repo_digest and (not repository or repo_digest.startswith(repository + "@")) else None
 
 
