@@ -173,13 +173,13 @@ def test_every_play_and_task_of_a_playbook_has_a_name(path: Path) -> None:
 
 
 def test_playbooks_change_hosts_in_batches_through_the_frame_alone() -> None:
-    """rollout.yml has the gates; adoption replaces containers, and site.yml changes balancers, one after the other."""
+    """rollout.yml has the gates; site.yml changes balancers, one after the other."""
     plays = {path.stem: load(path) for path in PLAYBOOKS if path.parent.name != "tasks"}
     imported_by = {name: [play.get("ansible.builtin.import_playbook") for play in found] for name, found in plays.items()}
-    assert {"models", "recover", "rollback", "site"} <= {
+    assert {"adopt", "models", "recover", "rollback", "site"} <= {
         name for name, files in imported_by.items() if "frame/rollout.yml" in files
     }
-    assert sorted(name for name, found in plays.items() if any("serial" in play for play in found)) == ["adopt", "rollout", "site"]
+    assert sorted(name for name, found in plays.items() if any("serial" in play for play in found)) == ["rollout", "site"]
     frame = plays["rollout"][0]
     assert frame["max_fail_percentage"] == 0 and "rollout_batches" in frame["serial"]
     begin, change, end = frame["tasks"]
