@@ -180,7 +180,7 @@ def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> Non
 )
 def test_groups_are_the_tools(monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str], found: Any) -> None:
     monkeypatch.setattr(vendor_tool, "find_tool", lambda: "/usr/bin/rbln-smi")
-    monkeypatch.setattr(vendor_tool, "run", lambda *command: answer if command[1:] == ("-g", "-j") else (9, ""))
+    monkeypatch.setattr(vendor_tool, "run", lambda *command, **_limit: answer if command[1:] == ("-g", "-j") else (9, ""))
     said = vendor_tool.query_groups()
     assert said == {"groups": found} if isinstance(found, dict) else found in said["error"]
     monkeypatch.setattr(vendor_tool, "find_tool", lambda: None)
