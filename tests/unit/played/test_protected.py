@@ -27,7 +27,7 @@ READS = {
 } | {
     f"npufleet.triton.{name}"
     for name in (
-        "adoption", "balancer_info", "fleet_report", "host_state", "inference_check", "model_manifest",
+        "chart_series", "adoption", "balancer_info", "fleet_report", "host_state", "inference_check", "model_manifest",
         "rollout", "support_bundle",
     )
 }  # fmt: skip
