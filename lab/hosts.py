@@ -16,7 +16,7 @@ from settings import ARTEFACT_PORT, ARTEFACTS, LABEL, OPS_USER, Lab, LabError, h
 from standins import kernel_package
 
 OPS_HOST = "ops1"
-# The most load balancers, and the number of the first one, which follows the numbers of 200 NPU hosts
+# Largest number of load balancers, and the number of the first one. Lower numbers belong to the NPU hosts, at most 200.
 MAX_BALANCERS, FIRST_BALANCER = 9, 221
 # On a machine with control groups of version 1, the systemd of Debian 13 needs the parameters CGROUP_V1.
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
@@ -37,7 +37,7 @@ def balancer_names(count: int) -> list[str]:
 
 
 def number_of(name: str) -> int:
-    """Return the number of a host, which sets its address. It stays the same when further hosts are added."""
+    """Return the number of a host. The address of the host depends on it. Adding further hosts does not change it."""
     kind, number = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
     return {"ops": 0, "npu": number, "lb": FIRST_BALANCER + number - 1}[kind]
 

@@ -17,13 +17,13 @@ from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 RELEASE_ROWS = {
     "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "sdk_line": "0.6", "cards": ("RBLN-CA12",), "driver": "1.1.67"},
     "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "sdk_line": "0.9", "cards": ("RBLN-CA22",), "driver": "2.0.1"},
-    # The newest Triton that has a wheel, together with the driver and the SDK of 26.05
+    # This row has the driver and the SDK of release row 26.05. Its Triton is older, because no newer Triton has a wheel.
     "lab-26.05": {
         "triton": "24.10",
         "sdk": "0.11.2+lab",
         "sdk_line": "0.11",
         "driver": "3.2.2",
-        # lab-24.01 also supports RBLN-CA12, so that hosts can be upgraded from that row to this one, and back.
+        # This row and lab-24.01 both support RBLN-CA12, so a host can be upgraded from that row to this one, and back.
         "cards": ("RBLN-CA25", "RBLN-CA12"),
     },
 }
@@ -104,7 +104,7 @@ def wheels_of_image() -> list[Path]:
 def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]]:
     """Compile the models of a row for its default card or for `card`. Return {model: {"key": <card>/<SDK line>, "path", "sha256"}}.
 
-    `path` is relative to the artefact server's root. The record of a file has the same path with the suffix .json.
+    `path` is the path of the compiled file below the artefact server's root. The record of its compilation is `<path>.json`.
     """
     card = card or card_of(row)
     key = f"{card.removeprefix('RBLN-')}/{RELEASE_ROWS[row]['sdk_line']}"

@@ -79,7 +79,8 @@ class ActionModule(FleetAction):
         # The call may be repeated, because a host does not begin a change with the same ID again.
         result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, request))
         while result.get("under_way"):
-            # A change that waits to be accepted has the ID of the call that began it.
+            # A call that accepts or rejects a change decides about a change that an earlier call began. It returns the ID of this
+            # change, for which the next call waits.
             next_request["id"] = str(result.get("id", next_request["id"]))
             with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
@@ -93,7 +94,8 @@ class ActionModule(FleetAction):
 def _limit(request: Mapping[str, Any], accept_within: float) -> float:
     """Return the seconds that a change, its checks and its rollback take if each step takes its whole time limit.
 
-    The time to load is counted once for all models. With more, a host without power would delay the run for hours.
+    The time limit for loads is counted once, not once for each model. Otherwise the run would wait for hours for a host that has
+    lost its power.
     """
     times, checks = request["container"], (request.get("checks") or {}).get("document") or {}
     # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.

@@ -368,7 +368,7 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")

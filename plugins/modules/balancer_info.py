@@ -144,7 +144,7 @@ REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     balancer = Balancer(params["socket"], params["master_socket"])
     try:

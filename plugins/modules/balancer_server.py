@@ -79,8 +79,8 @@ options:
     description:
       - With O(state=ready), wait up to so many seconds until new health checks of the server have passed, and only then make it
         ready. The task fails otherwise, and the server stays drained.
-      - V(0) does not wait. HAProxy then sends requests at once if its last health check has passed, which may be older than a
-        change of the server.
+      - V(0) does not wait. HAProxy then sends requests at once if its last health check has passed. This check may be older than
+        the last change of the server.
     type: int
     default: 0
 attributes:
@@ -140,7 +140,7 @@ server:
         without this module.
       type: dict
 kept:
-  description: Whether the server was left drained, or with its owner, because a higher kind of owner drained it.
+  description: Whether the owner of the drain stays, because a higher kind of owner drained the server. The server stays drained.
   returned: success
   type: bool
 in_flight:
@@ -181,8 +181,9 @@ OPTIONS: Dict[str, Any] = {
 }
 # Name of the balancer in the inventory, for messages
 REQUEST = {"host": {"type": "str", "default": "the balancer"}}
-# Bounds of numbers, with which HAProxy and the connection of Ansible can work
+# Smallest and largest weight. HAProxy accepts no larger one, and sends no requests to a server with a weight of 0.
 WEIGHTS = (1, 256)
+# Longest wait in seconds. The connection of Ansible has to stay open during the wait.
 LONGEST = 86400
 
 
@@ -202,7 +203,7 @@ def flaw(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     reason = flaw(params)
     if reason:

@@ -187,7 +187,7 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)

@@ -190,7 +190,7 @@ def _counts(seen: Mapping[str, Any], last: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")

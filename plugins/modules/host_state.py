@@ -338,7 +338,7 @@ def _read_store(root: str) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:

@@ -333,7 +333,7 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
         module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")

@@ -73,7 +73,7 @@ REQUEST = request.HOLDER
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     root, holder = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:

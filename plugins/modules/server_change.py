@@ -277,7 +277,7 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:

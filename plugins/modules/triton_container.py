@@ -55,7 +55,7 @@ REQUEST = {**request.HOLDER, "container": {"type": "dict", "required": True}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     root, settings = params["root"], params["container"]
     if module.check_mode:

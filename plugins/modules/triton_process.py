@@ -181,7 +181,7 @@ def switch(plan: List[Item], order: Mapping[str, Any], incoming: str) -> Dict[st
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     root, host, server = params["root"], params["host"], LocalServer(params)
     try:

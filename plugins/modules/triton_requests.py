@@ -81,7 +81,7 @@ def requests(page: str) -> Dict[str, Dict[str, Any]]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     if module.params["address"] is None or module.params["port"] is None:
         module.fail_json(msg="the server is known on the controller: call it as npufleet.triton.triton_requests")
     try:

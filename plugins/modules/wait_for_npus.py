@@ -62,7 +62,7 @@ REQUEST = {"host": {"type": "str", "default": ""}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module, whether Ansible has sent it or the host library calls it."""
+    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
     params = request.merge_request(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="wait_for_npus starts on the controller. Call it as npufleet.triton.wait_for_npus.")

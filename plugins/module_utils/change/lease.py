@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease of a host: the file by which one run holds the host, from its first change to its last.
 
-`lease.json` names the run and the person who started it. The lease is live while a call of the run holds a lock, and for `patience`
-seconds after the last call. Only its own run releases a live lease. Another run waits until the lease is no longer live, and then
-takes it over. A reboot ends every lease. If a call hangs, the kernel ends it at its time limit.
+`lease.json` names the run and the person who started it. A call is one execution of a module on the host that changes or proves
+the host for the run. The lease is live during each call, which holds a lock, and for `patience` seconds after the last call. Only
+its own run releases a live lease. Another run waits until the lease is no longer live, and then takes it over. A reboot ends every
+lease. If a call hangs, the kernel ends its process at its time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAINTENANCE_FILE = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
 # The file with the id of the run that took the lease last, even after its release
 LAST = "lease.last"
-# The watchdog holds a lock on this file while it checks for a lease, and then reloads models or restarts the server
+# The watchdog holds a lock on this file during a repair. A repair first checks that no run has the lease.
 WATCHDOG = "/run/npufleet-watchdog.lock"
 # Longest time in seconds that the watchdog holds its lock
 WATCHDOG_WAIT = 900.0
@@ -38,7 +39,7 @@ WATCHDOG_WAIT = 900.0
 CALL_LIMIT = 3600.0
 # Largest argument of signal.alarm in seconds
 MAX_ALARM = 2.0**30
-# How often one call may use all time limits of the container, for example to replace it and then to restore it
+# A call may need the time limits of the container this many times: it may replace the container and then restore the old one.
 LIMIT_REPEATS = 4
 SHAPE = {
     "run": str,
@@ -47,10 +48,11 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal, because the time of day may be set. Earlier versions wrote only the time of day.
+    # Seconds since boot at the last renewal. Unlike the time of day (`renewed`), nobody can set them. Earlier versions wrote only
+    # `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
-    # Name and time limits of the container (container.py), with which the host ends an interrupted change
+    # Name and time limits of the container (container.py). The host needs them to end an interrupted change by itself.
     "container": {
         "name?": str,
         "free_timeout?": shapes.NUMBER,
@@ -93,7 +95,7 @@ class Holder(NamedTuple):
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the lease, None if no run holds one, or UNREADABLE: the file cannot be read, and some run was changing the host."""
+    """Return the lease, None without a lease file, or UNREADABLE if the file cannot be read: an unknown run may change the host."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
     if not found.exists:
         return None
@@ -112,7 +114,10 @@ def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
 
 
 def remaining(lease: Mapping[str, Any]) -> float:
-    """Return the seconds until the lease ends without another call, 0 for a lease from another boot or from the future."""
+    """Return the seconds until the lease ends if no call renews it.
+
+    Return 0 for a lease from before the last boot, and for a renewal that seems to be in the future.
+    """
     if lease["boot"] != boot():
         return 0.0
     if "uptime" in lease:
@@ -125,7 +130,10 @@ def remaining(lease: Mapping[str, Any]) -> float:
 
 
 def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
-    """Return True if the run of the lease may still work. A run that is known to be gone (`ended`) is live only during its call."""
+    """Return True if the run of the lease may still work.
+
+    `ended` is the ID of a run that is known to be gone. Its lease is live only while one of its calls is still running.
+    """
     return (lease["run"] != ended and remaining(lease) > 0) or at_work(root)
 
 
@@ -204,7 +212,7 @@ def acquire(
             is_renewal = before is not None and before["run"] == holder.run
             if before is None or is_renewal or not live(root, before, ended):
                 if is_renewal and before is not None:
-                    # A run that may change a host in maintenance may do so in every step
+                    # Once a run may change a host in maintenance, it keeps this permission for its later calls.
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
                 _write(root, holder, patience, container, before["since"] if is_renewal and before else timestamp())
@@ -246,8 +254,9 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
     """Keep the lease live during a call, and renew it at the end. The kernel ends a process that takes too long.
 
-    `limit` is the time limit in seconds of a call that may need more than the default. Raises LeaseError if another run, or no run,
-    holds the lease. Without `holder`, the caller belongs to the run that holds the lease, and nothing happens without a lease.
+    `limit` is a time limit in seconds. It counts if it is longer than the default. With `holder`, LeaseError is raised if this run
+    does not hold the lease. Without `holder`, the call belongs to the run that holds the lease. If no run holds it then, there is
+    nothing to renew, and the call has no time limit.
     """
     if holder is None and not os.path.exists(os.path.join(root, LEASE)):
         yield None
@@ -281,7 +290,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Have the kernel end this process after `seconds`. If limits are nested, the later one counts."""
+    """Have the kernel end this process after `seconds`. If limits are nested, the limit with the latest end counts."""
     before = signal.alarm(0)
     signal.alarm(max(before, math.ceil(min(seconds, MAX_ALARM))))
     try:
@@ -305,15 +314,16 @@ def _shared(root: str) -> int:
 
 
 def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:
-    """Release the lease of this run. Return False if this run does not hold it. `rollout` is the end of its rollout, if known.
+    """Release the lease of this run. Return False if this run does not hold it.
 
-    Raises ValueError if `rollout` is invalid.
+    `rollout` is the result of the host's change, for the record of rollouts. It is empty if only the success of the change is
+    known. Raises ValueError if `rollout` is invalid.
     """
     with _locked(root):
         lease = read(root)
         if lease is None or lease["run"] != holder.run:
             return False
-        # A full disk must not keep the host. The entry of the rollout then stays without an end.
+        # The lease must be released even if the disk is full. In this case the record of the rollout has no end.
         with suppress(OSError):
             rollouts.end(root, holder.run, rollout)
         os.unlink(os.path.join(root, LEASE))

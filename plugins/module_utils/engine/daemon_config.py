@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of dockerd: how desired options are merged into daemon.json, and which options its command line sets.
 
-The names are from the source of moby (cmd/dockerd/config.go and config_unix.go, daemon/config/config.go). An option that can be
-repeated has a singular name as a flag and a plural name in the file. dockerd does not start if a flag and the file set one option.
+The names are from the source of moby (cmd/dockerd/config.go and config_unix.go, daemon/config/config.go). Some options can be set
+several times. Their flag has a singular name, and their key in the file has a plural name. dockerd does not start if an option is
+set both by a flag and in the file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DAEMON_JSON = "/etc/docker/daemon.json"
 DEPENDENT = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
 # Defaults of dockerd. The storage driver has no fixed default: it depends on the host.
 DEFAULTS = {"log-driver": "json-file"}
-# Maps whose entries are replaced as a whole: a merged runtime might have both a path and a type.
+# Maps whose entries are replaced as a whole. If entries were merged, a runtime could have both a path and a type.
 OBJECTS = ("runtimes", "default-ulimits")
 # Maps that are one option of dockerd. In other maps, such as `proxies`, each entry is an option.
 ONE_OPTION = ("builder", "cluster-store-opts", "default-network-opts", "default-ulimits", "features", "log-opts", "runtimes")
@@ -78,7 +79,8 @@ def parse(raw: Optional[str]) -> Dict[str, Any]:
 def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return `current` updated with `desired`: maps are merged, other values are replaced.
 
-    If another driver replaces the current one, the options of the current one are removed: dockerd would not start with them.
+    `desired` may select another driver for logs or storage. The options of the current driver are then removed, because dockerd
+    would not start with them.
     """
     merged = {}
     for option, value in (current or {}).items():
@@ -91,7 +93,7 @@ def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> D
 
 
 def _kept(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[str, Any]) -> Any:
-    """Return the value of an option in the file without the parts that the desired driver lacks, None if nothing remains."""
+    """Return the current value of an option without the parts that the desired driver does not know, None if no part remains."""
     owner = DEPENDENT.get(option)
     if owner is None or owner not in desired:
         return value
@@ -120,7 +122,10 @@ def options(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
-    """Return the flags (from `read_flags`) with which dockerd would not start with daemon.json, or would read another file."""
+    """Return the flags (from `read_flags`) that conflict with daemon.json.
+
+    dockerd does not start if a flag sets an option of daemon.json. With the flag `--config-file`, it reads another file.
+    """
     both = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
     return [*both, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]
 

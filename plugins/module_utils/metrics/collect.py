@@ -70,7 +70,7 @@ def host_page(settings: Settings, change: bool) -> str:
         stubs=processes,
         shm=shm,
         changing=change,
-        # The condition holds even if its record does not say since when.
+        # A record may have no valid time. The host then still counts as in maintenance, limited or with a hold, since now.
         maintenance=_since(mark, now),
         limited=_since(limited, now),
         holds={name: _since({"since": hold.get("when")}, now) or now for name, hold in read_holds(settings.root).items()},
@@ -86,7 +86,7 @@ def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float
 
 
 def desired_models(root: str) -> Dict[str, Dict[str, object]]:
-    """Return the releases that the store lets the server read. With a lost record no release is known."""
+    """Return the models that the links of the store serve, with the facts of their releases. Empty if a record cannot be read."""
     try:
         return current_models(root, {})
     except StoreError as error:
@@ -95,7 +95,10 @@ def desired_models(root: str) -> Dict[str, Dict[str, object]]:
 
 
 def read_container(observer: Observer) -> Tuple[Dict[str, host.Stubs], Optional[Tuple[int, int]]]:
-    """Return the processes of each model, and the size and used bytes of the shared memory, of a container that runs."""
+    """Return the processes of each model in the container, and the (size, used bytes) of its shared memory.
+
+    Return ({}, None) if the container does not run or cannot be read.
+    """
     try:
         init = observer.first_process()
         if init is None:
@@ -130,7 +133,7 @@ def run(config: str) -> int:
     try:
         # The directory belongs to node exporter. Without this call durable.write would create it.
         os.stat(settings.directory)
-        # The tool opens the cards, and an open card would make a reload of the driver by a run fail.
+        # The vendor's tool opens the cards. During a change, a run may reload the driver, which fails if a card is open.
         if not change:
             durable.write(os.path.join(settings.directory, CARDS_FILE), cards_page(settings))
         durable.write(os.path.join(settings.directory, HOST_FILE), host_page(settings, change))

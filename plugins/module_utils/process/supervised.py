@@ -40,7 +40,7 @@ ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
     re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
 )
-# Seconds for a supervisor to start. Also the seconds for its end in addition to the server's stop_timeout.
+# Seconds that a supervisor may take to start. To end, it may take the server's stop_timeout and these seconds.
 GRACE = 20.0
 # Seconds between two checks
 POLL_SECONDS = 0.1
@@ -164,7 +164,10 @@ def log_of_start(root: str) -> str:
 
 
 def log_since(root: str, since: int, until: Optional[int] = None) -> str:
-    """Return the log from byte `since` to byte `until`, at most its last LOG_SHOWN bytes. A rotated log starts at byte 0."""
+    """Return the log from byte `since` to byte `until` or its end, but at most the last LOG_SHOWN bytes of this part.
+
+    If the log is shorter than `since`, the supervisor has rotated it. The part then starts at byte 0.
+    """
     try:
         with open(log_path(root), "rb") as source:
             size = source.seek(0, os.SEEK_END) if until is None else until
@@ -183,7 +186,10 @@ def log_size(root: str) -> int:
 
 
 class Guard:
-    """The stuck loads that the supervisor ends during a change. It has the interface of stuck_load.Guard."""
+    """A reader of the log that finds the stuck loads which the supervisor ends during a change.
+
+    Callers use it in the same way as stuck_load.Guard.
+    """
 
     def __init__(self, root: str) -> None:
         self._root, self._rounds = root, 0
@@ -200,7 +206,11 @@ class Guard:
         return self._ended
 
     def repeats(self, mark: int) -> bool:
-        """Return True if a load has to be repeated: `ended` has more than `mark` entries, and the repeats are not used up."""
+        """Return True if the caller has to repeat its load.
+
+        `mark` is the length of `ended` before the load. A longer list means that the load was stuck. During a change, loads are
+        repeated at most stuck_load.ROUNDS times.
+        """
         stuck = len(self.ended) > mark
         self._rounds += stuck
         if stuck:

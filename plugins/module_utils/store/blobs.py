@@ -92,7 +92,10 @@ def _stamped(root: str, digest: str, found: os.stat_result) -> bool:
 
 
 def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
-    """Return `is gone` or `was changed`, None if the blob is intact. Hash it only without a valid stamp, or to `verify`."""
+    """Return `is gone` or `was changed` for a damaged blob, None for an intact blob.
+
+    The blob is hashed only if it does not match its stamp, or if `verify` is true.
+    """
     path = blob_path(root, digest)
     try:
         found = os.lstat(path)
@@ -199,8 +202,8 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
 def collect(root: str, keep: int) -> Dict[str, Any]:
     """Remove old releases, unused blobs, and files of interrupted transfers. Return {"removed": [names], "bytes": freed bytes}.
 
-    The `keep` contents of each model that were proven last stay. Releases with equal content count once. The served release, the
-    newest other proven content, and the releases of an open transaction or a hold always stay.
+    For each model, the last `keep` proven contents stay. Releases with equal content count as one content. The served release, the
+    newest proven content besides it, and the releases of an open transaction or a hold always stay.
     """
     gone: List[str] = []
     freed = 0

@@ -84,7 +84,8 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores; None without keys.
 
-    Changed keys are in another file. So the container is replaced, and the previous container keeps its own file.
+    The name of the file depends on the keys. So changed keys get a new file, which replaces the container. The previous container
+    keeps its file, in case it is restored.
     """
     if not keys:
         return None

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge of a change: compares the requests of clients on changed hosts with those on a reference. Controller only.
 
-The reference is the unchanged hosts in the same window or, if every host has changed, the changed hosts in the window before they
-were drained. All input comes from load balancers and hosts, so it is parsed into typed data first.
+The reference of a changed host is the hosts outside its batch, in the same window. If these hosts got fewer requests than a verdict
+needs, the reference is the changed host itself, in the window before its drain. With load balancers other than HAProxy, no window
+is known. The counters of the host's own server are then compared with its counters before the change.
+
+All input comes from load balancers and hosts, so it is parsed into typed data first.
 """
 
 from __future__ import annotations
@@ -16,17 +19,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import traffic
 
 GOOD, BAD, NOT_JUDGED = "good", "bad", "not judged"
-# A share of failures is higher than the reference if it exceeds it by this many standard deviations and by this share
+# The share of failed requests is too high if it exceeds the share of the reference by more than both limits: a number of standard
+# deviations, and an absolute share.
 DEVIATIONS, MARGIN = 3.0, 0.005
 # Fewer failures than this are no evidence
 FAILURES = 3
 # A quantile is slower than the reference if it exceeds the reference by this factor and by these milliseconds
 QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0, 20.0))
-# With fewer requests than requested, a change is bad only if at least this share of them failed
+# If a host got fewer requests than a verdict needs, failures are evidence only if at least this share of the requests failed
 OUTAGE = 0.5
 # Failures that clients cause themselves
 REASONS_OF_CLIENTS = ("CANCELED",)
-# Client errors count only for models that answered before, because a client may ask for a model that nobody serves
+# Client errors count only for models that answered in the reference, because a client may ask for a model that nobody serves
 CLIENT_ERRORS = "4xx"
 
 _NAME = re.compile(r".{1,300}", re.DOTALL)
@@ -69,7 +73,8 @@ class InvalidWindow(ValueError):
 def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answered: Optional[Iterable[str]] = None) -> Requests:
     """Return the requests that these hosts answered, over all balancers and protocols.
 
-    `answered` are the models that answered before. Client errors of other models do not count.
+    `answered` lists the models that answered requests of the reference. Client errors (4xx) count only for these models. If it is
+    None, all client errors count.
     """
     windows = list(windows)
     merged = traffic.merge(
@@ -109,7 +114,8 @@ class Counters(NamedTuple):
 def counted(begin: Mapping[str, Any], end: Mapping[str, Any]) -> Dict[str, Counters]:
     """Return {model: what the server counted between two results of triton_requests}. Raises InvalidWindow.
 
-    Counters start again at 0 with the server.
+    A server that restarts begins its counters at 0. A lower number at the end of the window shows such a restart, and then only the
+    requests since the restart count.
     """
     for result in (begin, end):
         _require(result, TRITON)
@@ -237,7 +243,7 @@ def verdict_of_host(
         models, reference_models = counted(first, last), counted({"models": {}}, earlier)
     changed = requests_of(windows, [host], answered)
     if not windows:
-        # Other balancers report no requests, so those that the server has counted stand for them.
+        # Only HAProxy reports the requests of clients. With another load balancer, the requests that the server counted are used.
         changed, reference = _of_server(models), _of_server(reference_models)
     return judge(changed, reference, needed, models, reference_models)
 

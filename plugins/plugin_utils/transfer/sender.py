@@ -76,7 +76,7 @@ class Sender:
         """Copy the missing blobs to the host and return the result of the task. Raises StoreError."""
         if not missing:
             return {"changed": False, "transferred": {}, "bytes_moved": 0}
-        # The host reports the missing blobs, whose names become paths on the controller.
+        # The host reports these digests, and the controller uses them as file names. So unknown digests are refused.
         unknown = sorted(host_text.line(digest)[:80] for digest in missing if digest not in origins)
         if unknown:
             raise StoreError(
@@ -87,7 +87,10 @@ class Sender:
             return self._send(self._routes(missing, origins))
 
     def local(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        """Return {digest: file on the controller} if the host is the controller itself. Raises StoreError."""
+        """Return {digest: file} of the missing blobs. Raises StoreError.
+
+        The host must be the controller itself. It reads these files in place, so nothing is sent.
+        """
         self.from_controller = True
         with _store_errors():
             return self._local(self._routes(missing, origins)) if missing else {}
@@ -164,7 +167,10 @@ class Sender:
         return answer
 
     def _store(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
-        """Let the host fetch its blobs and store all of them. Return None if another controller came first."""
+        """Let the host download its part of the needed blobs, verify all blobs, and move them into its store.
+
+        Return {digest: size}, or None if another controller is transferring to the host now.
+        """
         pulls = {digest: entry for digest, entry in needed.items() if entry["pull"]}
         try:
             if pulls:
@@ -176,7 +182,7 @@ class Sender:
             else:
                 answer = self._step("take", routes)
         except StoreError:
-            # Every run would send a damaged file of the cache again.
+            # Remove damaged files from the cache of the controller. Otherwise every later run would send them again.
             for digest in needed:
                 path = os.path.join(self.cache, digest)
                 if os.path.isfile(path) and blobs.file_digest(path) != digest:
@@ -185,7 +191,7 @@ class Sender:
         return answer.get("taken")
 
     def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Push files with rsync. Return False if another controller came first."""
+        """Push files with rsync. Return False if another controller is transferring to the host now."""
         pushes = {digest: entry for digest, entry in needed.items() if not entry["pull"]}
         if not pushes:
             return True
@@ -306,8 +312,11 @@ class Sender:
         return sum(size for digest, size in self.arrived.items() if digest in digests)
 
     def _progress_of(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
-        """Return a function that reads the bytes on the host. Its `touch` shows the host that a controller is connected."""
-        # rsync uses the connection of the task, and only private names of Ansible offer a second connection.
+        """Return a function that returns the bytes of these blobs on the host, or None if the host cannot be called.
+
+        The function also renews the time stamp of a file on the host. The stamp shows that a controller is transferring.
+        """
+        # rsync uses the connection of the task. Ansible has no public interface for a second one, so private names are used.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about ensembles: each step exists, each tensor has one writer and a reader, and these agree on the type and the shape."""
+"""Rules about ensembles: each step exists. Each tensor has one writer and a reader, which agree on its type and shape."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RULE = "ensemble"
 
 
 class StepLocation(NamedTuple):
-    """The location of the models of an ensemble's steps, and the next step for a model that is missing there."""
+    """The place in which the models of all steps have to be (`name`), and what to do if one is missing (`todo`), for messages."""
 
     name: str
     todo: str
 
 
 class TensorPort(NamedTuple):
-    """An input or output of an ensemble or of a step, which a tensor of the ensemble connects with others."""
+    """An input or output of an ensemble or of a step. A tensor of the ensemble connects two or more ports."""
 
     owner: str
     dtype: str
@@ -144,7 +144,11 @@ def _flow(model: Model) -> Iterator[Finding]:
 
 
 def _in_order(steps: Sequence[Any], available: Collection[str]) -> Tuple[List[Tuple[int, Any]], List[Tuple[int, Any]]]:
-    """Return ([(number, step) that can run] in a possible order, [(number, step) that waits for a tensor])."""
+    """Return two lists of (index, step): the steps in an order in which they can run, and the steps that can never run.
+
+    `available` has the tensors that exist before the first step. A step of the second list waits for a tensor that no step of the
+    first list writes.
+    """
     ready, waiting = set(available), list(enumerate(steps))
     ordered: List[Tuple[int, Any]] = []
     while True:
@@ -201,7 +205,7 @@ def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     outputs. Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
     """
     steps = model.config.ensemble_scheduling.step
-    # {tensor: the number of the last decoupled step on its way, or None}
+    # {tensor: index of the last decoupled step that it depends on, None if it depends on no decoupled step}
     origin: Dict[str, Optional[int]] = {tensor.name: None for tensor in model.config.input}
     because = "as a decoupled step may respond any number of times"
     for index, step in _in_order(steps, list(origin))[0]:
