@@ -10,11 +10,13 @@ from typing import Any, Callable, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import FRAMING, LINE, LINES, Budget
 
 BLOCK = 1 << 20
-# Limit of consecutive interrupted attempts that are slower than RATE, and limit of restarts from the first byte
+# A download fails if this many attempts in a row were slower than RATE and were interrupted. It also fails if it has to restart
+# from the first byte more often than this.
 TRIES = 3
-# Interrupted attempts after which a download fails in any case
+# A download fails after this many interrupted attempts, even if they were fast
 ATTEMPTS = 100
-# INTERVAL: time limit until a response begins, and length of an interval of its body. RATE: minimum bytes per second.
+# INTERVAL: seconds within which a response has to begin. Its body is then divided into intervals of this length. RATE: bytes per
+# second that have to arrive in each interval of the body.
 INTERVAL, RATE = 60.0, 1 << 16
 # Largest number of bytes before the body, including redirects
 HEAD = 8 << 20
@@ -84,7 +86,7 @@ class Source:
 
 
 class FileBudget(Budget):
-    """The budget of one attempt: the limits of an exchange until the body begins, then a minimum rate in every interval."""
+    """The limits of one attempt. Before the body, the limits of an exchange apply. In the body, every interval needs RATE."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(INTERVAL, HEAD)
@@ -122,7 +124,7 @@ def empty(sink: Any) -> None:
 def copy(
     read: Callable[[int], bytes], sink: Any, check_cancelled: Callable[[], None], most: int, until: Optional[int] = None
 ) -> None:
-    """Copy to the end, or until the file has `until` bytes. Raises SourceError if there are more than `most` bytes."""
+    """Copy a body into a file until the body ends or the file has `until` bytes. Raises SourceError if it gets more than `most`."""
     from http.client import HTTPException
 
     have = sink.tell()

@@ -16,12 +16,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 # {name of a limit in check files: percentile}
 PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
-# CPU cores above which the client itself is the bottleneck, because Python runs one thread at a time
+# If the client uses at least this many CPU cores, it is itself the bottleneck, because Python runs one thread at a time
 SATURATED = 0.9
 
 
 class Load:
-    """A load test. Each of its clients sends one request after the other in its own thread, as tritonclient's HTTP requires."""
+    """A load test. Each client sends one request after the other.
+
+    Each client has a thread of its own, because tritonclient's HTTP client must be used by one thread only.
+    """
 
     def __init__(self, document: Mapping[str, Any], check: Check, requests: Sequence[Request]) -> None:
         self.document, self.check, self.requests, self.limits = document, check, requests, check.latency or {}
@@ -94,12 +97,12 @@ class Load:
 
 
 def percentile(ordered: Sequence[float], share: int) -> float:
-    """Return the smallest value that at least `share` percent of the values do not exceed."""
+    """Return the percentile `share` of sorted values: the first value that at least `share` percent of them do not exceed."""
     return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
 
 
 def check_latency(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
-    """Run a load test, and compare its latencies with the limits of the check. `ms` of the result is the median."""
+    """Run a load test, compare its latencies with the limits of the check, and write both into `result`. Its `ms` is the median."""
     load = Load(document, check, requests)
     load.run()
     reasons = load.reasons

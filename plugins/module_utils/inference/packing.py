@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Packing of a document for the container: arrays as JSON, generated arrays as their parameters, certificates as files."""
+"""Packing of a check document for the container: arrays as JSON, generated arrays as parameters, certificates as files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ COMPRESSION = 1
 
 
 def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
-    """Return rows of an array, or the whole array, as JSON. Bytes keep their trailing zeros, which numpy's own format drops."""
+    """Return the given rows of an array, or all rows, as a value for JSON.
+
+    Elements of bytes are packed one by one, because numpy's own format would drop their trailing zeros.
+    """
     import numpy as np
 
     numbers = None if rows is None else list(rows)
@@ -33,7 +36,7 @@ def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
 
 
 def pack_generated(made_of: Mapping[str, Any], rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
-    """Return the arguments of `generated` as JSON, with which the container generates the array."""
+    """Return the arguments of `generated` as a value for JSON. The container generates the array from them."""
     return {"rows": None if rows is None else list(rows), "generated": dict(made_of)}
 
 
@@ -81,7 +84,7 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
 
 
 def whole_limits(dtype: str, low: Optional[float] = None, high: Optional[float] = None) -> Tuple[int, int]:
-    """Return the inclusive lower and the exclusive upper limit of the whole numbers of `generated`."""
+    """Return the smallest whole number that `generated` may return, and the largest one plus 1."""
     import numpy as np
 
     return int(low or 0), int(min(128, int(np.iinfo(NUMPY[dtype]).max) + 1) if high is None else high)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Locks on files, which the kernel releases when a process ends."""
+"""Locks on files. The kernel releases a lock when its process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODE = 0o600
 def opened(path: str) -> IO[Any]:
     """Open or create a lock file, and make sure that only its owner can open it. Raises OSError, also for a link or a pipe."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-    # If fdopen raises, such as for a pipe, it has closed the handle.
+    # fdopen raises an error for a pipe, for example. It then closes the handle itself.
     lock = os.fdopen(handle, "r+", encoding="ascii")
     try:
         if stat.S_IMODE(os.fstat(handle).st_mode) != MODE:
@@ -31,7 +31,7 @@ def opened(path: str) -> IO[Any]:
 
 
 def take(lock: IO[Any], deadline: float) -> bool:
-    """Lock an open file. Return False if another process keeps its lock until the deadline, a time of `time.monotonic`."""
+    """Lock an open file. Return False if another process keeps its lock until `deadline` (a value of `time.monotonic`)."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,8 +45,8 @@ def take(lock: IO[Any], deadline: float) -> bool:
 def held(lock: IO[Any]) -> bool:
     """Return True if another process has locked an open file.
 
-    If not, the caller has a shared lock until it closes the file. This lock does not affect other calls of `held`, but a `take`
-    waits for it.
+    If the result is False, the caller has a shared lock until it closes the file. Other calls of `held` ignore shared locks. A call
+    of `take` waits until the shared lock is released.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

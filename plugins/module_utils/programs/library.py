@@ -3,8 +3,8 @@
 """The library: the code of this collection on a host, compiled. Modules and systemd units run from it.
 
 Each version has its own directory, which is named by the version's digest and never changes. The link `current` points to the
-version that changed the host last. `python3 DIRECTORY` runs the commands in commands.py. A process locks the directory of its
-version, so that no later version removes files that the process may still import.
+version that changed the host last. `python3 DIRECTORY` runs the commands in commands.py. Each process locks the directory of its
+version. This keeps other runs from removing files that the process may still import.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
 # The programs that systemd units run, each with its module in module_utils
 ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe", "metrics": "metrics.collect"}
-# The file in a version with the digest of each program. The digest covers only the sources that the program imports. So a new
-# version of the library restarts the program only if these sources differ.
+# A file in the directory of each version. It has a digest for each program, over the sources that the program imports. A new
+# version of the library restarts a program only if this digest differs.
 PROGRAMS = "programs.json"
-# Exit code of the command `resume` if the run of the change may still be at work
+# Exit code of the command `resume` if the run that began the change may still be active
 BUSY = 75
-# Seconds after which an unfinished and unlocked directory was left by a killed run
+# Age in seconds from which an unfinished directory counts as the rest of a killed run, if nobody has locked it
 DRAFT = 3600.0
 # The path of the library in versions before 0.2
 FORMER = "/usr/local/lib/npufleet/npufleet_change.pyz"
@@ -56,7 +56,7 @@ def install(version: str, packed: bytes) -> bool:
     import tempfile
 
     os.makedirs(HOME, exist_ok=True)
-    # The umask must not allow other accounts to put files into a directory from which root imports.
+    # root imports Python files from these directories, so other accounts must not be able to write to them, whatever the umask is.
     for directory in (os.path.dirname(HOME), HOME):
         os.chmod(directory, 0o755)
     draft = tempfile.mkdtemp(prefix=f".{version}.", dir=HOME)
@@ -109,7 +109,7 @@ def _superseded(*kept: str) -> List[str]:
     for name in os.listdir(HOME):
         if name in kept or os.path.islink(path(name)) or not os.path.isdir(path(name)):
             continue
-        # The age of a directory is no proof, because the time of day can be set. So the lock is tested as well.
+        # The age alone does not prove that a run has ended, because the time of day can be set. So the lock is tested as well.
         recent = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT
         if not recent and not _is_locked(path(name)):
             found.append(name)

@@ -30,7 +30,7 @@ class Unavailable(Exception):
 
 
 class Missing(Unavailable):
-    """The error of an item that does not exist. For an optional item this is no error."""
+    """An error because an item does not exist. The caller may ignore it for an optional item."""
 
 
 class Partial(Exception):
@@ -50,7 +50,10 @@ class Limits(NamedTuple):
 
 
 def tail(raw: bytes, size: int) -> str:
-    """Return the last lines of at most `size` bytes. A cut line could contain a part of a secret, which redaction would miss."""
+    """Return the last complete lines, at most `size` bytes.
+
+    A line that was cut may have a part of a secret. Redaction does not find such a part, so the line is left out.
+    """
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
     lines = raw[-size:].split(b"\n", 1)
@@ -59,7 +62,7 @@ def tail(raw: bytes, size: int) -> str:
 
 
 def complete_or_length(text: str) -> str:
-    """Return a text, or its length if the text is too long. Redaction would miss a secret in a cut text."""
+    """Return a text, or only its length if it is too long. A long text is not cut, because redaction would miss a cut secret."""
     return text if len(text) <= 300 else f"({len(text)} characters)"
 
 
@@ -87,7 +90,7 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
 
 
 def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[bytes, bool]:
-    """Return (last bytes of the output, True if the process ended by itself)."""
+    """Return the last bytes of the output, and True if the process ended within its time limit. Otherwise kill the process."""
     deadline = time.monotonic() + limits.seconds
     raw = bytearray()
     if process.stdout is None:

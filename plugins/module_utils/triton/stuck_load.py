@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stuck loads: model loads in which server and stub wait for each other. This module finds them in /proc and ends them.
 
-Triton's python backend starts a process for each instance of a model, the stub. While the stub initializes, it has to report
-regularly that it is alive. If the reports stop for 5 s (10 s before the first one), as on a busy host, the server gives the stub
-up and waits for it to exit (`StubLauncher::Launch`, `WaitForStubProcess`). But the stub waits for the next message of the server.
+Triton's python backend starts a process for each instance of a model. This process is the stub. While the stub initializes, it has
+to report regularly that it is alive. On a busy host, a report may come too late: more than 10 s after the start, or more than 5 s
+after the previous report. The server then gives the stub up and waits for it to exit (`StubLauncher::Launch`,
+`WaitForStubProcess`). But the stub waits for the next message of the server.
 So the load never ends, and a starting server opens no port. See docs/decisions/0037-a-stuck-load-is-ended.md.
 
-The rule does not depend on how long a load takes. It needs all of these conditions, at several observations in a row:
+A load counts as stuck if several samples in a row meet all of these conditions. The duration of the load does not matter.
 
 - a thread of the server is in `wait4` for this stub, and
 - the main thread of the stub sleeps in a futex of the shared memory through which it gets messages, and
 - neither thread uses processor time.
 
-A load that makes progress, even slowly, does not meet the first condition: its server waits for a message, not for an exit.
+A slow load that makes progress does not meet the first condition, because its server waits for a message of the stub.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ IDLE = 0.01
 
 
 class Process(NamedTuple):
-    """A process, identified by its ID and its start in clock ticks since boot, because a later process may get the same ID."""
+    """A process. Its start, in clock ticks since boot, tells it from a later process with the same ID."""
 
     pid: int
     started: int
@@ -62,7 +63,7 @@ class Wait(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The waits at one time of `time.monotonic`, each with the clock ticks of processor time that its two threads have used."""
+    """The waits at the time `at` (of `time.monotonic`): {wait: clock ticks of processor time that its two threads have used}."""
 
     at: float
     waits: Dict[Wait, int]
@@ -92,7 +93,7 @@ def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) ->
 
 
 class History:
-    """The samples of the last `limit` seconds, to which the rule is applied. It must be used by one thread only."""
+    """The samples of the last `limit` seconds. Adding a sample applies the rule. Only one thread may use an object."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -114,7 +115,7 @@ class History:
 
 
 def look(root: int) -> Sample:
-    """Return the waits that /proc shows below a process, such as the first one of a container. Unreadable entries are skipped."""
+    """Return the waits of the processes below `root`, such as the first process of a container. Skip unreadable entries."""
     calls = CALLS.get(os.uname().machine)
     waits: Dict[Wait, int] = {}
     now = time.monotonic()
@@ -152,10 +153,10 @@ def end(wait: Wait, root: int) -> bool:
 
 
 class Guard:
-    """A thread that ends stuck loads below a process while a `with` block runs, which waits for a load.
+    """A thread that ends stuck loads below a process. It runs during a `with` block, in which the caller waits for a load.
 
-    `root` returns the ID of that process, or None if it does not run. `tell` is called before each stub is killed. The thread calls
-    both functions. `ended` lists the waits whose stubs were killed.
+    The thread calls `root` to get the ID of that process, or None if the process does not run. It calls `tell` before it kills a
+    stub. `ended` lists the waits whose stubs were killed.
     """
 
     def __init__(
@@ -173,7 +174,11 @@ class Guard:
         self.ended: List[Wait] = []
 
     def repeats(self, mark: int) -> bool:
-        """Return True if a failed load should be repeated: `ended` is longer than `mark`, and at most ROUNDS rounds ended stubs."""
+        """Return True if the caller should repeat a failed load.
+
+        `mark` is the length of `ended` before the load. A longer list means that the load was stuck. The answer is False once stubs
+        were ended more than ROUNDS times.
+        """
         return len(self.ended) > mark and self._rounds <= ROUNDS
 
     def did(self) -> List[str]:
@@ -251,7 +256,7 @@ def _call(name: str) -> Optional[Tuple[int, List[int]]]:
 
 
 def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
-    """Return {ID, in the container, of a process for whose exit a thread of the server waits: ID of that thread}."""
+    """Return {process ID in the container: ID of the server's thread that waits for the exit of this process}."""
     found: Dict[Optional[int], int] = {}
     with suppress(OSError):
         for thread in os.listdir(f"{PROC}/{server}/task"):

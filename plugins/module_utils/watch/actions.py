@@ -28,9 +28,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 
 # Reasons why the watchdog does nothing
 MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
-# Seconds between two attempts to resume a change, because each starts a Python process
+# Seconds between two attempts to resume a change. Each attempt starts a Python process, so attempts must be rare.
 RESUME_INTERVAL = 10.0
-# Seconds after the last renewal of a lease in which its run counts as active
+# A run counts as active if it renewed its lease less than this many seconds ago
 ACTIVE = 60.0
 # Up to this version Triton restarts a dead stub by itself, and a stub that is killed during a request ends the server.
 LAST_TO_RESTART_STUBS = (2, 46)
@@ -67,7 +67,10 @@ class Host(Observer):
         return DEPLOYMENT if busy else self.paused()
 
     def _at_work(self) -> bool:
-        """Return True if the lease was renewed recently, which each call of its run does, and no container is being replaced."""
+        """Return True if the run with the lease is active: one of its calls has renewed the lease recently.
+
+        Return False if a replacement of the container is open. It may be an interrupted one, which has to be resumed at once.
+        """
         if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
             return False
         held = lease.read(self.settings.root)
@@ -90,7 +93,10 @@ class Host(Observer):
         return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
 
     def reload(self, model: str) -> str:
-        """Unload and load a model. Processes that the unload does not end are killed. Triton ignores the load of a loaded model."""
+        """Unload a model, kill those of its processes that remain, and load it. Return the action for the log.
+
+        The unload is needed, because Triton ignores a request to load a model that is already loaded.
+        """
         init = self.first_process()
         if init is None:
             raise Failure("the container is gone")
@@ -137,7 +143,7 @@ class Host(Observer):
             raise Failure(f"Triton would not {verb} it ({' '.join(str(reason).split())[:400]})") from None
 
     def end(self, waits: Iterable[stuck_load.Wait]) -> str:
-        """End the stubs of stuck loads. Raises Failure if no stub was still stuck."""
+        """Kill the stubs of stuck loads. Raises Failure if none of these loads is stuck any more."""
         init = self.first_process()
         ended = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
         if not ended:
@@ -180,9 +186,10 @@ class Host(Observer):
         ]
 
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until the cards have only `foreign` contexts. A server that starts while another context ends can wedge the card.
+        """Wait until the cards have no contexts except those in `foreign`. Return True then, or if no vendor tool is installed.
 
-        Return False if other contexts remain or the tool fails for `cards_timeout` seconds. If no tool is installed, return True.
+        Return False if other contexts remain, or if the tool fails, for `cards_timeout` seconds. The caller waits because a server
+        that starts while a context ends can wedge the card.
         """
         deadline = time.monotonic() + self.settings.cards_timeout
         while vendor_tool.find_tool() is not None:

@@ -19,7 +19,7 @@ NO_TERMINAL = (
     f"{PAUSE} is confirm and no terminal can confirm the rollout, expected a run in a terminal: run it there, or give "
     f"-e {PAUSE}=600 for a pause of seconds."
 )
-# The most hosts of a rollout whose names are all in its announcement
+# An announcement has the names of all hosts only if there are at most this many
 MOST_NAMES = 20
 # Valid sizes of batches. With other values, Ansible changes all hosts at once or ends with a traceback.
 COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
@@ -47,7 +47,7 @@ class Duration(NamedTuple):
 def parse_serial(value: Any) -> List[Size]:
     """Return the sizes of the batches that a value of npufleet_rollout_serial describes.
 
-    With `-e` the value is text: `25%`, `3` or a list in JSON. Raises Refusal with every invalid entry.
+    A value that was set with `-e` is a text, such as `25%`, `3` or a list in JSON. Raises Refusal, which lists all invalid entries.
     """
     if isinstance(value, str) and value.strip().startswith("["):
         with suppress(ValueError):
@@ -72,7 +72,7 @@ def _size(entry: Any) -> Optional[Size]:
 
 
 def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
-    """Return the sizes that all hosts of a rollout have in common; ["100%"] if there is no host.
+    """Return the batch sizes of a rollout, which must be equal for all hosts. Return ["100%"] if there is no host.
 
     `values` is {host: sizes}. Raises Refusal if hosts have different sizes.
     """
@@ -100,7 +100,7 @@ def parse_pause(value: Any) -> str:
 
 
 def longest_pause(values: Iterable[Any]) -> str:
-    """Return the pause of a rollout whose hosts have these values. A confirmation comes before any number of seconds."""
+    """Return the pause of a rollout whose hosts have these values: `confirm` if a host has it, otherwise the longest pause."""
     pauses = []
     for value in values:
         with suppress(Refusal):
@@ -129,7 +129,8 @@ def announcement(
 ) -> str:
     """Return the announcement of the remaining batches, in their order. `total` is the number of hosts of the rollout.
 
-    Of many hosts it has the size of each batch and its first and last host. `path` is the file with all names, if there is one.
+    If there are many hosts, the announcement has only the size, the first host and the last host of each batch. `path` is the file
+    with all names, if one was written.
     `pause` is the pause after the first batch: `confirm`, seconds, or empty.
     """
     hosts = [host for batch in ahead for host in batch]
@@ -149,14 +150,14 @@ def announcement(
 
 
 def _batch(names: Sequence[str], many: bool) -> str:
-    """Return the names of a batch; in a rollout of many hosts its size, its first and its last name."""
+    """Return the names of the hosts of a batch. With `many`, return only the number of hosts, the first name and the last name."""
     if not many:
         return ", ".join(names)
     return names[0] if len(names) == 1 else f"{len(names)} hosts from {names[0]} to {names[-1]}"
 
 
 def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
-    """Return the estimated duration as text: the sum of the durations of the slowest host of each batch."""
+    """Return the estimated duration as text. It adds the duration of the slowest host of each batch."""
     seconds, unknown = 0.0, []
     for batch in ahead:
         slowest = 0.0
