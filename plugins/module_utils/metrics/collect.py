@@ -70,7 +70,7 @@ def host_page(settings: Settings, change: bool) -> str:
         stubs=processes,
         shm=shm,
         changing=change,
-        # A record may have no valid time. The host then still counts as in maintenance, limited or with a hold, since now.
+        # A record may have no valid time. Its condition (maintenance, limited traffic or a hold) then counts from now on.
         maintenance=_since(mark, now),
         limited=_since(limited, now),
         holds={name: _since({"since": hold.get("when")}, now) or now for name, hold in read_holds(settings.root).items()},
