@@ -150,6 +150,6 @@ def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str, 
 
 
 def recorded_inputs(image: str) -> str | None:
-    """Return the inputs that are recorded in an image, or None if the image does not exist."""
+    """Return the inputs that the label of an image records. Return None if the image does not exist or lacks the label."""
     found = docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{INPUTS}"}}}}', image, check=False)
     return found or None

@@ -18,8 +18,8 @@ author: The npufleet developers (@npufleet)
 options:
   concerns:
     description:
-      - Concerns to read.
-      - V([]) only reads whether the host is in maintenance.
+      - The concerns of the host that the module reads.
+      - With V([]), the module reads only the maintenance of the host.
       - Default is every concern of the host's groups. With O(preflight), the variable C(preflight_concerns) takes precedence if it
         is not empty.
     type: list
@@ -149,7 +149,9 @@ mark:
   returned: success
   type: str
 seen:
-  description: Value for O(npufleet.triton.host_lease#module:seen), the time of this call. Empty while another run changes the host.
+  description:
+    - Time of this call, and the last run that held the host. Pass the value to O(npufleet.triton.host_lease#module:seen).
+    - Empty if another run is changing the host, or if the server is not among the concerns.
   returned: success
   type: dict
 actual:
@@ -161,8 +163,8 @@ desired:
   returned: success, depending on O(details)
   type: dict
 untested:
-  description: The reason why the release row counts as untested, which is also a warning. Null for a row that the vendor lists.
-  returned: for an NPU host as a whole, without O(concerns) and O(preflight)
+  description: Reason why the release row counts as untested. Null for a tested row. The module also warns about an untested row.
+  returned: for an NPU host, without O(concerns), O(preflight) and O(rollback)
   type: str
 known:
   description: True if the result comes from the variable that O(known) names.
@@ -182,7 +184,7 @@ refusals:
   description:
     - Reasons why the plan cannot be applied, each with the actual value, the expected value and the next step. Nothing was changed.
     - If a host has invalid variables, or could not be read as root, the reasons are here and the plan is empty.
-  returned: with O(preflight) or O(rollback); otherwise if a variable that playbooks read of the host is invalid
+  returned: with O(preflight) or O(rollback), or if a variable of the host that playbooks need for a rollout is invalid
   type: list
   elements: str
 in_sync:
@@ -220,11 +222,13 @@ traffic:
     hook: {description: The value of C(npufleet_drain_hook)., type: str}
     effect:
       description: >-
-        The effect of the plan on clients: V(none), V(reload) if models load next to those that answer, V(stop) if the host has to
-        be drained.
+        Effect of the plan on clients. V(none) means that the server does not change, or that the host has no drain hook. With
+        V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is drained.
       type: str
     limited: {description: Whether an earlier rollout has not restored the host's share of the traffic., type: bool}
-    accept_within: {description: Seconds that a proven change waits for the verdict about the traffic. 0 for no verdict., type: int}
+    accept_within:
+      description: Longest time in seconds that a proven change waits for the verdict about the traffic. 0 if there is no verdict.
+      type: int
 store:
   description: The model store of the host.
   returned: with O(store)
@@ -307,11 +311,11 @@ REQUEST: Dict[str, Any] = {
     "run": {"type": "str", "default": ""},
     # Id of a run that is known to be gone, whose lease is ignored
     "ended": {"type": "str", "default": ""},
-    # Conditions of preflight
+    # Conditions that the host must meet, for preflight
     "conditions": {"type": "dict"},
     # Servers from which the plan would download
     "suppliers": {"type": "list", "elements": "dict", "default": []},
-    # Passwords of the suppliers by name, and the secrets of their addresses under `addresses`
+    # {name of a supplier: its password}. The key `addresses` has the secrets in the addresses of all suppliers and conditions.
     "passwords": {"type": "dict", "default": {}, "no_log": True},
 }
 

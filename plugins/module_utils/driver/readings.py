@@ -26,15 +26,16 @@ MEMORY = {
 }
 PERCENT = {"": 0.01, "%": 0.01}
 SPEED = {"": 1.0, "GT/s": 1.0}
-# The largest possible reading. A larger number has another unit than assumed.
+# The limits of possible readings. A number beyond a limit has another unit than assumed, so the reading is None.
 MAX_CELSIUS, MIN_CELSIUS, MAX_WATTS, MAX_BYTES, MAX_SPEED, MAX_WIDTH = 200.0, -50.0, 2000.0, 2.0**50, 256.0, 32
-# A number without a unit from here on is in thousandths of a degree, or in microwatts. No card is so hot, or needs so little power.
+# A temperature without a unit is in thousandths of a degree from MILLI_CELSIUS on. A power without a unit is in microwatts from
+# MICROWATTS on. No card reaches 1000 degrees or 100 kW, and every card needs more than 0.1 W.
 MILLI_CELSIUS, MICROWATTS = 1000.0, 100_000.0
-# A total memory without a unit from here on is in bytes. The smallest card has 16 GiB.
+# A total memory without a unit is in bytes if it is at least BYTES, because the smallest card has 16 GiB.
 BYTES = 2.0**30
 # The status of a card that works. Other texts are faults, except those that say nothing.
 NORMAL, SILENT = "normal", ("", "n/a", "na", "none", "unknown", "-")
-# Limits of the cards of an answer, and of the characters of a text
+# The most cards in one output of the tool, and the most characters of a text
 CARDS, TEXT = 256, 100
 
 
@@ -115,7 +116,11 @@ def celsius(value: Any) -> Optional[float]:
 
 
 def watts(value: Any) -> Optional[float]:
-    """Return a power in watts. A number without a unit is in watts if a card can need so many, or in microwatts."""
+    """Return a power in watts.
+
+    A number without a unit is in watts up to MAX_WATTS, and in microwatts from MICROWATTS on. Between these two values its unit is
+    unknown, so the result is None.
+    """
     number, unit = _split(value)
     if number is None or unit:
         return _within(quantity(value, POWER), 0, MAX_WATTS)

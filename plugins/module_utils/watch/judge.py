@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.metrics import Labels
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Reasons of failures in which the request never reached the model. Such a failure does not prove that the model works.
+# Triton's reasons for failures of requests that the model never executed. Such a failure does not prove that the model works.
 NEVER_RUN = ("REJECTED", "CANCELED")
 # Counters that grow when a model executes requests
 WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     model: Optional[str]
     actual: str
     expected: str
-    # The waits of stuck loads
+    # The waits that rule STUCK has found, empty for the other rules
     waits: Tuple[stuck_load.Wait, ...] = ()
 
     def __str__(self) -> str:
@@ -65,15 +65,18 @@ class Judge:
         self._since: Dict[Tuple[str, ...], float] = {}
         self._checked: Set[Tuple[str, ...]] = set()
         self._work: Dict[Tuple[str, str], Tuple[float, ...]] = {}
-        # {(model, version): requests that the gauge of pending requests counts for ever}. They belong to a hanging process that the
-        # server could not end in a reload.
+        # {(model, version): number of lost requests}. If the server reloads a model but cannot end a hanging process of that model,
+        # the requests of the process are lost. Triton's gauge of pending requests counts them for ever.
         self._lost_requests: Dict[Tuple[str, str], float] = {}
         # The model that was reloaded since the last observation
         self._reloaded: Optional[str] = None
         self._loads = stuck_load.History(settings.stuck_load_limit)
 
     def forget(self, reloaded: Optional[str] = None) -> None:
-        """Measure all times from now on. Requests that wait for a `reloaded` model at the next observation count as lost."""
+        """Measure all times from now on.
+
+        `reloaded` is a model that was reloaded. Its requests that are pending at the next observation count as lost.
+        """
         self._since.clear()
         self._work.clear()
         self._loads.forget()
@@ -168,7 +171,8 @@ class Judge:
         """Return all counters that grow when the model has executed requests, successfully or not."""
         own = {"model": model, "version": version}
         counts = [value for name in WORK for labels, value in page.get(name, []) if own.items() <= labels.items()]
-        # Before 24.05 failures have no reason. They are not counted, because some only waited too long in the queue.
+        # Triton before 24.05 reports failures without a reason. Such failures are not counted, because the model may never have
+        # executed the request: some requests only wait too long in the queue.
         failures = sum(
             value
             for labels, value in page.get("nv_inference_request_failure", [])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of an inventory that need no connection: unknown names, wrong types, contradictions, groups. Controller only."""
+"""Checks of an inventory that need no connection to a host: names, types, contradictions and groups. Controller only."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ REMOVED: Dict[str, str] = {
 REPOSITORY = re.compile(
     r"(?!(index\.)?docker\.io/)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 )
-# Paths whose defaults are templates of other variables. They are checked even if the inventory only sets those variables.
+# Paths whose defaults are templates that contain other variables. Another variable can make such a path invalid, so these paths are
+# checked even if the inventory does not set them.
 TEMPLATED_PATHS = ("npufleet_incoming", "rbln_driver_package_path")
 # Characters that would end a value in the proxy file, which shells and systemd read
 FORBIDDEN_IN_PROXY = re.compile(r"['\s\0-\x1f\x7f]")
-# The least similarity (0 to 1) to a known name that makes a name without a prefix of PREFIXES an error
+# A name without a prefix of PREFIXES is an error if its similarity to a known name (0 to 1) is at least this value.
 MIN_SIMILARITY = 0.86
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of the report, from the series that module chart_series has read. Controller only, without Ansible."""
+"""The charts of the report. Module chart_series reads their series from Prometheus. Controller only, without Ansible."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report.view import iso, moment
 
 Values = Sequence[Optional[float]]
-# Size of a chart in units of its picture, models with a chart, rollouts that are marked, and the longest reason
+# Width and height of a chart in units of its picture, the most models with a chart, the most rollouts with a mark, and the most
+# characters of the reason why there are no charts
 WIDTH, HEIGHT, MODELS, ROLLOUTS, LONGEST_REASON = 240, 48, 7, 5, 300
 # Values of this size or larger are not drawn.
 LARGEST = 1e15
-# A model whose last failures per second are at least this share of its requests comes first.
+# A model is failing if more than this share of its last requests failed. The total is successful and failed requests per second.
 FAILING = 0.01
 _ANY = re.compile(".*", re.DOTALL)
 _SERIES = [{"labels": {_ANY: str}, "values": [(int, float, shapes.NULL)]}]
@@ -53,7 +54,7 @@ def view(hosts: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]] = ()) -
 
 
 def _checked(result: Any) -> Tuple[Dict[str, Any], str]:
-    """Return (result as plain data, why it cannot be drawn or an empty text)."""
+    """Return the result as plain data, and the reason why it cannot be drawn. The reason is empty if it can be drawn."""
     try:
         found = json.loads(json.dumps(result))
     except (TypeError, ValueError):
@@ -120,7 +121,7 @@ def _fleet(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
 
 
 def _cards(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """Return the tile of each card that was chosen. Faulted cards come first, then the hottest ones."""
+    """Return a tile for each card that the queries have chosen. Faulted cards come first, then the hottest cards."""
     temperatures, memories, healths = (_by(series[name], "host", "npu") for name in ("temperature", "memory", "healthy"))
     tiles = []
     for name in sorted({*temperatures, *memories, *healths}):
@@ -155,7 +156,7 @@ def _drawable(values: Values) -> List[Optional[float]]:
 
 
 def _last(values: Values) -> Optional[float]:
-    """Return the last value, None if the line has ended before."""
+    """Return the value at the end of the charts, or None if the line has no value at that time."""
     return values[-1] if values else None
 
 
@@ -181,7 +182,7 @@ def _amount(value: float, unit: str) -> str:
 
 
 def _parts(values: Values, top: float) -> List[str]:
-    """Return the points of each part of a line without gaps. A lone point becomes a short line."""
+    """Split a line at its gaps, and return the points of each part. A lone point is doubled, because a line needs two points."""
     parts: List[List[str]] = [[]]
     for place, value in enumerate(values):
         if value is None:

@@ -70,7 +70,7 @@ class Worker:
         self.descriptor = allocate(self.plan)
         self.memory = attach(os.dup(self.descriptor))
         self.source = f"{facts.source}, as {facts.flaw}" if facts.flaw else facts.source
-        # Inputs that the stub passes by reference if it runs in this process
+        # Inputs that the stub passes by reference. The list stays empty if this worker runs in its own process.
         self.passed: List[Sequence[np.ndarray]] = []
 
     def _run_for_outputs(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
@@ -136,7 +136,11 @@ def refusal(error: BaseException) -> Dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the device process. Its arguments are the descriptors of its control channel and of its batches, and the stub's PID."""
+    """Run the device process.
+
+    The first argument has the descriptors of two sockets, separated by a comma: the control channel and the channel for batches.
+    The second argument is the PID of the stub.
+    """
     control, channel = (socket.socket(fileno=int(part)) for part in arguments[0].split(","))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
