@@ -3,8 +3,8 @@
 """The files of drained servers on a balancer: the records of who drained them, and the server state that HAProxy reloads.
 
 HAProxy knows that a server is drained, but not who drained it. The record of a drain names its owner. A drained server without a
-record was drained by an operator on the runtime socket. A record is written before its drain and removed after its end, so that a
-process that is killed in between leaves no drain of a rollout that looks like one of an operator.
+record was drained by an operator on the runtime socket. A record is written before its drain begins, and removed after the drain
+has ended. If the process is killed in between, its drain still has a record, and does not look like a drain by an operator.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import dura
 # Directory of both files
 HOME = "/var/lib/npufleet-balancer"
 RECORDS, STATE = "drains.json", "state"
-# Held while a process reads and changes the servers of a balancer
+# A process holds this lock while it reads and changes the servers of a balancer.
 LOCK = "/run/npufleet-balancer.lock"
 # Longest time in seconds to wait for the lock. A process holds it for a few commands only.
 LOCK_WAIT = 60.0
-# Kinds of drains. A kind undrains, and takes over, drains of its own kind and of kinds to the left.
+# Kinds of drains, from the lowest priority to the highest. A caller may end or take over a drain of its own kind or a lower one.
 KINDS = ("rollout", "maintenance", "operator")
 # Limits of a record's texts and of the file
 TEXT, SIZE = 500, 1 << 22
@@ -45,14 +45,14 @@ FIELDS = ("kind", "by", "run", "reason", "since")
 
 
 class Records(NamedTuple):
-    """The records by server, and the reason why the file is damaged or None."""
+    """The records by server. `flaw` is the reason why the file is damaged, or None."""
 
     by_server: Dict[str, Dict[str, str]]
     flaw: Optional[str]
 
 
 def read(home: str) -> Records:
-    """Return the records. Without a readable file there are none, so that every drained server counts as drained by an operator."""
+    """Return the records. If the file is unreadable, return none, so that each drained server counts as an operator's drain."""
     found = shapes.read(os.path.join(home, RECORDS), SHAPE, SIZE)
     content = found.content if found.exists and not found.flaw else {}
     return Records({name: {field: record[field] for field in FIELDS} for name, record in content.items()}, found.flaw)
@@ -83,7 +83,7 @@ def save_state(home: str, runtime: Runtime) -> None:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock of the balancer. Raises BalancerError if another process keeps it."""
+    """Hold the lock of the balancer. Raises BalancerError if another process holds it for longer than LOCK_WAIT seconds."""
     try:
         lock = locks.opened(LOCK)
     except OSError as error:
@@ -95,6 +95,6 @@ def locked() -> Iterator[None]:
 
 
 def may_change(kind: str, record: Optional[Mapping[str, Any]]) -> bool:
-    """Return True if this kind of caller may undrain, or take over, a server with this record. No record stands for an operator."""
+    """Return True if a caller of this kind may end or take over the drain with this record. None is a drain by an operator."""
     owner = record["kind"] if record else KINDS[-1]
     return KINDS.index(kind) >= KINDS.index(owner)

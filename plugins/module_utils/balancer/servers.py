@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The servers of a balancer: their state as one row for both protocols, and the commands that change it."""
+"""The servers of a balancer and the commands that change them. A server has one state for both protocols."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ UP, DOWN, UNKNOWN = "up", "down", "unknown"
 
 
 class Server(NamedTuple):
-    """A server of both backends. `state` and `health` are those of the HTTP server, which the gRPC server tracks."""
+    """A server of both backends.
+
+    `health` is that of the HTTP server, because the gRPC server tracks it. `state` is
+    `drained` if at least one of the two servers is drained.
+    """
 
     name: str
     state: str
@@ -40,7 +44,7 @@ class Server(NamedTuple):
     weights: Tuple[int, int]
     initial_weight: int
     health: str
-    # Requests and streams of the current worker
+    # Requests and streams in flight in the current worker
     in_flight: int
     # Commands that make both servers ready again
     undrain: List[str]
@@ -71,12 +75,12 @@ class Balancer:
         }
 
     def server(self, name: str) -> Server:
-        """Return one server. Raises BalancerError if there is none of this name."""
+        """Return the server with a name. Raises BalancerError if no server has the name."""
         return one_of(self.servers(), name)
 
     @property
     def sees_old_workers(self) -> bool:
-        """Return True if there is a master socket."""
+        """Return True if the master socket exists. Only this socket lists old workers."""
         return os.path.exists(self.master)
 
     def old_workers(self) -> List[Runtime]:
@@ -97,7 +101,7 @@ class Balancer:
         return self.server(name).in_flight + self.old_in_flight().get(name, 0)
 
     def drain(self, name: str) -> None:
-        """Drain a server: it keeps its requests and takes no new ones. The gRPC server follows. Raises BalancerError."""
+        """Drain a server. It finishes its requests and takes no new ones. The gRPC server tracks this. Raises BalancerError."""
         self.runtime.execute(f"set server {BACKENDS['http']}/{name} state drain")
 
     def undrain(self, server: Server) -> None:
@@ -106,7 +110,7 @@ class Balancer:
             self.runtime.execute(command)
 
     def expect_checks(self, name: str) -> None:
-        """Regard a drained server as down until new health checks pass, because the last ones may be older than its change."""
+        """Mark a drained server as down until new health checks pass, because the last checks may be older than its change."""
         self.runtime.execute(f"set server {BACKENDS['http']}/{name} health down")
 
     def weigh(self, name: str, weight: int) -> None:
@@ -128,7 +132,7 @@ class Balancer:
 
 
 def one_of(servers: Dict[str, Server], name: str) -> Server:
-    """Return the server of a name. Raises BalancerError if there is none."""
+    """Return the server with a name. Raises BalancerError if no server has the name."""
     if name not in servers:
         names = ", ".join(servers) or "none"
         raise BalancerError(f"the balancer has no server {name!r}. Its servers: {names}")
@@ -167,14 +171,14 @@ def _takes_nothing(row: StateRow) -> bool:
 
 
 def _state(http: StateRow, grpc: StateRow) -> str:
-    """Return the state of a server. One that is drained for one protocol only counts as drained."""
+    """Return the state of a server. A server that is drained for only one of the protocols counts as drained."""
     if http.admin & MAINTENANCE:
         return IN_MAINTENANCE
     return DRAINED if _takes_nothing(http) or _takes_nothing(grpc) else READY
 
 
 def _health(state: StateRow, stat: StatRow) -> str:
-    """Return the health by the checks. Servers in maintenance are not checked."""
+    """Return the result of the health checks. It is UNKNOWN for a server that is not checked, such as a server in maintenance."""
     if state.admin & MAINTENANCE or stat.status == "no check":
         return UNKNOWN
     return UP if state.operational in RUNNING else DOWN

@@ -31,7 +31,7 @@ class HostSide(Protocol):
     CONCERN: str
 
     def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the actual state. It runs as root, changes nothing, and works on a host on which nothing is installed."""
+        """Return the actual state. This method runs as root and changes nothing. It also works on a host with nothing installed."""
 
     def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         """Return the differences between desired and actual state."""
@@ -107,7 +107,7 @@ def concerns_of(groups: List[str], npu_group: str) -> List[str]:
 
 
 def needs_site(item: Item) -> bool:
-    """Return True if models.yml must not perform the action of a difference, so that site.yml has to."""
+    """Return True if only site.yml may perform the action of a difference, and models.yml must not."""
     # The plan comes from a host, so its concern may be unknown here.
     concern = CONCERNS.get(item["concern"])
     allowed = concern.models_actions if concern else ()

@@ -81,7 +81,7 @@ class Load:
         return time.monotonic() - self.began < self.limits["seconds"]
 
     def figures(self) -> Dict[str, Any]:
-        """Return the measurements. For `infer_per_s`, a batch counts as its number of rows."""
+        """Return the measurements. For `infer_per_s`, each row of a batch counts as one inference."""
         ordered = sorted(self.ms)
         rows = len(self.requests[0].rows or [0])
         found = {name: round(percentile(ordered, share), 2) for name, share in PERCENTILES.items()}
@@ -116,7 +116,7 @@ def check_latency(document: Mapping[str, Any], check: Check, requests: Sequence[
 
 
 def judge_latency(figures: Mapping[str, Any], limits: Mapping[str, Any]) -> List[str]:
-    """Return all limits that a load test exceeded."""
+    """Return a message for each limit that a load test violated."""
     size = "{} client{}, {} requests".format(figures["clients"], "s" * (figures["clients"] > 1), figures["requests"])
     reasons = []
     for name in PERCENTILES:

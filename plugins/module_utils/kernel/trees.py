@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Directory trees that belong to other accounts: of any depth, and changed while they are read. No function is recursive."""
+"""Functions that walk or remove directory trees of other accounts.
+
+Such a tree may change meanwhile. It may have any depth, so no function is recursive.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,8 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 def remove(path: str) -> int:
     """Remove a file, link or directory tree, but not the target of a link. Return the bytes of the removed files.
 
-    The owner may change the tree meanwhile, because each step uses one name in an open directory. The number of open descriptors
-    does not depend on the depth. Raises OSError if something remains.
+    The owner may change the tree during the removal. This is safe, because each step uses one name in an open directory. The number
+    of open descriptors does not depend on the depth. Raises OSError if something remains.
     """
     try:
         found = os.lstat(path)
@@ -70,7 +73,7 @@ def remove(path: str) -> int:
 
 
 def _empty(top: int) -> int:
-    """Remove the content of an open directory. Lower directories are first moved up into it. Return the bytes of the files."""
+    """Remove the content of the open directory `top`. Its subdirectories are flattened first. Return the bytes of the files."""
     freed = count = 0
     # The prefix is random, so that no other entry has it.
     prefix = f".npufleet-{secrets.token_hex(8)}-"
@@ -92,9 +95,9 @@ def _empty(top: int) -> int:
 
 
 def _flatten(name: str, top: int, prefix: str, count: int) -> Tuple[int, int]:
-    """Remove a directory, but first move its directories up to `top`, named by the prefix and a number above the count.
+    """Move the subdirectories of a directory up to `top`, then remove the directory with its files.
 
-    Return (bytes of the removed files, new count).
+    The name of a moved directory is the prefix and a number above `count`. Return (bytes of the removed files, new count).
     """
     freed = 0
     inner = os.open(name, _DIRECTORY, dir_fd=top)

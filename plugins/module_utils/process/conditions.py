@@ -26,7 +26,7 @@ DEVICES, SYSFS, SHARED = "/dev", "/sys/module/rebellions/version", "/dev/shm"
 MIB = 1 << 20
 # An option in the output of `tritonserver --help`
 OPTION = re.compile(r"(?m)^\s*--([a-z-]+)")
-# Prints the version of the Python that runs it, and the requirements that its packages do not meet
+# A program that prints the version of its Python, and the requirements that the packages of that Python do not meet
 PROGRAM = """
 import json, sys
 from importlib import metadata
@@ -63,7 +63,7 @@ def options(program: str) -> List[str]:
 
 
 def python(path: str, requirements: List[str]) -> Tuple[Optional[str], List[str]]:
-    """Return the version of a Python and the requirements that it does not meet. If it does not run: None and all requirements."""
+    """Return the version of a Python, and the requirements that it does not meet. Return (None, all requirements) if it fails."""
     code, output = run(path, "-c", PROGRAM, json.dumps(requirements))
     try:
         found = shapes.parse(output.rpartition("\n")[2])
@@ -78,7 +78,7 @@ def refusals(desired: Mapping[str, Any], root: str, runs: bool) -> List[str]:
 
 
 def warnings(desired: Mapping[str, Any]) -> List[str]:
-    """Return the limits of this container that are too low. Only a new container can have higher limits."""
+    """Return a warning for each limit of this container that is too low. Only a new container can have higher limits."""
     found = []
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if soft != resource.RLIM_INFINITY:

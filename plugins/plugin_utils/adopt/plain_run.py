@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a container, read from `docker inspect`: all values that a plain `docker run` would not set.
 
-Empty values (null, "", 0, false, [], {}) and the defaults of engines below are plain. All other values are options, including those
-of future engines.
+Empty values (null, "", 0, false, [], {}) and the defaults below are plain. Every other value is an option, so that the options of
+future engines are also found.
 """
 
 from __future__ import annotations

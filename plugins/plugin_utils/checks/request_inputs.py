@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tens
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import USAGE_ERROR, CommandError
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
-# Options that set an input without its name, if the model has only one input without a value
+# Options that do not name their input. They set the only input of the model that has no value yet.
 SHORT = ("image", "text", "npy")
 
 

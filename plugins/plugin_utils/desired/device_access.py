@@ -23,11 +23,11 @@ UNPRIVILEGED: Mapping[str, Any] = {
     "cap_add": ["IPC_LOCK"],
     "security": ["no-new-privileges"],
 }
-# The directory to which models and the SDK write files, as the root file system is read-only
+# The directory to which models and the SDK write files, because the root file system is read-only
 HOME = "/tmp"
-# A device of a card in the form of container_facts, with any rights
+# A device node of a card with any access rights, in the form of container_facts
 CARD_DEVICE = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{cdi.GROUP_NODE}:[rwm]+")
-# Such a device with the rights that this project gives to a container
+# A device node of a card with exactly the access rights that this project gives to a container
 DEVICE = re.compile(rf"(?:{CARD_DEVICE.pattern})(?<=:{RIGHTS})")
 # A device request that has a CDI name of the vendor, such as rebellions.ai/npu=all
 CDI_REQUEST = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
@@ -63,7 +63,7 @@ def requests(npus: int) -> List[str]:
 
 
 def user(variables: Mapping[str, Any]) -> int:
-    """Return the user ID of an unprivileged server, which is also its group ID. Raises Refusal."""
+    """Return the user ID of an unprivileged server. Its group ID is the same number. Raises Refusal."""
     number = int(variables["triton_server_user"])
     if not 0 < number <= LARGEST_USER:
         raise Refusal(f"triton_server_user is {number}, expected the number of a user that is not root, such as 61100")
@@ -80,7 +80,7 @@ def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the environment variables that a user needs who does not exist in the image."""
+    """Return environment variables. An unprivileged server gets HOME, because its user does not exist in the image."""
     return {} if privileged(variables) else {"HOME": HOME}
 
 
@@ -100,7 +100,8 @@ def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
 def query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
     """Return the query for concerns.server.device_access.find; None for a privileged container, which has every device.
 
-    {"npus": number, "user": user ID, "binds": bind mounts, "cdi_names": names of the NPUs, empty if the container gets their nodes}
+    {"npus": number, "user": user ID, "binds": bind mounts, "cdi_names": CDI names of the NPUs}. Without CDI, the container gets
+    device nodes, and `cdi_names` is empty.
     """
     if privileged(variables):
         return None

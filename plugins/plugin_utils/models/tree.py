@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of the files of a model on the controller, which are read and sent to hosts.
+"""Lists of the files of a model on the controller. These files are read and sent to hosts.
 
 `walk` follows links that stay in the repository. It reports other links, broken links and special files, and never opens them.
 """
@@ -13,11 +13,11 @@ from typing import Dict, List, NamedTuple, Set, Tuple
 
 # Directories that are never sent, because they do not belong to the model
 EXCLUDED = ("__pycache__", ".git")
-# Levels of directories, and bytes of a path. The paths of a release in the store are longer.
+# The most levels of directories, and the most bytes of a path. In the store, the directory of the release comes before the path.
 MAX_DEPTH, MAX_PATH_BYTES = 32, 1024
-# Files of a directory. Bytes of a config, which is read into memory.
+# The most files of a directory, and the most bytes of a config, because a config is read into memory
 MAX_FILES, MAX_CONFIG_BYTES = 100000, 1 << 24
-# Names in a listing, including those behind links
+# The most names in a listing, including the names in linked directories
 MAX_NAMES = 100_000
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -40,7 +40,7 @@ class PathProblem(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """The sorted paths of the files below a directory that can be sent, and the problems of the other paths."""
+    """The sorted paths of the files that can be sent, and the problems of the other paths."""
 
     files: List[str]
     problems: List[PathProblem]
@@ -60,7 +60,7 @@ def walk(directory: str, boundary: str) -> Walked:
 
 
 def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], result: Walked) -> None:
-    """Add the files and problems at and below the path `inner` to `result`. `above` are the real paths of its parents."""
+    """Add the files and problems at and below the path `inner` to `result`. `above` has the real paths of its parents."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
 
@@ -111,8 +111,8 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
 class Listing(NamedTuple):
     """The content of a directory for a program that follows every link, such as Triton.
 
-    `files` and `directories` are paths. `others` is {path: kind} of special files and broken links. `outside` are paths with
-    targets outside `boundary`, so that their content must not be read.
+    `files` and `directories` are paths. `others` is {path: kind} of special files and broken links. `outside` has the paths whose
+    target is outside `boundary`. The content of these paths must not be read.
     """
 
     files: List[str]

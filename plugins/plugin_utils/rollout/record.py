@@ -3,7 +3,7 @@
 """The records of rollouts in `rollouts/<UTC time>-<digest of the run>.json` on the controller. Controller only, without Ansible.
 
 A run has one record. It is written before the first host changes, with the planned batches, and each batch is added at its end. The
-record of a run that was killed therefore has the hosts that are left. Nothing in a record decides what a run does.
+record of a killed run therefore shows which hosts were not changed. Nothing in a record decides what a run does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SHAPE = {
 
 
 class Owner(NamedTuple):
-    """The run of a record: its ID, its person, its playbook, and the directory of its inventory."""
+    """The run of a record: its ID, the user who started it, its playbook, and the directory of its inventory."""
 
     run: str
     by: str
@@ -63,7 +63,7 @@ class Owner(NamedTuple):
 
 
 def commit(directory: str) -> Optional[str]:
-    """Return the commit of a directory, with `-dirty` if tracked files have changed; None if it is in no repository of git."""
+    """Return the commit of a directory, with `-dirty` if tracked files have changed. Return None outside of a git repository."""
     if not directory:
         return None
     arguments = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
@@ -72,7 +72,7 @@ def commit(directory: str) -> Optional[str]:
 
 
 def host_entry(known: Mapping[str, Any], concerns: Sequence[str], now: float, lost: bool = False) -> Dict[str, Any]:
-    """Return the part of a host in a record. `known` are its variables, of which values of another type are left out."""
+    """Return the part of a host in a record. `known` has the host's variables. Values of an unexpected type are left out."""
     drains = _plain(known.get("load_balancer_drained_requests"))
     drains = [entry for entry in drains if not shapes.mismatch(entry, _DRAIN)] if isinstance(drains, list) else []
     failure = LOST if lost else str(known.get("npufleet_failed") or "")
@@ -89,7 +89,7 @@ def host_entry(known: Mapping[str, Any], concerns: Sequence[str], now: float, lo
 
 
 def end_on_host(entry: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the part of a host in a record in the form in which the host keeps it (module_utils/change/rollouts.py)."""
+    """Convert the part of a host in a record to the form that the host stores (module_utils/change/rollouts.py)."""
     verdict = entry["verdict"] and {name: entry["verdict"][name] for name in ("verdict", "text")}
     return {"failure": entry["failure"], "verdict": verdict, "in_flight": entry["in_flight"], "closed": entry["closed"]}
 
@@ -108,7 +108,7 @@ def _seconds(began: Any, now: float) -> Optional[float]:
 
 
 def _plain(value: Any) -> Any:
-    """Return data without the tags of Ansible, which are subclasses of the plain types; None if it is no data."""
+    """Convert a value to plain types, because Ansible's types are subclasses of them. Return None if JSON has no such value."""
     try:
         return shapes.parse(json.dumps(value))
     except (RecursionError, TypeError, ValueError):
@@ -139,7 +139,7 @@ def latest(directory: str, most: int = MOST) -> List[Dict[str, Any]]:
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
     path, record = _own(directory, owner, now)
-    # A rollout that began before has ended, so batches that it did not change are not left.
+    # An earlier rollout of this run has ended. Batches that it did not change are removed, so that they do not count as left.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)
@@ -176,7 +176,7 @@ def _end(owner: Owner) -> str:
 
 
 def _own(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[str, Any]]:
-    """Return (path, record) of the run, which may be a new one."""
+    """Return the path and the record of the run. If the run has no record yet, return a new one, which is not written."""
     for path, record in _of_run(directory, owner):
         return path, record
     began = system.timestamp(now)
@@ -186,14 +186,14 @@ def _own(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[str, Any]]
 
 def _write(directory: str, path: str, record: Mapping[str, Any]) -> None:
     outputs.write(path, json.dumps(record, indent=1, sort_keys=True))
-    # If the clock was set back, the record of this run may be the oldest one.
+    # If the clock was set back, the record of this run may be the oldest one. It is never removed.
     for old in [other for other in paths(directory) if other != path][MOST - 1 :]:
         with suppress(FileNotFoundError):
             os.remove(old)
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Return the lines about rollouts: one for each rollout, and one for each of its hosts."""
+    """Return a headline for each rollout, a line for each host that it changed, and a line with the hosts that are left."""
     lines = []
     for record in records:
         lines.append(headline(record))
@@ -247,7 +247,7 @@ def cards(records: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def sentence(host: Mapping[str, Any]) -> str:
-    """Return what a rollout did to a host, in one line. An entry of a host has no duration."""
+    """Return the result of a rollout for a host, in one line. An entry from the host's own record has no duration."""
     parts = [f"failed: {host['failure']}" if host["failure"] else "changed", ", ".join(host["concerns"])]
     parts += [f"release {host['release']}"] if host["release"] else []
     parts += [f"{host['seconds']:.0f} s"] if host.get("seconds") is not None else []
