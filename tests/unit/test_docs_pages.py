@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import registry
 from helpers import ROOT
 from test_docs import docs, role
 
@@ -195,3 +196,15 @@ def test_security_tells_the_bulletins_of_every_row(page: str) -> None:
         name: (row["triton"]["version"], row["driver"]["form"], list(row["vulnerabilities"]["bulletins"]))
         for name, row in yaml.safe_load((ROOT / "files/releases.yml").read_text())["npufleet_releases"].items()
     }
+
+
+@pytest.mark.parametrize("page", ["concepts.md", "concepts.ko.md"])
+def test_concepts_list_every_concern_with_its_role(page: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (?:\[(\w+)\]|\S+ .*)[^|]*\|$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    assert rows == [(name, concern.role) for name, concern in registry.CONCERNS.items()]
+
+
+@pytest.mark.parametrize("page", ["glossary.md", "glossary.ko.md"])
+def test_glossary_names_every_concern(page: str) -> None:
+    (names,) = re.findall(r"^\| concern\b.*: ([\w, ]+)\. \|$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    assert names.split(", ") == list(registry.CONCERNS)
