@@ -1,8 +1,9 @@
-"""docs/reliability.md says what the tests of faults prove: the same faults, and in each mode the same outcome."""
+"""docs/reliability.md says what tests prove: the outcome of each fault in each mode, and promises with the names of their tests."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,10 @@ WORDS = {
     },
 }
 TITLES = {"reliability.md": "title", "reliability.ko.md": "ko"}
+# The head of the last column of a table of promises
+HEADS = {"reliability.md": "| Tests |", "reliability.ko.md": "| 테스트 |"}
+# A file below tests/, and the tests of it
+FILE = re.compile(r"`((?:unit|testinfra|faults)/[\w/]+\.py)`: ((?:`test_\w+`(?:, )?)+)")
 
 
 def rows(name: str) -> list[list[str]]:
@@ -63,3 +68,31 @@ def test_every_fault_has_a_test_and_every_test_a_fault(by: str) -> None:
 def test_the_table_is_whole() -> None:
     assert all(fault[mode] in WORDS["reliability.md"] for fault in TABLE for mode in MODES)
     assert {fault["by"] for fault in TABLE} == set(SUITES)
+
+
+def promises(name: str) -> list[list[tuple[str, str]]]:
+    """Return the tests of each promise, as pairs of a file and a name."""
+    found, inside = [], False
+    for line in (ROOT / "docs" / name).read_text().splitlines():
+        if not line.startswith("|"):
+            inside = False
+        elif line.endswith(HEADS[name]):
+            inside = True
+        elif inside and not line.startswith("|---"):
+            cell = line.strip("| ").rpartition(" | ")[2]
+            found.append([(file, test) for file, tests in FILE.findall(cell) for test in re.findall(r"test_\w+", tests)])
+            assert FILE.sub("", cell).strip("; ") == "", f"the cell has more than names of tests: {cell}"
+    return found
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_each_promise_names_tests_that_exist(name: str) -> None:
+    assert len(promises(name)) > 20
+    for named in promises(name):
+        assert named, "a promise without a test"
+        for file, test in named:
+            assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), f"{file}: {test}"
+
+
+def test_both_pages_name_the_same_tests() -> None:
+    assert promises("reliability.md") == promises("reliability.ko.md")
