@@ -243,7 +243,7 @@ def container(words: Words) -> dict[str, Any]:
     argv = ["tritonserver", "--model-repository=/opt/tritonserver/python_backend", "--model-control-mode=none", bad]
     for name in ("x-restricted" + words.template, "x-restricted\n" + bad, words.template, bad, words.header):
         argv += [f"--{name}={bad}", f"--{name}={words.header}"]
-    argv += ["--log-format=" + words.header, "--http-restricted-api=" + words.header, "--log-file=" + bad]
+    argv += ["--rate-limit-resource=" + words.header, "--http-restricted-api=" + words.header, "--log-file=" + bad]
     small = b"class TritonPythonModel:\n    execute = None\n"
     paths = ["1/model.py", "1/{{ nothing_here }}.txt", "config.pbtxt"]
     contents = {path: base64.b64encode(small).decode() for path in paths}

@@ -67,7 +67,7 @@ CONFIG: dict[str, Any] = dict.fromkeys(settings.Watchdog._fields, 1)
 
 
 def host_of(port: int) -> Any:
-    names = {"address": "127.0.0.1", "http_port": port, "metrics_port": port, "key": None, "grpc": False}
+    names = {"address": "127.0.0.1", "http_port": port, "metrics_port": port, "metrics_address": None, "key": None, "grpc": False}
     return evidence.Observer(settings.Watchdog(**{**CONFIG, **names}))
 
 
