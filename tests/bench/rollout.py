@@ -40,8 +40,8 @@ VARIABLES = {
     "npufleet_canary_weight": CANARY,
     "preflight_disk_models": 0,
     # The lab has the images of its rows only.
-    "triton_image_base_archive": "{{ lab_artefact_url }}/{{ lab_bases[rbln_release | replace('new-image', 'lab-26.05')].path }}",
-    "triton_image_base_archive_sha256": "{{ lab_bases[rbln_release | replace('new-image', 'lab-26.05')].sha256 }}",
+    "triton_image_base_archive": "{{ lab_artefact_url }}/{{ lab_triton_archives[rbln_release | replace('new-image', 'lab-26.05')].path }}",
+    "triton_image_base_archive_sha256": "{{ lab_triton_archives[rbln_release | replace('new-image', 'lab-26.05')].sha256 }}",
 }
 # The row of the lab, its row with the image of the next one, and the next one, which differs from it in the driver
 OLD, NEW_IMAGE, NEW = "lab-24.01", "new-image", "lab-26.05"
