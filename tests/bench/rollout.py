@@ -144,10 +144,10 @@ def balancer_reload(lab: Fleet) -> None:
 
 def reboot(lab: Fleet) -> None:
     """Take one host out of service, restart it, and return it."""
-    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=in", "-e", "maintenance_reason=restart")
+    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=out", "-e", "maintenance_reason=restart")
     lab.power("npu4", "restart")
     wait_until_up(lab)
-    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=out")
+    lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=in")
 
 
 def host_dies(lab: Fleet) -> float:
