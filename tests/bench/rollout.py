@@ -40,8 +40,9 @@ VARIABLES = {
     "npufleet_canary_weight": CANARY,
     "preflight_disk_models": 0,
     # The lab has the images of its rows only.
-    "triton_image_base_archive": "{{ lab_artefact_url }}/{{ lab_triton_archives[rbln_release | replace('new-image', 'lab-26.05')].path }}",
-    "triton_image_base_archive_sha256": "{{ lab_triton_archives[rbln_release | replace('new-image', 'lab-26.05')].sha256 }}",
+    "bench_archive": "{{ lab_triton_archives[rbln_release | replace('new-image', 'lab-26.05')] }}",
+    "triton_image_base_archive": "{{ lab_artefact_url }}/{{ bench_archive.path }}",
+    "triton_image_base_archive_sha256": "{{ bench_archive.sha256 }}",
 }
 # The row of the lab, its row with the image of the next one, and the next one, which differs from it in the driver
 OLD, NEW_IMAGE, NEW = "lab-24.01", "new-image", "lab-26.05"
@@ -85,6 +86,11 @@ class Fleet(Lab):
         if done.returncode != code:
             raise BenchError(f"{name} ended with {done.returncode}, expected {code}:\n{(done.stdout + done.stderr)[-4000:]}")
         return done.stdout
+
+    def tried(self, host: str, *command: str) -> bool:
+        """Return True if a command on a host succeeds."""
+        full = [*self.shared["lab_docker"], "exec", self.hosts[host]["lab_container"], *command]
+        return subprocess.run(full, capture_output=True, check=False).returncode == 0
 
     def power(self, host: str, action: str) -> None:
         self.run([*self.shared["lab_docker"], action, self.hosts[host]["lab_container"]])
@@ -146,7 +152,8 @@ def reboot(lab: Fleet) -> None:
     """Take one host out of service, restart it, and return it."""
     lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=out", "-e", "maintenance_reason=restart")
     lab.power("npu4", "restart")
-    wait_until_up(lab)
+    # The server stays stopped until the host is back in service.
+    wait_until(lambda: lab.tried("npu4", "systemctl", "is-active", "ssh", "docker"), "npu4 is not up")
     lab.change("maintenance.yml", "--limit", "npu4", "-e", "maintenance=in")
 
 
@@ -161,12 +168,16 @@ def host_dies(lab: Fleet) -> float:
 
 
 def wait_until_up(lab: Fleet) -> None:
-    """Wait until the host answers after a start."""
-    address = lab.hosts["npu4"]["ansible_host"]
+    """Wait until the server of the host answers after a start."""
+    url = f"http://{lab.hosts['npu4']['ansible_host']}:8000/v2/models/alpha/ready"
+    wait_until(lambda: subprocess.run(["curl", "-sf", url], check=False).returncode == 0, "npu4 does not answer")
+
+
+def wait_until(condition: Callable[[], bool], message: str) -> None:
     deadline = time.monotonic() + 300
-    while subprocess.run(["curl", "-sf", f"http://{address}:8000/v2/models/alpha/ready"], check=False).returncode:
+    while not condition():
         if time.monotonic() > deadline:
-            raise BenchError("npu4 does not answer within 300 s")
+            raise BenchError(f"{message} after 300 s")
         time.sleep(1)
 
 
