@@ -48,6 +48,14 @@ def test_bad_verdict_restores_the_host_and_stops_the_rollout(tmp_path: Path, pla
     assert record["planned"][0] == ["npu-1"] and "npu-2" in record["planned"][1]
 
 
+def test_restored_host_that_fails_the_new_checks_stays_drained_with_a_next_step(tmp_path: Path) -> None:
+    ran = go(tmp_path, {**SCENARIO, "npu-1": {**HOST, "fails": "inference_check"}})
+    assert ran.code == 2, ran.output
+    calls = [call for call in ran.calls if call.startswith("lb-1 balancer_server")]
+    assert calls[-1] == "lb-1 balancer_server drained npu-1"
+    assert "restore the previous release and its checks in the inventory, and run again" in ran.words, ran.output
+
+
 @pytest.mark.parametrize("playbook", ["models.yml", "site.yml"])
 def test_skipped_tags_of_the_gate_change_nothing(tmp_path: Path, playbook: str) -> None:
     ran = go(tmp_path, SCENARIO, "--skip-tags", "always", playbook=playbook)
