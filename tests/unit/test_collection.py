@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,40 @@ def test_an_execution_environment_has_what_the_controller_needs() -> None:
     galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text())
     assert definition[0] == {"name": f"{galaxy['namespace']}-{galaxy['name']}-{galaxy['version']}.tar.gz", "type": "file"}
     assert definition[1:] == yaml.safe_load((ROOT / "requirements.yml").read_text())["collections"]
+
+
+# Options of modules
+
+PREFIX = "npufleet.triton."
+
+
+class Loader(yaml.SafeLoader):
+    """Reads values with unknown tags, such as `!unsafe`, as their text."""
+
+
+Loader.add_multi_constructor("!", lambda _loader, _tag, node: node.value)
+
+
+def module_calls(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the options of each task that calls a module of the collection."""
+    entries = content if isinstance(content, list) else [content] if isinstance(content, dict) else []
+    for entry in entries:
+        if isinstance(entry, dict):
+            for name, value in entry.items():
+                if name.startswith(PREFIX) and isinstance(value, dict):
+                    yield name[len(PREFIX) :], value
+                yield from module_calls(value)
+
+
+def test_tasks_give_modules_only_options_that_they_have() -> None:
+    """Ansible finds a wrong option only when the task runs, which may be after a rare failure."""
+    unknown, modules = [], set()
+    for path in [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("molecule/**/*.yml")]:
+        for name, options in module_calls(yaml.load(path.read_text(), Loader)):
+            module = import_module(f"ansible_collections.npufleet.triton.plugins.modules.{name}")
+            documented = yaml.safe_load(module.DOCUMENTATION).get("options", {})
+            known = {*documented, *getattr(module, "OPTIONS", {})}
+            modules.add(name)
+            unknown += [f"{path.relative_to(ROOT)}: {name} has no option {option}" for option in options if option not in known]
+    assert unknown == []
+    assert {"host_lease", "host_state", "server_change", "triton_container"} <= modules
