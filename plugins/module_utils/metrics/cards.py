@@ -65,5 +65,5 @@ def families(driver: Driver, cards: Optional[List[Card]], now: float) -> Familie
             value = getattr(card, field)
             found[name] += [] if value is None else [(labels, value)]
         info = {field: getattr(card, field) for field in INFO}
-        found.setdefault("npufleet_card_info", []).append(({**labels, **info}, 1))
+        found["npufleet_card_info"].append(({**labels, **info}, 1))
     return found

@@ -36,6 +36,15 @@ class Line(NamedTuple):
     values: Values
 
 
+class Tile(NamedTuple):
+    """A tile with charts: its title, whether something is wrong, and the number that orders it among others."""
+
+    title: str
+    is_wrong: bool
+    rank: float
+    charts: List[Dict[str, Any]]
+
+
 def view(hosts: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]] = ()) -> Dict[str, Any]:
     """Return the charts, or {"note": why there are none}.
 
@@ -94,16 +103,15 @@ def _charts(found: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> 
 def _models(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
     """Return the tile of each model. Failing models come first, then those with the most requests."""
     rates, latencies, failures = (_by(series[name], "model") for name in ("rate", "latency", "failures"))
-    tiles = []
+    found = []
     for model in sorted({*rates, *latencies, *failures}):
         rate, failed = rates.get(model, []), failures.get(model, [])
         requests, wrong = _last(rate) or 0.0, _last(failed) or 0.0
         failing = wrong > FAILING * (requests + wrong)
         lines = [Line("main", "requests", rate), *([Line("wrong", "failed", failed)] if any(failed) else [])]
         charts = [_chart(lines, "/s"), _chart([Line("main", "latency", latencies.get(model, []))], " ms")]
-        tiles.append({"title": model, "level": "wrong" if failing else "good", "charts": charts, "order": (not failing, -requests)})
-    tiles.sort(key=lambda tile: tile["order"])
-    return [{name: value for name, value in tile.items() if name != "order"} for tile in tiles]
+        found.append(Tile(model, failing, requests, charts))
+    return _tiles(found)
 
 
 def _fleet(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
@@ -123,7 +131,7 @@ def _fleet(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
 def _cards(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
     """Return a tile for each card that the queries have chosen. Faulted cards come first, then the hottest cards."""
     temperatures, memories, healths = (_by(series[name], "host", "npu") for name in ("temperature", "memory", "healthy"))
-    tiles = []
+    found = []
     for name in sorted({*temperatures, *memories, *healths}):
         values = temperatures.get(name, [])
         faulted = _last(healths.get(name, [])) == 0
@@ -132,9 +140,14 @@ def _cards(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
             _chart([Line("main", "memory", memories.get(name, []))], " %", 100.0, 100.0),
         ]
         hottest = max((value for value in values if value is not None), default=0.0)
-        tiles.append({"title": name, "level": "wrong" if faulted else "good", "charts": charts, "order": (not faulted, -hottest)})
-    tiles.sort(key=lambda tile: tile["order"])
-    return [{name: value for name, value in tile.items() if name != "order"} for tile in tiles]
+        found.append(Tile(name, faulted, hottest, charts))
+    return _tiles(found)
+
+
+def _tiles(found: Sequence[Tile]) -> List[Dict[str, Any]]:
+    """Return the tiles for the page. Wrong ones come first, then those of the highest rank."""
+    ordered = sorted(found, key=lambda tile: (not tile.is_wrong, -tile.rank))
+    return [{"title": tile.title, "level": "wrong" if tile.is_wrong else "good", "charts": tile.charts} for tile in ordered]
 
 
 def _by(series: Sequence[Mapping[str, Any]], *labels: str) -> Dict[str, List[Optional[float]]]:
