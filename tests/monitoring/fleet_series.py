@@ -17,7 +17,7 @@ STATES = ("UP", "DOWN", "MAINT", "DRAIN", "NOLB")
 
 
 class Fleet(NamedTuple):
-    """What the series tell. The digest of each model changes at half the time, host by host."""
+    """The fleet that the series describe. The digest of each model changes at half the time, host by host."""
 
     end: float
     hosts: Sequence[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import configparser
 import importlib.util
 import json
 import os
@@ -124,6 +125,22 @@ def ansible_playbook(directory: Path, *arguments: object, cwd: Path = ROOT, **en
     """Run ansible-playbook with the settings of this checkout. Its temporary files are below `directory`."""
     command, settings = playbook_command(directory, *arguments, **environment)
     return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=600, check=False)
+
+
+def assert_timer(directory: Path, name: str, files: dict[str, Any]) -> None:
+    """Assert that the texts `service` and `timer` are valid units, also for systemd if this machine has it."""
+    paths = {kind: directory / f"{name}.{kind}" for kind in ("service", "timer")}
+    for kind, sections in (("service", ["Unit", "Service"]), ("timer", ["Unit", "Timer", "Install"])):
+        paths[kind].write_text(files[kind])
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read(paths[kind])
+        assert unit.sections() == sections
+    analyze = shutil.which("systemd-analyze")
+    # Without systemd here, the hosts of the lab check the units.
+    if analyze:
+        command = [analyze, "verify", "--man=no", *map(str, paths.values())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def until(condition: Callable[[], bool]) -> None:

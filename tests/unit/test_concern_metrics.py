@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import configparser
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.metrics import col
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import settings
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import metrics as desired_metrics
-from helpers import ROOT, fleet
+from helpers import ROOT, assert_timer, fleet
 
 
 def desired(**inventory: Any) -> dict[str, Any]:
@@ -43,18 +40,7 @@ def test_a_server_without_metrics_has_no_port_for_them() -> None:
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    files = desired()["files"]
-    for kind, sections in (("service", ["Unit", "Service"]), ("timer", ["Unit", "Timer", "Install"])):
-        path = tmp_path / f"npufleet-metrics.{kind}"
-        path.write_text(files[kind])
-        unit = configparser.ConfigParser(interpolation=None)
-        unit.read(path)
-        assert unit.sections() == sections
-    analyze = shutil.which("systemd-analyze")
-    if analyze:
-        units = [str(tmp_path / f"npufleet-metrics.{kind}") for kind in ("service", "timer")]
-        done = subprocess.run([analyze, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+    assert_timer(tmp_path, "npufleet-metrics", desired()["files"])
 
 
 def test_tasks_install_and_remove_every_file() -> None:

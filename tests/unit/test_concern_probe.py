@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import configparser
 import json
 import os
-import shutil
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,7 +28,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import pro
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import checks_digest
-from helpers import ROOT, fleet, run_module
+from helpers import ROOT, assert_timer, fleet, run_module
 from small_triton import certificates
 
 PROGRAM = base64.b64encode(archive.program(check_client.ENTRY)).decode()
@@ -78,19 +75,7 @@ def test_systemd_is_more_patient_than_the_probe() -> None:
 
 
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    files = wanted()["files"]
-    for kind, sections in (("service", ["Unit", "Service"]), ("timer", ["Unit", "Timer", "Install"])):
-        path = tmp_path / f"npufleet-probe.{kind}"
-        path.write_text(files[kind])
-        unit = configparser.ConfigParser(interpolation=None)
-        unit.read(path)
-        assert unit.sections() == sections
-    analyze = shutil.which("systemd-analyze")
-    # Without systemd here, the lab's hosts judge them.
-    if analyze:
-        units = [str(tmp_path / f"npufleet-probe.{kind}") for kind in ("service", "timer")]
-        done = subprocess.run([analyze, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+    assert_timer(tmp_path, "npufleet-probe", wanted()["files"])
 
 
 def test_files_of_the_tasks_are_those_of_the_concern() -> None:
