@@ -137,6 +137,25 @@ def test_a_balancer_that_is_lost_refuses_a_rollout(tmp_path: Path) -> None:
     assert ran.touched() == []
 
 
+@pytest.mark.parametrize(("lost", "changed"), [("balancer_server drained", False), ("balancer_server ready", True)])
+def test_a_balancer_lost_during_a_change_stops_the_rollout(tmp_path: Path, lost: str, changed: bool) -> None:
+    """The host stays drained on the other balancer, and a change that was not judged is rolled back."""
+    scenario = {
+        **{host: {"plan": [differs("server", "restart", until="server_change")]} for host in HOSTS[:2]},
+        **LB,
+        "lb-2": {"balancer": True, "lost": lost},
+    }
+    given = {"npufleet_judge_seconds": 1, "npufleet_rollout_serial": [1, "100%"]}
+    ran = run(tmp_path, "site.yml", scenario, balancers=("lb-1", "lb-2"), **given)
+    assert ran.code != 0, ran.output
+    assert "the load balancers lb-2 cannot be reached" in ran.words and "the host stays out of the traffic" in ran.words, ran.output
+    assert ran.touched() == ["npu-1"]
+    assert ("npu-1 server_change restored" in ran.calls) is changed, ran.calls
+    assert "npu-1 server_change accepted" not in ran.calls
+    assert [call for call in of_balancer(ran) if call.startswith("lb-1 ")][-1] == "lb-1 balancer_server drained npu-1", ran.calls
+    assert f"npu-1 host_files absent {RECORD}" not in ran.calls
+
+
 ENGINE = [differs("engine", "limit", until="systemd_service restarted docker"), differs("image", "build", until="triton_image")]
 
 
