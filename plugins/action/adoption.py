@@ -28,7 +28,7 @@ MARK = "adoption.json"
 # The most bytes of a file that one call of the host returns
 PIECE = 32 << 20
 # Concerns of hosts with NPUs, except watchdog, probe and metrics, whose systemd units are installed after the replacement
-ADOPTED = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and concern.role and not concern.unit]
+ADOPTED = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups and concern.role and not concern.unit]
 # Valid names of containers and models. The name of a model is also a directory and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 MODEL = re.compile(r"\w[\w.+-]{0,199}")

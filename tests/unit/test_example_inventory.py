@@ -24,7 +24,7 @@ from linting import PYTHON
 
 EXAMPLE = ROOT / "inventories/example"
 KNOWN = subject.inventory_specs()
-NPU = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS]
+NPU = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups]
 # `# name: value`, `#   name: value` of a list's element, `# - name: value`
 LINE = re.compile(r"^(?P<indent> *)# ?(?P<code> *(?:- )?(?P<name>\w+): \S.*)$")
 VAULT = "group_vars/all/vault.yml"

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import ROOT, ROW, fleet
 
-NPU = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS]
+NPU = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups]
 LIST = "expected a list. Write it as [one, two], on a command line inside JSON."
 MAP = "expected a map. Write it as {key: value}, on a command line inside JSON."
 DIGEST = "0" * 64

@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import v
 from helpers import ROOT, ROW, fleet
 from linting import PYTHON
 
-NPU = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS]
+NPU = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups]
 ROWS = {"24.01": ROW, "25.08": {**ROW, "cards": ["RBLN-CA12", "RBLN-CA22"]}}
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 
-NPU_HOSTS, LOAD_BALANCER_HOSTS, MONITORING_HOSTS = "npu_hosts", "load_balancer_hosts", "monitoring_hosts"
+NPU_HOSTS, LOAD_BALANCER_HOSTS, MONITORING_HOSTS = GROUPS = ("npu_hosts", "load_balancer_hosts", "monitoring_hosts")
 
 
 class HostSide(Protocol):
@@ -49,7 +49,8 @@ class Concern(NamedTuple):
     # applies the concern.
     role: str
     tags: Tuple[str, ...]
-    group: str = NPU_HOSTS
+    # The groups of the inventory whose hosts have the concern
+    groups: Tuple[str, ...] = (NPU_HOSTS,)
     # The playbooks that read the concern, in addition to site.yml and status.yml
     playbooks: Tuple[str, ...] = ()
     # The actions that models.yml may perform for the concern; None allows every action
@@ -91,19 +92,25 @@ CONCERNS: Dict[str, Concern] = {
             balancer,
             "load_balancer",
             ("balancer",),
-            LOAD_BALANCER_HOSTS,
+            (LOAD_BALANCER_HOSTS,),
             unit=files.UNIT,
             sealed=True,
             warning=balancer.warning,
         ),
-        Concern(monitoring, "monitoring", ("monitoring",), MONITORING_HOSTS),
+        Concern(monitoring, "monitoring", ("monitoring",), (MONITORING_HOSTS,)),
     )
 }
 
 
-def concerns_of(groups: List[str], npu_group: str) -> List[str]:
+def groups_of(names: Sequence[str], npu_group: str) -> List[str]:
+    """Return those of GROUPS to which a host in these inventory groups belongs. `npu_group` has the hosts with NPUs."""
+    return [group for group in GROUPS if (npu_group if group == NPU_HOSTS else group) in names]
+
+
+def concerns_of(names: Sequence[str], npu_group: str) -> List[str]:
     """Return the concerns of a host that is in these inventory groups. `npu_group` is the group of the hosts with NPUs."""
-    return [name for name, concern in CONCERNS.items() if (npu_group if concern.group == NPU_HOSTS else concern.group) in groups]
+    groups = groups_of(names, npu_group)
+    return [name for name, concern in CONCERNS.items() if any(group in groups for group in concern.groups)]
 
 
 def needs_site(item: Item) -> bool:

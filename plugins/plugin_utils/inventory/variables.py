@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS, groups_of
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import balancer_check, inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_concern
@@ -46,7 +46,7 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     proxy_errors: List[str] = []
     with collected(proxy_errors):
         proxy_errors += proxy_reasons(variables)
-    if all(CONCERNS[name].group != NPU_HOSTS for name in concerns):
+    if not any(_needs_npus(variables, name) for name in concerns):
         if proxy_errors:
             raise Refusal(proxy_errors)
         return
@@ -60,6 +60,13 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
             reasons += _required_errors(variables)
     if reasons or proxy_errors:
         raise Refusal(list(dict.fromkeys([*getattr(variables, "type_errors", []), *reasons, *proxy_errors])))
+
+
+def _needs_npus(variables: Mapping[str, Any], concern: str) -> bool:
+    """Return True if a concern of this host needs the variables of hosts with NPUs."""
+    groups = CONCERNS[concern].groups
+    names, npu_group = variables.get("group_names", []), str(variables.get("npufleet_group", NPU_HOSTS))
+    return groups == (NPU_HOSTS,) or (NPU_HOSTS in groups and NPU_HOSTS in groups_of(names, npu_group))
 
 
 def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
