@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, host
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, drained, host
 from helpers import ROOT
 
 MONITORING = ROOT / "files/monitoring"
@@ -53,6 +53,7 @@ OWN = {
     "npufleet_certificate_expiry_timestamp_seconds": "file",
     "npufleet_host_last_read_timestamp_seconds": "",
     "npufleet_balancer_drained_since_timestamp_seconds": "server kind",
+    "npufleet_balancer_server_drained": "server kind",
     # The label `host` of this metric becomes `exported_host`, because the target has a label `host`.
     "npufleet_drift_items": "exported_host concern",
     "npufleet_check_ok": "model check protocol",
@@ -165,7 +166,7 @@ def test_each_topic_is_in_the_runbook() -> None:
 
 
 def test_table_of_own_metrics_has_all_metrics_of_hosts() -> None:
-    assert {*cards.HELP, *host.HELP} - set(OWN) == set()
+    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP} - set(OWN) == set()
 
 
 def test_quantiles_and_bounds_match_prometheus_2_and_3() -> None:

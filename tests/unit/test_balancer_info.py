@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, report, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import collect
 from ansible_collections.npufleet.triton.plugins.modules import balancer_info, balancer_server
 from balancer_clients import GrpcClient, HttpClient
 from helpers import run_module, until
@@ -72,6 +73,17 @@ def test_servers_process_and_configuration_are_read(haproxy: SmallHaproxy) -> No
     assert (two["state"], two["drained"]["kind"], two["drained"]["by"]) == ("drained", "maintenance", "alice")
     assert (result["changed"], result["records_flaw"], "complete" in result) == (False, None, False)
     assert read(haproxy, config="/none")["config"] is None
+
+
+def test_metrics_of_a_balancer_have_its_drained_servers(haproxy: SmallHaproxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "SOCKET", haproxy.socket)
+    monkeypatch.setattr(collect, "MASTER", haproxy.master)
+    monkeypatch.setattr(drains, "HOME", str(haproxy.home))
+    labels = {"server": "npu2", "kind": "maintenance"}
+    assert collect.drained_servers() == {
+        "npufleet_balancer_drained_since_timestamp_seconds": [(labels, pytest.approx(time.time(), abs=60))],
+        "npufleet_balancer_server_drained": [(labels, 1)],
+    }
 
 
 def test_a_window_has_the_requests_that_finished_in_it(haproxy: SmallHaproxy, triton: SmallTriton) -> None:

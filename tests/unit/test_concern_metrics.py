@@ -12,6 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.metrics import col
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import settings
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import metrics as desired_metrics
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import REQUIRED
 from helpers import ROOT, assert_timer, fleet
 
 
@@ -37,6 +38,63 @@ def test_the_program_can_load_its_configuration(tmp_path: Path) -> None:
 
 def test_a_server_without_metrics_has_no_port_for_them() -> None:
     assert json.loads(desired(triton_server_allow_metrics=False)["files"]["config"])["metrics_port"] is None
+
+
+def config_of(variables: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(desired_metrics.desired(variables)["files"]["config"])
+    return found
+
+
+def balancer(**inventory: Any) -> Any:
+    """Return the variables of a load balancer, which has none of those of hosts with NPUs."""
+    variables = fleet(group_names=["load_balancer_hosts"], **inventory)
+    for name in (*REQUIRED, "npufleet_release_row"):
+        del variables._raw[name]
+    return variables
+
+
+def test_load_balancer_needs_no_variables_of_hosts_with_npus(tmp_path: Path) -> None:
+    files = desired_metrics.desired(balancer())["files"]
+    (tmp_path / "metrics.json").write_text(files["config"])
+    config = settings.load(str(tmp_path / "metrics.json"), settings.Metrics)
+    assert (config.npu_host, config.load_balancer, config.root) == (False, True, "/var/lib/npufleet")
+    assert set(json.loads(files["config"])) == set(settings.Metrics._fields)
+
+
+def test_settings_of_triton_do_not_change_the_program_of_a_load_balancer() -> None:
+    changed = balancer(triton_server_name="other", npufleet_http_port=9000, triton_server_listen_address="10.0.0.1")
+    assert config_of(changed) == config_of(balancer())
+
+
+@pytest.mark.parametrize(
+    ("groups", "npu_host", "load_balancer"),
+    [(["npu_hosts"], True, False), (["load_balancer_hosts", "npu_hosts"], True, True), (["edge"], True, False)],
+)
+def test_groups_of_a_host_decide_what_the_program_reads(groups: list[str], npu_host: bool, load_balancer: bool) -> None:
+    config = config_of(fleet(group_names=groups, npufleet_group="edge" if "edge" in groups else "npu_hosts"))
+    assert (config["npu_host"], config["load_balancer"], config["npus"]) == (npu_host, load_balancer, 2)
+
+
+def test_certificates_of_a_load_balancer_are_read() -> None:
+    assert config_of(balancer())["certificates"] == []
+    both = balancer(load_balancer_tls_certificate="/c.pem", load_balancer_client_ca="/ca.pem")
+    assert config_of(both)["certificates"] == ["/etc/haproxy/npufleet/balancer.pem", "/etc/haproxy/npufleet/clients.pem"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "volumes", "paths"),
+    [
+        ([], [], []),
+        (["--grpc-use-ssl=true", "--grpc-server-cert=/certs/a.pem"], ["/etc/tls:/certs:ro"], ["/etc/tls/a.pem"]),
+        (["--grpc-server-cert", "/certs/a.pem", "--grpc-root-cert=/ca.pem"], ["/etc/tls/:/certs/", "/x.pem:/ca.pem"], None),
+        (["--grpc-server-cert=/in/the/image.pem"], ["/etc/tls:/certs"], []),
+        (["--grpc-server-cert=/certs/deep/a.pem"], ["/outer:/certs", "/inner:/certs/deep"], ["/inner/a.pem"]),
+        (["--grpc-server-cert=/certs/a.pem"], ["named:/certs"], []),
+    ],
+)
+def test_certificates_of_triton_are_read_on_the_host(arguments: list[str], volumes: list[str], paths: list[str] | None) -> None:
+    config = config_of(fleet(triton_server_extra_args=arguments, triton_server_volumes=volumes))
+    assert config["certificates"] == (["/etc/tls/a.pem", "/x.pem"] if paths is None else paths)
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -16,12 +18,18 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import textfile
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, servers
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import readings, vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
-from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, collect, host
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, collect, drained, host
 from ansible_collections.npufleet.triton.plugins.module_utils.system import seconds_since_1970, timestamp
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import evidence
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from helpers import ROOT
 from test_card_readings import CA22, tool
 
@@ -172,6 +180,94 @@ def test_processes_are_counted_by_state() -> None:
     }
 
 
+# Load balancers
+
+
+def server(name: str, state: str) -> servers.Server:
+    return servers.Server(name, state, (1, 1), 1, servers.UP, 0, [], state != servers.READY)
+
+
+def test_drained_servers_have_the_kind_and_the_time_of_their_drain() -> None:
+    records = {name: {"kind": "rollout", "since": "2026-01-02T03:04:05Z"} for name in ("npu1", "npu3", "gone")}
+    states = {"npu1": servers.DRAINED, "npu2": servers.IN_MAINTENANCE, "npu3": servers.READY}
+    found = samples(textfile.page(drained.families({name: server(name, states[name]) for name in states}, records), drained.HELP))
+    assert found == {
+        'npufleet_balancer_drained_since_timestamp_seconds{server="npu1",kind="rollout"}': 1767323045,
+        'npufleet_balancer_server_drained{server="npu1",kind="rollout"}': 1,
+        # Nobody recorded this drain.
+        'npufleet_balancer_server_drained{server="npu2",kind="operator"}': 1,
+    }
+    assert {name.partition("{")[0] for name in found} == set(drained.HELP)
+
+
+# Certificates
+
+
+def pem(days: int) -> str:
+    """Return a certificate that ends after some days."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lb1")])
+    now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
+    begin, end = now - datetime.timedelta(days=90), now + datetime.timedelta(days=days)
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, end).sign(key, hashes.SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return certificate.public_bytes(Encoding.PEM).decode() + private.decode()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is missing")
+@pytest.mark.parametrize("days", [[30], [30, 7, 60], [-1]])
+def test_the_certificate_that_ends_first_counts(tmp_path: Path, days: list[int]) -> None:
+    (tmp_path / "c.pem").write_text("".join(map(pem, days)))
+    assert certificates.expiry(str(tmp_path / "c.pem")) == pytest.approx(time.time() + min(days) * 86400, abs=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("", "it has no certificate in PEM"),
+        ("-----BEGIN CERTIFICATE-----\n" * 1000, "it has no certificate in PEM"),
+        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "openssl reports "),
+    ],
+)
+def test_other_files_have_no_end(tmp_path: Path, text: str | None, reason: str) -> None:
+    if text is not None:
+        (tmp_path / "c.pem").write_text(text)
+    with pytest.raises(certificates.Unreadable, match=f"^{reason}"):
+        certificates.expiry(str(tmp_path / "c.pem"))
+
+
+def test_a_host_without_openssl_has_no_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.pem").write_text(pem(1))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(certificates.Unreadable, match="openssl is not installed"):
+        certificates.expiry(str(tmp_path / "c.pem"))
+
+
+def test_an_openssl_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "openssl").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "openssl").chmod(0o755)
+    (tmp_path / "c.pem").write_text(pem(1))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(certificates, "SECONDS", 0.2)
+    with pytest.raises(certificates.Unreadable, match="openssl failed: "):
+        certificates.expiry(str(tmp_path / "c.pem"))
+
+
+@pytest.mark.parametrize(
+    ("output", "end"),
+    [
+        ("notAfter=Jan  2 03:04:05 2026 GMT\n", 1767323045),
+        ("notAfter=Dec 31 23:59:59 2099 GMT\n", 4102444799),
+        ("notAfter=Jan  2 03:04:05 0000 GMT\n", None),
+        ("notAfter=2026-01-02 03:04:05Z\n", None),
+        ("", None),
+    ],
+)
+def test_the_end_is_parsed(output: str, end: int | None) -> None:
+    assert certificates.parsed(output) == end
+
+
 # The program
 
 
@@ -292,6 +388,48 @@ def test_shared_memory_is_that_of_the_container(machine: Host) -> None:
     assert 0 <= found["npufleet_shm_used_bytes"] <= found["npufleet_shm_size_bytes"]
 
 
+BALANCER = {"npu_host": False, "load_balancer": True}
+
+
+def test_a_load_balancer_has_no_metrics_of_cards_and_models(
+    machine: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(collect, "SOCKET", str(machine.directory / "none.sock"))
+    (machine.root / lease.MAINTENANCE_FILE).write_text(json.dumps({"reason": "r", "by": "b", "since": "2026-01-02T03:04:05Z"}))
+    machine.tool(f"touch {machine.directory}/opened")
+    machine.hold()
+    assert machine.run(**BALANCER) == 0
+    assert not (machine.directory / collect.CARDS_FILE).exists()
+    assert not (machine.directory / "opened").exists()
+    found = machine.metrics(collect.HOST_FILE)
+    assert found.pop("npufleet_host_last_read_timestamp_seconds") == pytest.approx(time.time(), abs=60)
+    # The balancers send their requests to hosts, so a balancer itself is not drained.
+    assert found == {"npufleet_change_running": 1, "npufleet_maintenance_since_timestamp_seconds": 1767323045}
+    assert capsys.readouterr().err.startswith("<4>the servers of the load balancer cannot be read: ")
+
+
+def test_a_host_can_be_a_load_balancer_as_well(machine: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"kind": "maintenance", "since": "2026-01-02T03:04:05Z", "by": "b", "run": "", "reason": ""}
+    (machine.directory / drains.RECORDS).write_text(json.dumps({"npu1": record}))
+    monkeypatch.setattr(drains, "HOME", str(machine.directory))
+    monkeypatch.setattr(servers.Balancer, "servers", lambda _self: {"npu1": server("npu1", servers.DRAINED)})
+    assert machine.run(load_balancer=True) == 0
+    assert machine.metrics(collect.CARDS_FILE)["npufleet_cards_found"] == 1
+    found = machine.metrics(collect.HOST_FILE)
+    assert found['npufleet_balancer_drained_since_timestamp_seconds{server="npu1",kind="maintenance"}'] == 1767323045
+
+
+def test_certificates_that_cannot_be_read_are_left_out(machine: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    (machine.directory / "c.pem").write_text(pem(3))
+    paths = [str(machine.directory / name) for name in ("c.pem", "none.pem")]
+    assert machine.run(certificates=paths) == 0
+    found = machine.metrics(collect.HOST_FILE)
+    ends = {name: value for name, value in found.items() if name.startswith("npufleet_certificate_expiry")}
+    label = f'npufleet_certificate_expiry_timestamp_seconds{{file="{paths[0]}"}}'
+    assert ends == {label: pytest.approx(time.time() + 3 * 86400, abs=60)}
+    assert f"<4>the end of the certificate {paths[1]} cannot be read: No such file" in capsys.readouterr().err
+
+
 def test_a_missing_directory_is_an_error(machine: Host, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine.run(directory=str(machine.directory / "none")) == 1
     assert not (machine.directory / "none").exists()
@@ -301,7 +439,7 @@ def test_a_missing_directory_is_an_error(machine: Host, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("page", ["monitoring.md", "monitoring.ko.md"])
 def test_the_docs_name_every_metric(page: str) -> None:
     named = set(re.findall(r"\bnpufleet_[a-z_]+", (ROOT / "docs" / page).read_text()))
-    assert {*cards.HELP, *host.HELP} <= named
+    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP} <= named
 
 
 def test_the_program_imports_no_slow_module() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
-from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, host
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, drained, host
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
 from helpers import ROOT, imports
 
@@ -157,7 +157,7 @@ def test_code_of_hosts_reads_no_variables_of_the_inventory() -> None:
         for name in variables_read(ast.parse(path.read_text()))
     }
     records = {f"module_utils/store/records.py: {name}" for name in ("npufleet_release", "npufleet_source")}
-    pages = {"watch/probe_page": probe_page, "metrics/cards": cards, "metrics/host": host}
+    pages = {"watch/probe_page": probe_page, "metrics/cards": cards, "metrics/drained": drained, "metrics/host": host}
     metrics = {f"module_utils/{path}.py: {name}" for path, page in pages.items() for name in page.HELP}
     assert found - records - metrics - {"module_utils/watch/judge.py: rbln_device_fault"} == set()
 

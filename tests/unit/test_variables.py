@@ -47,6 +47,8 @@ def test_concerns_of_a_host() -> None:
     assert concerns_of(["all", "npu_hosts"], "npu_hosts") == NPU
     assert concerns_of(["monitoring_hosts"], "npu_hosts") == ["monitoring"]
     assert concerns_of(["monitoring_hosts", "npu_hosts"], "npu_hosts") == [*NPU, "monitoring"]
+    assert concerns_of(["load_balancer_hosts"], "npu_hosts") == ["metrics", "balancer"]
+    assert concerns_of(["load_balancer_hosts", "npu_hosts"], "npu_hosts") == [name for name in CONCERNS if name != "monitoring"]
     assert concerns_of(["all", "ungrouped"], "npu_hosts") == []
     assert concerns_of(["all", "edge"], "edge") == NPU
     assert concerns_of(["all", "npu_hosts"], "edge") == []
@@ -81,6 +83,20 @@ def test_monitoring_alone_needs_none_of_them() -> None:
     missing = {"rbln_release": None, "npufleet_npus": None, "npufleet_card": None, "triton_models": None}
     assert reasons(["monitoring"], **missing) == []
     assert len(reasons(["monitoring", "driver"], **missing)) == 4
+
+
+@pytest.mark.parametrize(
+    ("groups", "concerns", "count"),
+    [
+        (["load_balancer_hosts"], ["metrics", "balancer"], 0),
+        (["load_balancer_hosts", "npu_hosts"], ["balancer"], 0),
+        (["load_balancer_hosts", "npu_hosts"], ["metrics", "balancer"], 4),
+        (["npu_hosts"], ["metrics"], 4),
+    ],
+)
+def test_metrics_need_the_variables_of_npus_only_on_hosts_with_npus(groups: list[str], concerns: list[str], count: int) -> None:
+    missing = {"rbln_release": None, "npufleet_npus": None, "npufleet_card": None, "triton_models": None}
+    assert len(reasons(concerns, group_names=groups, **missing)) == count
 
 
 def test_release_without_a_row() -> None:

@@ -86,7 +86,7 @@ CONCERNS: Dict[str, Concern] = {
             unit=probe.TIMER,
             warning=probe.warning,
         ),
-        Concern(metrics, "monitoring", ("monitoring",), unit=metrics.TIMER),
+        Concern(metrics, "monitoring", ("monitoring",), (NPU_HOSTS, LOAD_BALANCER_HOSTS), unit=metrics.TIMER),
         Concern(traffic, "", (), playbooks=("models", "recover", "rollback"), models_actions=None),
         Concern(
             balancer,

@@ -8,14 +8,17 @@ import collections
 import os
 import sys
 import time
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import textfile
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import MASTER, SOCKET, BalancerError
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver, traffic
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import readings, vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
-from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, host
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, drained, host
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, current_models, read_holds
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, seconds_since_1970
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stubs
@@ -60,22 +63,55 @@ def cards_page(settings: Settings) -> str:
 def host_page(settings: Settings, change: bool) -> str:
     """Return the metrics of the host."""
     mark = lease.maintenance(os.path.join(settings.root, lease.MAINTENANCE_FILE))
+    # A record may have no valid time. Its condition (maintenance, limited traffic or a hold) then counts from now on.
+    maintenance = _since(mark, time.time())
+    if settings.npu_host:
+        found = host.families(read_server(settings, change, maintenance))
+    else:
+        found = host.condition(time.time(), change, maintenance)
+    if settings.load_balancer:
+        found.update(drained_servers())
+    found.update(certificates.families(read_certificates(settings.certificates)))
+    return textfile.page(found, {**host.HELP, **drained.HELP, **certificates.HELP})
+
+
+def read_server(settings: Settings, change: bool, maintenance: Optional[float]) -> host.Facts:
+    """Return the facts of a host with NPUs."""
     limited = traffic.read({"record": os.path.join(settings.root, traffic.RECORD)})["limited"]
     processes, shm = read_container(Observer(settings))
     now = time.time()
-    facts = host.Facts(
+    return host.Facts(
         now=now,
         desired=desired_models(settings.root),
         served=read_served({"address": settings.address, "http_port": settings.http_port, "key": settings.key}),
         stubs=processes,
         shm=shm,
         changing=change,
-        # A record may have no valid time. Its condition (maintenance, limited traffic or a hold) then counts from now on.
-        maintenance=_since(mark, now),
+        maintenance=maintenance,
         limited=_since(limited, now),
         holds={name: _since({"since": hold.get("when")}, now) or now for name, hold in read_holds(settings.root).items()},
     )
-    return textfile.page(host.families(facts), host.HELP)
+
+
+def drained_servers() -> textfile.Families:
+    """Return the metrics of the drained servers of this load balancer. There are none if HAProxy does not answer."""
+    try:
+        servers = Balancer(SOCKET, MASTER).servers()
+    except BalancerError as error:
+        warn(f"the servers of the load balancer cannot be read: {error}")
+        return {}
+    return drained.families(servers, drains.read(drains.HOME).by_server)
+
+
+def read_certificates(paths: Sequence[str]) -> Dict[str, float]:
+    """Return the ends of the certificates by path. A file that cannot be read is left out."""
+    ends = {}
+    for path in paths:
+        try:
+            ends[path] = certificates.expiry(path)
+        except certificates.Unreadable as error:
+            warn(f"the end of the certificate {path} cannot be read: {error}")
+    return ends
 
 
 def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float]:
@@ -134,7 +170,7 @@ def run(config: str) -> int:
         # The directory belongs to node exporter. Without this call durable.write would create it.
         os.stat(settings.directory)
         # The vendor's tool opens the cards. During a change, a run may reload the driver, which fails if a card is open.
-        if not change:
+        if settings.npu_host and not change:
             durable.write(os.path.join(settings.directory, CARDS_FILE), cards_page(settings))
         durable.write(os.path.join(settings.directory, HOST_FILE), host_page(settings, change))
     except OSError as error:

@@ -54,15 +54,22 @@ class Facts(NamedTuple):
     holds: Mapping[str, float]
 
 
+def condition(now: float, changing: bool, maintenance: Optional[float]) -> Families:
+    """Return the metrics that every host has: when they were read, and whether a run or maintenance silences its alerts."""
+    return {
+        "npufleet_change_running": [({}, changing)],
+        "npufleet_host_last_read_timestamp_seconds": [({}, now)],
+        "npufleet_maintenance_since_timestamp_seconds": [] if maintenance is None else [({}, maintenance)],
+    }
+
+
 def families(facts: Facts) -> Families:
-    """Return the metrics of a host."""
+    """Return the metrics of a host with NPUs."""
     drained = {"rollout": facts.limited, "maintenance": facts.maintenance}
     return {
-        "npufleet_change_running": [({}, facts.changing)],
+        **condition(facts.now, facts.changing, facts.maintenance),
         "npufleet_drained_since_timestamp_seconds": [({"by": by}, since) for by, since in drained.items() if since is not None],
         "npufleet_hold_since_timestamp_seconds": [({"model": model}, since) for model, since in facts.holds.items()],
-        "npufleet_host_last_read_timestamp_seconds": [({}, facts.now)],
-        "npufleet_maintenance_since_timestamp_seconds": [] if facts.maintenance is None else [({}, facts.maintenance)],
         "npufleet_model_desired": [
             (_release(model, version, entry["release"]), 1)
             for model, entry in facts.desired.items()

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Type, TypeVar
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Type, TypeVar
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
@@ -56,7 +56,7 @@ class Probe(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The settings of the program that writes metrics of the host."""
+    """The settings of the program that writes metrics of the host. Those of the server have no meaning on a host without NPUs."""
 
     container: str
     address: str
@@ -71,6 +71,9 @@ class Metrics(NamedTuple):
     driver: str  # Version of the driver according to the inventory
     # The address of the metrics if it is not `address`
     metrics_address: Optional[str] = None
+    npu_host: bool = True  # The host has NPUs
+    load_balancer: bool = False  # The host is a load balancer
+    certificates: Sequence[str] = ()  # Paths of files with certificates
 
 
 # Fields whose name in the file differs. A file may come from an earlier release, so these names must not change.

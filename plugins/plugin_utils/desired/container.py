@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
@@ -17,6 +18,8 @@ DEVICE_SELECTIONS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 # Triton's default of --metrics-interval-ms
 METRICS_INTERVAL = 2000
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
+# Options of Triton that name a certificate for gRPC
+CERTIFICATE_OPTIONS = ("--grpc-server-cert", "--grpc-root-cert")
 # The values that the engine records for unset options. With these values, the removal of an option is a difference.
 ENGINE_DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
@@ -197,3 +200,24 @@ def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
     chosen = next((str(environment[name]) for name in DEVICE_SELECTIONS if name in environment), None)
     npus = int(variables["npufleet_npus"]) if chosen is None else len([npu for npu in chosen.split(",") if npu.strip()])
     return {"npus": npus, "card": variables["npufleet_card"]}
+
+
+def host_certificates(variables: Mapping[str, Any]) -> List[str]:
+    """Return the paths on the host of the certificates that the server reads for gRPC with TLS.
+
+    The options name paths in the container. A file that no volume has is a part of the image, and is left out.
+    """
+    words = [word for argument in variables["triton_server_extra_args"] for word in str(argument).split("=", 1)]
+    found = [value for option, value in zip(words, words[1:]) if option in CERTIFICATE_OPTIONS]
+    return [path for path in (_on_host(variables, value) for value in dict.fromkeys(found)) if path]
+
+
+def _on_host(variables: Mapping[str, Any], path: str) -> Optional[str]:
+    """Return the path on the host of a file in the container, None if no volume has it. The deepest volume hides the others."""
+    volumes = [volume(str(bind)).split(":")[:2] for bind in variables["triton_server_volumes"]]
+    for outside, inside in sorted(volumes, key=lambda pair: len(pair[1]), reverse=True):
+        directory = inside.rstrip("/")
+        if path == inside or path.startswith(directory + "/"):
+            # The engine knows where a named volume is, the inventory does not.
+            return posixpath.normpath(outside + path[len(directory) :]) if outside.startswith("/") else None
+    return None

@@ -1,22 +1,23 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired program of metrics of a host with NPUs: texts of its units and configuration, and the digest of its program."""
+"""The desired program of metrics of a host: texts of its units and configuration, and the digest of its program."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.metrics import CONFIG
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS, NPU_HOSTS, groups_of
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
 # Without the limit of the level, each run would add three lines to the journal.
 SERVICE_TEXT = """# Written by npufleet
 [Unit]
-Description=Metrics of the NPUs and of this host for node exporter
+Description=Metrics of this host for node exporter
 After=docker.service
 StartLimitIntervalSec=0
 
@@ -34,7 +35,7 @@ LogLevelMax=notice
 """
 TIMER_TEXT = """# Written by npufleet
 [Unit]
-Description=Continuous metrics of the NPUs and of this host
+Description=Continuous metrics of this host for node exporter
 
 [Timer]
 OnActiveSec=1
@@ -46,22 +47,36 @@ WantedBy=timers.target
 """
 
 
+# The settings of the server on a host without NPUs
+NO_SERVER = {
+    "container": "",
+    "address": "",
+    "http_port": 0,
+    "metrics_address": None,
+    "metrics_port": None,
+    "key": None,
+    "npus": 0,
+    "driver": "",
+}
+
+
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
     """Return the packages of node exporter, and the files of the program of metrics; `files` is None for a host without it."""
     exporter = sorted(variables["monitoring_node_packages"]) if variables["monitoring_node_exporter"] else []
     if not variables["monitoring_metrics"]:
         return {"exporter": exporter, "files": None}
+    groups = groups_of(variables["group_names"], variables["npufleet_group"])
+    npu_host, load_balancer = NPU_HOSTS in groups, LOAD_BALANCER_HOSTS in groups
     config = {
-        "container": variables["triton_server_name"],
-        "address": address(variables),
-        "http_port": int(variables["npufleet_http_port"]),
-        "metrics_address": address(variables, "metrics"),
-        "metrics_port": int(variables["npufleet_metrics_port"]) if variables["triton_server_allow_metrics"] else None,
-        "key": server_key.desired(variables),
         "root": variables["npufleet_root"],
         "directory": variables["monitoring_probe_directory"],
-        "npus": int(variables["npufleet_npus"]),
-        "driver": variables["npufleet_release_row"]["driver"]["version"],
+        "npu_host": npu_host,
+        "load_balancer": load_balancer,
+        "certificates": [
+            *(container.host_certificates(variables) if npu_host else []),
+            *(_balancer_certificates(variables) if load_balancer else []),
+        ],
+        **(_server(variables) if npu_host else NO_SERVER),
     }
     return {
         "exporter": exporter,
@@ -72,3 +87,23 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
             "program": archive.digest(library.ENTRIES["metrics"]),
         },
     }
+
+
+def _server(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the settings of the server and the cards of a host with NPUs."""
+    return {
+        "container": variables["triton_server_name"],
+        "address": container.address(variables),
+        "http_port": int(variables["npufleet_http_port"]),
+        "metrics_address": container.address(variables, "metrics"),
+        "metrics_port": int(variables["npufleet_metrics_port"]) if variables["triton_server_allow_metrics"] else None,
+        "key": server_key.desired(variables),
+        "npus": int(variables["npufleet_npus"]),
+        "driver": variables["npufleet_release_row"]["driver"]["version"],
+    }
+
+
+def _balancer_certificates(variables: Mapping[str, Any]) -> List[str]:
+    """Return the files with certificates of a load balancer."""
+    paths = {"load_balancer_tls_certificate": files.CERTIFICATE, "load_balancer_client_ca": files.CLIENT_CA}
+    return [path for name, path in paths.items() if variables[name]]

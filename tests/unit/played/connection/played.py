@@ -110,6 +110,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
         },
         "image": {"engine": True, "id": None},
         "models": {"missing": part.get("missing", []), "transaction": None, "served": {}},
+        "balancer": {"owner": "npufleet"},
         "server": {
             "container": container,
             "state": "exited" if down else "running",

@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The ends of certificates as metrics. The standard library cannot parse certificates, so openssl reads them."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import subprocess
+from typing import Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, which
+from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Families
+
+HELP = {"npufleet_certificate_expiry_timestamp_seconds": "The earliest end of the certificates in a file."}
+# Limits: bytes of a file, certificates of a file, seconds and bytes of output of one call of openssl
+SIZE, MOST, SECONDS, OUTPUT = 1 << 20, 20, 5.0, 1 << 12
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]{1,65536}-----END CERTIFICATE-----")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_END = re.compile(rf"notAfter=({'|'.join(_MONTHS)}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{{4}}) GMT")
+
+
+class Unreadable(Exception):
+    """An error because the end of a certificate cannot be read."""
+
+
+def families(ends: Mapping[str, float]) -> Families:
+    """Return the metrics of files with certificates, from the ends by path."""
+    return {"npufleet_certificate_expiry_timestamp_seconds": [({"file": path}, end) for path, end in ends.items()]}
+
+
+def expiry(path: str) -> float:
+    """Return the earliest end of the certificates in a PEM file, in seconds since 1970. Raises Unreadable.
+
+    Private keys of the file are not sent to openssl.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            text = source.read(SIZE)
+    except OSError as error:
+        raise Unreadable(error.strerror) from None
+    openssl = which("openssl")
+    if openssl is None:
+        raise Unreadable("openssl is not installed")
+    blocks = _CERTIFICATE.findall(text)[:MOST]
+    if not blocks:
+        raise Unreadable("it has no certificate in PEM")
+    return min(_end(openssl, block) for block in blocks)
+
+
+def _end(openssl: str, block: str) -> float:
+    """Return the end of one certificate. Raises Unreadable."""
+    try:
+        done = capture([openssl, "x509", "-noout", "-enddate"], SECONDS, stdin=block + "\n", size=OUTPUT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unreadable(f"openssl failed: {error}") from None
+    end = parsed(done.stdout)
+    if done.returncode or end is None:
+        raise Unreadable(f"openssl reports {(done.stderr or done.stdout).strip()[:200]!r}")
+    return end
+
+
+def parsed(output: str) -> Optional[float]:
+    """Return the time in the output of openssl, in seconds since 1970; None for any other text."""
+    found = _END.fullmatch(output.strip())
+    if found is None:
+        return None
+    month, (day, hour, minute, second, year) = _MONTHS.index(found[1]) + 1, map(int, found.groups()[1:])
+    try:
+        return float(calendar.timegm((year, month, day, hour, minute, second)))
+    except ValueError:
+        return None
