@@ -15,7 +15,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
     MONITORING_HOSTS,
     NPU_HOSTS,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report import charts, check_results, host_states, page, status, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import (
+    charts,
+    check_results,
+    drift,
+    host_states,
+    page,
+    status,
+    view,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
@@ -50,6 +58,7 @@ class ActionModule(ActionBase):
                 document = status.document(view.iso(now), list(statuses.values()), fleet, entries)
                 outputs.write(paths["status_file"], status.text(document))
                 statuses = {entry["host"]: entry for entry in document["hosts"]}
+                result["metrics"] = drift.metrics(now.timestamp(), document["hosts"])
                 result["differs"] = {entry["host"]: entry["report"] for entry in entries if entry["state"] != "in sync"}
                 result["hosts_not_in_sync"] = [
                     entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")

@@ -70,6 +70,12 @@ hosts_not_in_sync:
   returned: with O(state=read)
   type: list
   elements: str
+metrics:
+  description:
+    - Metrics of the last known state of each host for the textfile collector of node exporter. C(npufleet_drift_items) counts the
+      differences of a host by concern, and C(npufleet_status_timestamp_seconds) is the time of this run.
+  returned: with O(state=read)
+  type: str
 path:
   description: Path of the page.
   returned: unless O(state=reset)

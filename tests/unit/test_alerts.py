@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, drained, host
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import drift
 from helpers import ROOT
 
 MONITORING = ROOT / "files/monitoring"
@@ -56,6 +57,7 @@ OWN = {
     "npufleet_balancer_server_drained": "server kind",
     # The label `host` of this metric becomes `exported_host`, because the target has a label `host`.
     "npufleet_drift_items": "exported_host concern",
+    "npufleet_status_timestamp_seconds": "",
     "npufleet_check_ok": "model check protocol",
     "npufleet_driver_stale": "",
     "npufleet_probe_interval_seconds": "",
@@ -166,7 +168,7 @@ def test_each_topic_is_in_the_runbook() -> None:
 
 
 def test_table_of_own_metrics_has_all_metrics_of_hosts() -> None:
-    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP} - set(OWN) == set()
+    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP, *drift.HELP} - set(OWN) == set()
 
 
 def test_quantiles_and_bounds_match_prometheus_2_and_3() -> None:

@@ -335,6 +335,40 @@ def test_node_exporters_of_npu_hosts_and_balancers_are_targets() -> None:
     assert targets(hostvars=own)["node"] == {"npu2": "10.0.0.2:9112"}
 
 
+def test_node_exporter_of_a_monitoring_host_is_a_target_if_it_has_the_drift() -> None:
+    groups = {"npu_hosts": ["npu1"], "monitoring_hosts": ["ops1", "ops2"]}
+    given: dict[str, Any] = {"groups": groups, "hostvars": with_facts(ops1={"monitoring_status_metrics": True}) | {"ops2": {}}}
+    assert targets(**given, monitoring_node_exporter=True)["node"] == {"npu1": "10.0.0.1:9100", "ops1": "10.0.0.5:9100"}
+    assert "node" not in targets(**given)
+    # The monitoring host that computes the targets does not speak for the others.
+    own = {"monitoring_node_exporter": True, "monitoring_status_metrics": True}
+    assert "ops2" not in targets(**given, **own)["node"]
+
+
+def test_node_exporter_is_installed_for_the_drift() -> None:
+    both = {"monitoring_node_exporter": True, "monitoring_status_metrics": True}
+    assert desired(**both)["packages"] == ["prometheus", "prometheus-node-exporter"]
+    assert desired(**both, monitoring_node_packages=[])["packages"] == ["prometheus"]
+    for name in both:
+        assert desired(**{name: True})["packages"] == ["prometheus"]
+
+
+def test_drift_of_an_old_status_is_removed_when_it_is_off(
+    host: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/var/lib/prometheus/node-exporter/npufleet_status.prom"
+    assert path in desired()["absent"]
+    assert path not in desired(monitoring_status_metrics=True)["absent"]
+    left = str(tmp_path / monitoring.STATUS_FILE)
+    Path(left).write_text("")
+    assert plan({**host, "absent": [left]}, prometheus(ALL, NAMES)) == [found(left, "metrics of status.yml", None, "configure")]
+
+
+def test_tasks_write_the_file_that_the_concern_removes() -> None:
+    text = (ROOT / "roles/monitoring/tasks/status.yml").read_text()
+    assert f"/{monitoring.STATUS_FILE}" in text
+
+
 def test_balancer_on_the_loopback_is_scraped_only_by_itself() -> None:
     assert targets()["balancer"] == {"lb1": "10.0.0.8:8405", "ops1": "127.0.0.1:8405"}
     own = with_facts(lb2={"load_balancer_metrics_address": "[2001:db8::9]:8406"})

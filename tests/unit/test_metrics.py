@@ -25,6 +25,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, collect, drained, host
 from ansible_collections.npufleet.triton.plugins.module_utils.system import seconds_since_1970, timestamp
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import evidence
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import drift
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -439,7 +440,7 @@ def test_a_missing_directory_is_an_error(machine: Host, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("page", ["monitoring.md", "monitoring.ko.md"])
 def test_the_docs_name_every_metric(page: str) -> None:
     named = set(re.findall(r"\bnpufleet_[a-z_]+", (ROOT / "docs" / page).read_text()))
-    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP} <= named
+    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP, *drift.HELP} <= named
 
 
 def test_the_program_imports_no_slow_module() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.action.fleet_report import ActionModule
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, page, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import drift, host_states, page, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import status as written
 from helpers import ROOT
 
@@ -230,10 +230,14 @@ class Hostvars(dict[str, dict[str, Any]]):
 def test_only_hosts_of_the_play_that_differ_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_states.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
     names = [f"npu{number}" for number in range(1, 6)]
-    before = [status(host="npu5", state="drift", report=["known before"])]
+    before = [status(host="npu5", state="drift", report=["known before"], plan=[{"concern": "models"}] * 2)]
     (tmp_path / "status.json").write_text(json.dumps({"hosts": before}))
     mark = {"reason": "swap", "by": "kim", "since": "then"}
-    read = {"npu1": {"plan": []}, "npu2": {"plan": [{}], "report": ["server"]}, "npu3": {"maintenance": mark, "plan": [{}]}}
+    read = {
+        "npu1": {"plan": []},
+        "npu2": {"plan": [{"concern": "server"}], "report": ["server"]},
+        "npu3": {"maintenance": mark, "plan": [{}]},
+    }
     for name, found in read.items():
         host_states.write(written.host_entry("now", name, found, "24.01"))
     hostvars = Hostvars({"npu4": {"npufleet_state": {"unreachable": True, "msg": "no route"}}})
@@ -241,8 +245,31 @@ def test_only_hosts_of_the_play_that_differ_are_shown(tmp_path: Path, monkeypatc
     found = Read(tmp_path).run(task_vars=variables)
     assert found["differs"] == {"npu2": ["server"], "npu3": ["in maintenance: swap (kim, then)"], "npu4": ["no route"]}
     assert (found["hosts_not_in_sync"], hostvars.asked) == (["npu2", "npu4"], ["npu4"])
+    drifted = [line for line in found["metrics"].splitlines() if line.startswith("npufleet_drift_items{")]
+    assert drifted == [
+        'npufleet_drift_items{host="npu2",concern="server"} 1',
+        'npufleet_drift_items{host="npu5",concern="models"} 2',
+    ]
     states = {entry["host"]: entry["state"] for entry in json.loads((tmp_path / "status.json").read_text())["hosts"]}
     assert states == {"npu1": "in sync", "npu2": "drift", "npu3": "maintenance", "npu4": "unreachable", "npu5": "drift"}
+
+
+def test_drift_becomes_metrics() -> None:
+    plan = [{"concern": "server"}, {"concern": "models"}, {"concern": "server"}]
+    entries = [
+        status(host="npu2", state="drift", plan=plan),
+        status(host='n"pu1', state="drift", plan=plan[:1]),
+        # A host in maintenance may differ, and the others have no plan.
+        status(host="npu3", state="maintenance", plan=plan),
+        status(host="npu4", state="unreachable", plan=[]),
+        {"host": "npu5", "state": "drift"},
+    ]
+    assert [line for line in drift.metrics(1767323045.5, entries).splitlines() if not line.startswith("#")] == [
+        'npufleet_drift_items{host="n\\"pu1",concern="server"} 1',
+        'npufleet_drift_items{host="npu2",concern="models"} 1',
+        'npufleet_drift_items{host="npu2",concern="server"} 2',
+        "npufleet_status_timestamp_seconds 1767323045.5",
+    ]
 
 
 def test_the_page_is_drawn_of_what_is_there() -> None:

@@ -15,6 +15,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import inst
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
 CONCERN = "monitoring"
+# The file in the directory of node exporter in which status.yml writes its metrics
+STATUS_FILE = "npufleet_status.prom"
 # The jobs of this project, and the one whose targets every fleet has
 JOBS, TRITON = re.compile("npufleet-(triton|node|balancer|cards)"), "npufleet-triton"
 # A target that was up within this time is in sync, because a restart of a server causes a failed scrape or two.
@@ -97,7 +99,9 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     for path in sorted(desired["targets"]):
         if actual["targets"].get(path) != desired["targets"][path]:
             plan.append(item(CONCERN, path, actual["targets"].get(path), desired["targets"][path], "configure"))
-    plan += [item(CONCERN, path, "targets of a job without hosts", None, "configure") for path in actual["left"]]
+    for path in actual["left"]:
+        content = "metrics of status.yml" if os.path.basename(path) == STATUS_FILE else "targets of a job without hosts"
+        plan.append(item(CONCERN, path, content, None, "configure"))
     if not actual["jobs"]:
         plan.append(item(CONCERN, "scrape jobs", None, ", ".join(sorted(desired["hosts"])), "configure"))
     for path, text in desired["rules"].items():

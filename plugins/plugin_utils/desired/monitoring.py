@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.monitoring import STATUS_FILE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import scraping
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
@@ -18,12 +19,19 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     files = {scraping.path(variables, job.name): scraping.as_text(job.targets) for job in jobs}
     rules = _rules([*variables["monitoring_rules"], *variables["monitoring_rules_extra"]])
     directory = variables["monitoring_rules_directory"]
+    packages = set(variables["monitoring_packages"])
+    absent = {scraping.path(variables, name) for name in scraping.TARGETS} - set(files)
+    if not variables["monitoring_status_metrics"]:
+        # Alerts on the drift of an old status would never end.
+        absent.add(f"{variables['monitoring_probe_directory']}/{STATUS_FILE}")
+    elif variables["monitoring_node_exporter"]:
+        packages.update(variables["monitoring_node_packages"])
     return {
-        "packages": sorted(variables["monitoring_packages"]),
+        "packages": sorted(packages),
         "config": variables["monitoring_prometheus_config"],
         "targets": files,
         "checked": scraping.checked(files),
-        "absent": sorted({scraping.path(variables, name) for name in scraping.TARGETS} - set(files)),
+        "absent": sorted(absent),
         "hosts": {job.full_name: job.hosts for job in jobs},
         "jobs": scraping.entries(variables, jobs),
         "port": int(variables["monitoring_prometheus_port"]),

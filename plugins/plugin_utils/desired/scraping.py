@@ -10,10 +10,10 @@ import posixpath
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS, MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
-LOAD_BALANCERS = "load_balancer_hosts"
 # Port of the vendor's exporter in local mode, at which a gateway queries a host's daemon instead
 DAEMON_PORT = 50051
 # The options of a job that a site may set. A value is True, or the options of a map. Files contain the secrets, because everybody
@@ -146,7 +146,7 @@ def _npu_hosts(variables: Mapping[str, Any]) -> List[str]:
 
 
 def _balancers(variables: Mapping[str, Any]) -> List[str]:
-    return list(variables["groups"].get(LOAD_BALANCERS, []))
+    return list(variables["groups"].get(LOAD_BALANCER_HOSTS, []))
 
 
 def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
@@ -158,8 +158,14 @@ def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
         yield _target(host, own or _address(variables, host), port)
 
 
+def _status_hosts(variables: Mapping[str, Any]) -> List[str]:
+    """Return the monitoring hosts whose node exporter has the metrics of status.yml."""
+    hosts = variables["groups"].get(MONITORING_HOSTS, [])
+    return [host for host in hosts if _is_true(variables["hostvars"][host].get("monitoring_status_metrics", False))]
+
+
 def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    for host in dict.fromkeys([*_npu_hosts(variables), *_balancers(variables)]):
+    for host in dict.fromkeys([*_npu_hosts(variables), *_balancers(variables), *_status_hosts(variables)]):
         if _is_true(_fact(variables, host, "monitoring_node_exporter")):
             yield _target(host, _address(variables, host), _fact(variables, host, "monitoring_node_port"))
 

@@ -105,13 +105,14 @@ def run(
     by_name: str = "",
     installed: Path | None = None,
     balancers: tuple[str, ...] = (),
+    monitoring: tuple[str, ...] = (),
     **variables: Any,
 ) -> Run:
     """Return one run of a playbook of this checkout on the hosts of a scenario, which are in a group of this name.
 
     `by_name` is the name of the playbook in the collection. With `installed`, a directory of collections, the run is that of a
     project in `place`, which has neither the settings of this checkout nor a group of monitoring hosts. `balancers` are the
-    names of load balancers, which have all hosts of the group as servers.
+    names of load balancers, which have all hosts of the group as servers, and `monitoring` those of monitoring hosts.
     """
     place.mkdir(parents=True, exist_ok=True)
     (place / "calls").write_text("")
@@ -122,10 +123,10 @@ def run(
         "npufleet_output_dir": str(place),
         **variables,
     }
-    fleet = [host for host in scenario if host not in balancers]
+    fleet = [host for host in scenario if host not in (*balancers, *monitoring)]
     inventory: dict[str, Any] = {group: {"hosts": {host: {} for host in fleet}, "vars": given}}
     inventory.update({"load_balancer_hosts": {"hosts": {name: {} for name in balancers}, "vars": given}} if balancers else {})
-    inventory.update({} if installed else {"monitoring_hosts": {"hosts": {}}})
+    inventory.update({} if installed else {"monitoring_hosts": {"hosts": {name: {} for name in monitoring}, "vars": given}})
     (place / "hosts.json").write_text(json.dumps(inventory))
     plugins = {"ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"), "NPUFLEET_STAGE": str(place)}
     settings = {"ANSIBLE_COLLECTIONS_PATH": str(installed or ROOT / "collections")}

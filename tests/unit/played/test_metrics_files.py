@@ -1,20 +1,44 @@
-"""The metrics that playbooks bring to load balancers."""
+"""The metrics that playbooks bring to load balancers and monitoring hosts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 from stage import Run, differs, run
 
 GOOD: dict[str, Any] = {"plan": []}
+DRIFT: dict[str, Any] = {"plan": [differs("server", "replace", name="container.ulimits", until="never")]}
 DIRECTORY = "/var/lib/prometheus/node-exporter"
+STATUS = f"host_files {DIRECTORY} {DIRECTORY}/npufleet_status.prom"
 INSTALL = "host_files /etc/npufleet .*/npufleet-metrics.timer"
 BALANCER: dict[str, Any] = {"balancer": True, "plan": [differs("metrics", "install", until=INSTALL)]}
 
 
 def written(ran: Run, host: str) -> list[str]:
     return [call for call in ran.of(host) if call.startswith("host_files")]
+
+
+def test_status_writes_the_drift_only_on_monitoring_hosts(tmp_path: Path) -> None:
+    scenario = {"npu-1": DRIFT, "ops-1": GOOD}
+    ran = run(tmp_path, "status.yml", scenario, monitoring=("ops-1",), monitoring_status_metrics=True)
+    assert (ran.code, written(ran, "ops-1"), written(ran, "npu-1")) == (2, [STATUS], []), ran.output
+    assert (ran.recap("ops-1")["changed"], ran.recap("ops-1")["failed"], ran.recap("npu-1")["failed"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("ops", "options", "on", "code"),
+    [
+        (GOOD, (), False, 2),
+        (GOOD, ("--limit", "npu-1"), True, 2),
+        ({"lost": "host_state"}, (), True, 4),
+    ],
+)
+def test_status_writes_no_drift(tmp_path: Path, ops: dict[str, Any], options: tuple[str, ...], on: bool, code: int) -> None:
+    scenario = {"npu-1": DRIFT, "ops-1": ops}
+    ran = run(tmp_path, "status.yml", scenario, *options, monitoring=("ops-1",), monitoring_status_metrics=on)
+    assert (ran.code, written(ran, "ops-1")) == (code, []), ran.output
 
 
 def test_site_installs_the_metrics_of_a_load_balancer(tmp_path: Path) -> None:

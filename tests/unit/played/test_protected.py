@@ -31,6 +31,8 @@ READS = {
         "rollout", "support_bundle",
     )
 }  # fmt: skip
+# Tasks that write a report of their run on hosts, and change nothing else there
+REPORTS = {"roles/monitoring/tasks/status.yml"}
 GATE = "roles/preflight/tasks/confirm.yml"
 # Other ways in which they change hosts
 MORE = {
@@ -82,8 +84,10 @@ def steps_of(tasks: Any, place: Path, here: bool) -> Iterator[str]:
 def file_of(path: Path, here: bool) -> Iterator[str]:
     """What a file of tasks does; of one that a template names, what any beside it does."""
     for found in [path] if "{{" not in path.name else sorted(path.parent.glob("*.yml")):
-        yield str(found.resolve().relative_to(ROOT))
-        yield from steps_of(yaml.load(found.read_text(), Loader), found.parent, here)
+        name = str(found.resolve().relative_to(ROOT))
+        yield name
+        if name not in REPORTS:
+            yield from steps_of(yaml.load(found.read_text(), Loader), found.parent, here)
 
 
 def changes(play: dict[str, Any], place: Path) -> bool:
@@ -106,6 +110,15 @@ CHANGING = {name: PLAYBOOKS.get(name, ((), [])) for name in changing()}
 def test_playbooks_that_change_hosts_are_found_by_their_content() -> None:
     assert {"adopt.yml", "compile.yml", "in_container.yml", "maintenance.yml", "models.yml", "teardown.yml"} <= set(CHANGING)
     assert {"check.yml", "collect.yml", "history.yml", "preflight.yml", "status.yml"} & set(CHANGING) == set()
+
+
+@pytest.mark.parametrize("name", sorted(REPORTS))
+def test_reports_write_one_file_of_metrics_and_nothing_else(name: str) -> None:
+    (task,) = yaml.load((ROOT / name).read_text(), Loader)
+    assert (task["changed_when"], set(task) - {"name", "changed_when"}) == (False, {"npufleet.triton.host_files"})
+    written = task["npufleet.triton.host_files"]
+    (file,) = written["files"]
+    assert set(written) == {"directories", "files"} and file["path"].endswith(".prom")
 
 
 @pytest.mark.parametrize("name", changing())

@@ -1,0 +1,32 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The drift of a fleet as metrics, which the monitoring hosts keep for node exporter until the next status. Controller only."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, Dict, Iterable, Mapping, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import textfile
+
+HELP = {
+    "npufleet_drift_items": "Differences of a host from the inventory, by concern.",
+    "npufleet_status_timestamp_seconds": "When the status of the fleet was last read.",
+}
+
+
+def metrics(now: float, entries: Iterable[Mapping[str, Any]]) -> str:
+    """Return a page of metrics of the entries of a status document.
+
+    A host without differences has no series. A host in maintenance may differ, so it has none either.
+    """
+    # An entry may come from the status file of an earlier run.
+    drifted = [entry for entry in entries if entry.get("state") == "drift"]
+    counts: Dict[Tuple[str, str], int] = collections.Counter(
+        (str(entry["host"]), str(item.get("concern", ""))) for entry in drifted for item in entry.get("plan") or []
+    )
+    families: textfile.Families = {
+        "npufleet_drift_items": [({"host": host, "concern": concern}, count) for (host, concern), count in counts.items()],
+        "npufleet_status_timestamp_seconds": [({}, now)],
+    }
+    return textfile.page(families, HELP)
