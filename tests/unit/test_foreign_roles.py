@@ -406,7 +406,7 @@ def test_what_a_container_can_write_to_is_below_a_directory_of_roots() -> None:
     """Its root can make files that run as root, and open the directory that it has to every account of the host."""
     tasks = {task["name"]: task for task in tasks_of(load(ROOT / "roles/model_compile/tasks/model.yml"))}
     making = tasks["Create an empty directory with the compile program and its spec"]
-    compiling = tasks["Compile in a container of the release"]
+    compiling = tasks["Compile in a container"]
     made = {entry["path"]: entry["mode"] for entry in making["npufleet.triton.host_files"]["directories"]}
     (volume,) = compiling["community.docker.docker_container"]["volumes"]
     mounted = volume.partition(":")[0]

@@ -52,7 +52,7 @@ MAKING = {
     "docker_engine/tasks/apply.yml": ["Read the configuration with its secrets"],
     "docker_engine/tasks/configure.yml": [
         "Read daemon.json",
-        "Write daemon.json and the limits, restart the engine, restore the files if it does not start",
+        "Write daemon.json and the limits, restart the engine, and restore the files if the engine does not start",
     ],
 }
 DOWNLOADS = """

@@ -56,7 +56,7 @@ def test_what_only_a_reboot_helps_is_told_and_the_server_serves_as_it_did(first)
     first.check_output("echo none > %s; touch %s", STALE, STAYS)
     run = recover()
     assert run.code == 2, run.output
-    assert f"Only a reboot of {NPU_HOSTS[0]} helps" in " ".join(run.output.split())
+    assert f"{NPU_HOSTS[0]} needs a reboot" in " ".join(run.output.split())
     status = playbook("status.yml")
     assert status.code == 2, status.output
     assert "driver reboot is required, expected rebooted (inspect)" in " ".join(status.output.split())

@@ -577,7 +577,7 @@ def test_a_host_that_needs_hands_is_told_and_keeps_no_other_from_being_recovered
 @scenes("stays in use")
 def test_a_module_that_stays_in_use_needs_a_reboot_which_is_written_down(ran: Run) -> None:
     assert ran.code == 2, ran.output
-    assert "Only a reboot of npu-1 helps. Put the host into maintenance" in ran.words
+    assert "npu-1 needs a reboot. Put the host into maintenance" in ran.words
     assert [call for call in ran.of("npu-1") if call == "host_files /run/npufleet /run/npufleet/reboot-required"], ran.calls
     assert [call for call in ran.of("npu-1") if call.startswith("reboot")] == []
     # It serves as well as it did
