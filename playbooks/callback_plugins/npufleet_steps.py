@@ -7,10 +7,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: npufleet_steps
 type: notification
-short_description: Record which steps of hosts have begun and which have ended
+short_description: Record which tasks have begun and ended on each host
 description:
-  - Prints nothing. A step that has begun and never ends is one whose process could not be started, which Ansible itself does not
-    report. The playbooks of this directory then end with an error that names the hosts.
+  - Prints nothing. A step is a task on one host. If Ansible cannot start the process of a step, the step begins and never ends, and
+    Ansible does not report it. The playbooks of this directory then end with an error that names the hosts.
 author: The npufleet developers (@npufleet)
 """
 
@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guar
 
 
 class CallbackModule(CallbackBase):
-    """A recorder of the beginnings and ends of steps."""
+    """A recorder of the steps that begin and end."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "notification"

@@ -67,12 +67,12 @@ def test_out_of_service_no_playbook_touches_it(first):
     run = playbook("site.yml")
     assert run.code == 0, run.output
     assert run.changed()[FIRST] == 0, run.output
-    assert f"{FIRST} is in maintenance and was left alone: swap card 2 (kim, " in run.output
+    assert f"{FIRST} is in maintenance and was skipped: swap card 2 (kim, " in run.output
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text("{}")
     run = playbook("check.yml")
     assert run.code == 0, run.output
-    assert f"{FIRST} is in maintenance and is not asked: swap card 2" in run.output
+    assert f"{FIRST} is in maintenance and is not checked: swap card 2" in run.output
     assert not RESULTS.exists(), "answers of before speak for a host that was not asked"
     assert not running(first)
 
@@ -109,7 +109,7 @@ def test_in(first, ops):
     before = inspect(first)["Id"]
     run = maintenance(maintenance="in")
     assert run.code == 0, run.output
-    assert f"{FIRST} is back." in run.output
+    assert f"{FIRST} is back in service." in run.output
     assert not first.file(MARK).exists
     assert inspect(first)["Id"] == before
     assert inspect(first)["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"

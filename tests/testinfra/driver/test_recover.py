@@ -29,7 +29,7 @@ def test_a_host_that_is_well_is_left_alone(first):
     before = life(first)
     run = recover()
     assert run.code == 0, run.output
-    assert "as what served, and every answer was right" in run.output
+    assert "no difference from the current releases, and every answer was right" in run.output
     assert set(run.changed().values()) == {0}
     assert life(first) == before
 
@@ -45,7 +45,7 @@ def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
     assert "npufleet_driver_stale 1" in first.check_output("cat /var/lib/prometheus/node-exporter/npufleet.prom")
     run = recover()
     assert run.code == 0, run.output
-    assert "serves again, proven, by this: reload" in run.output
+    assert "serves again and is proven, after the step reload" in run.output
     assert not first.file(STALE).exists
     assert (life(first)[0], ready(first)) == (before[0], True)
     after = playbook("status.yml")

@@ -33,7 +33,7 @@ def test_what_another_row_brings_is_said_and_nothing_is_changed(first):
     assert f"to release {NEXT}, on 1 of 1 hosts" in words
     for row in (OWN, NEXT):
         assert ROWS[row]["driver"]["version"] in words
-    assert "give -e upgrade_confirm=true" in words
+    assert "run again with -e upgrade_confirm=true" in words
     assert set(run.changed().values()) == {0}
     assert inspect(first)["Id"] == before
 

@@ -194,7 +194,7 @@ def test_a_dead_process_and_what_it_left_are_gone_with_a_restart_where_nobody_wa
     finally:
         host.check_output("systemctl start npufleet-watchdog")
     assert run.code == 0, run.output
-    assert "serves again, proven, by this: restart" in run.output
+    assert "serves again and is proven, after the step restart" in run.output
     after = inspect(host)
     assert (after["Id"], after["State"]["StartedAt"] != before["State"]["StartedAt"]) == (before["Id"], True)
     assert host.run("docker exec triton test -e %s", orphan).rc == 1

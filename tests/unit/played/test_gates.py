@@ -275,7 +275,7 @@ def test_a_host_that_is_lost_is_told_where_the_others_are_as_wanted(ran: Run) ->
 def test_a_host_that_is_out_is_said_to_be_where_nothing_differs(ran: Run) -> None:
     assert ran.code == 0, ran.output
     assert ran.touched() == []
-    assert "npu-1 is in maintenance and was left alone" in ran.words
+    assert "npu-1 is in maintenance and was skipped" in ran.words
 
 
 # 1. A host that fails
@@ -496,7 +496,7 @@ def test_a_host_that_was_lost_before_the_plan_is_left_out(ran: Run) -> None:
 def test_a_host_that_is_taken_out_after_the_plan_is_left_alone(ran: Run) -> None:
     assert ran.code == 0, ran.output
     assert ran.touched() == ["npu-1", "npu-2"]
-    assert "npu-3 is in maintenance and was left alone: swap card 2 (kim, " in ran.words
+    assert "npu-3 is in maintenance and was skipped: swap card 2 (kim, " in ran.words
 
 
 @scenes("build host out")
@@ -510,7 +510,7 @@ def test_nothing_is_built_on_a_host_that_is_out(ran: Run) -> None:
 def test_nothing_is_adopted_on_a_host_that_is_out(ran: Run) -> None:
     assert ran.code == 0, ran.output
     assert ran.touched() == []
-    assert "npu-4 is in maintenance and was left alone" in ran.words
+    assert "npu-4 is in maintenance and was skipped" in ran.words
 
 
 # 5. A host that is ill
@@ -521,14 +521,14 @@ def test_a_driver_that_is_stale_is_loaded_anew_below_a_stopped_server(ran: Run) 
     assert ran.code == 0, ran.output
     steps = (STOP, "command modprobe -r rebellions", LOADED, "server_change current_releases asking")
     assert order(ran.of("npu-1"), *steps) == list(steps)
-    assert "npu-1 serves again, proven, by this: reload" in ran.words
+    assert "npu-1 serves again and is proven, after the step reload" in ran.words
     assert ran.calls[-1] == "npu-1 host_lease released"
 
 
 @scenes("stopped")
 def test_a_server_that_does_not_run_is_started_and_nothing_more(ran: Run) -> None:
     assert ran.code == 0, ran.output
-    assert "npu-1 serves again, proven, by this: serve" in ran.words
+    assert "npu-1 serves again and is proven, after the step serve" in ran.words
     assert [call for call in ran.of("npu-1") if not call.startswith("host_state")] == [
         "server_change current_releases asking",
     ]
@@ -557,14 +557,16 @@ def test_the_step_that_helps_is_the_last(ran: Run) -> None:
         STOP,
         "server_change current_releases asking",
     ]
-    assert "npu-1 serves again, proven, by this: restart" in ran.words
+    assert "npu-1 serves again and is proven, after the step restart" in ran.words
 
 
 @scenes("well", "stale, but looked at")
 def test_a_host_that_is_well_and_one_that_is_only_looked_at_are_left_alone(ran: Run) -> None:
     assert ran.code == 0, ran.output
     assert set(ran.of("npu-1")) <= {"inference_check"}
-    assert ("as what served, and every answer was right" in ran.words) or ("is old, expected new (reload)" in ran.words)
+    assert ("no difference from the current releases, and every answer was right" in ran.words) or (
+        "is old, expected new (reload)" in ran.words
+    )
 
 
 @scenes("beyond recovery")
@@ -590,7 +592,7 @@ def test_a_host_that_may_be_rebooted_is_let_go_and_held_again(ran: Run) -> None:
     calls = [call.partition(" ")[2] for call in ran.calls]
     around = [call for call in calls if call.startswith(("host_lease", "reboot"))]
     assert around == ["host_lease", "host_lease released", "reboot", "host_lease", "host_lease released"]
-    assert "npu-1 serves again, proven, by this: reload" in ran.words
+    assert "npu-1 serves again and is proven, after the step reload" in ran.words
 
 
 @pytest.mark.parametrize("playbook", ["check.yml", "models.yml", "site.yml", "status.yml"])

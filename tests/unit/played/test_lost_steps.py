@@ -58,7 +58,7 @@ def test_a_host_that_was_not_queried_fails_the_run_by_name(tmp_path: Path, playb
     "step",
     [
         "Acquire the lease of the host",
-        "Release the host, record",
+        "Release the lease, record",
         "npufleet.triton.triton_server : ",
     ],
 )

@@ -49,7 +49,7 @@ def test_it_says_what_will_happen_and_changes_nothing(tmp_path: Path, options: t
     assert f"- npu-2: release {TO} no longer supports RBLN-CA02" in ran.words
     assert "- every host: Triton 2.68.0 and newer refuse clients that share memory with the server" in ran.words
     assert "- every host: image: delivered, as the lock file pins it" in ran.words
-    assert "nothing was changed: give -e upgrade_confirm=true, and no --check, to do it" in ran.words
+    assert "nothing was changed: to upgrade, run again with -e upgrade_confirm=true and without --check" in ran.words
 
 
 @pytest.mark.parametrize("tags", [(), ("--tags", "models")])
@@ -81,7 +81,7 @@ def test_limit_maintenance_and_hosts_that_are_not_reached(tmp_path: Path) -> Non
     assert "server_change asking" in ran.of("npu-1")
     assert f"to release {TO}, on 2 of 3 hosts; not reached: npu-3:" in ran.words
     assert "- npu-2: in maintenance: nothing is changed" in ran.words
-    assert "npu-2 is in maintenance and was left alone: swap card 2" in ran.words
+    assert "npu-2 is in maintenance and was skipped: swap card 2" in ran.words
     # The inventory has that row already
     assert "into the inventory" not in ran.words
 
