@@ -22,7 +22,7 @@ SCHEMA = 39
 COLUMNS = 24
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 RED, GREEN, BLUE = "red", "green", "blue"
-# Columns of tables that say nothing about a problem
+# Columns that tables do not show
 HIDDEN = ("Time", "Value", "__name__", "job", "instance", "alertstate", "npufleet_group")
 
 
@@ -34,7 +34,7 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel. `limits` are (colour, from value). `value` is the heading of a table's values; without it they are hidden."""
+    """A panel. `limits` are (colour, lowest value of the colour). A table shows its values if they have the heading `value`."""
 
     kind: str
     title: str
@@ -45,7 +45,7 @@ class Panel(NamedTuple):
     height: int = 8
     limits: Sequence[tuple[str, float]] = ()
     stacked: bool = False
-    most: float | None = None
+    maximum: float | None = None
     value: str = ""
 
 
@@ -73,7 +73,7 @@ def graph(title: str, unit: str, description: str, *queries: Query, **options: A
 
 
 def count(title: str, description: str, expr: str, unit: str = "none", **options: Any) -> Panel:
-    """Return a panel with one number, which is red from 1 on."""
+    """Return a panel with one number, which is red if it is 1 or more."""
     return Panel("stat", title, description, unit, [Query(expr)], 3, 4, **{"limits": [(RED, 1)], **options})
 
 
@@ -83,7 +83,7 @@ def table(title: str, description: str, expr: str, unit: str = "none", **options
 
 
 def states(title: str, description: str, *queries: Query, **options: Any) -> Panel:
-    """Return a panel with a bar over time for each series, which is green at 1 and red at 0."""
+    """Return a panel with a bar over time for each series. The bar is green while the value is 1, and red while it is 0."""
     return Panel("state-timeline", title, description, "bool_on_off", queries, **{"limits": [(GREEN, 1)], "width": 12, **options})
 
 
@@ -92,10 +92,10 @@ NOT_AS_DESIRED = "npufleet_model_desired{%s} unless on (host, model, digest) npu
 SUCCESS = "rate(nv_inference_request_success{%s}[$__rate_interval])"
 FAILURE = 'rate(nv_inference_request_failure{%s, reason!="CANCELED"}[$__rate_interval])'
 DURATION = "rate(nv_inference_%s_duration_us{%s}[$__rate_interval])"
-# File systems in memory, and read-only images, which are always full
+# File systems in memory and read-only images are excluded. Read-only images are always full.
 DISKS = 'fstype!~"tmpfs|ramfs|overlay|squashfs|iso9660|erofs", host=~"$host"'
 USED_DISK = f"1 - node_filesystem_avail_bytes{{{DISKS}}} / node_filesystem_size_bytes{{{DISKS}}}"
-# Changes and alerts as marks on all panels of a dashboard
+# Annotations, which mark changes and alerts on all panels of a dashboard
 CHANGES = ('max by (host) (npufleet_change_running{host=~"$host"}) == 1', BLUE, "{{host}}: a change is running")
 ALERTS = (FIRING, RED, "{{host}}: {{alertname}}")
 HOSTS = 'label_values(up{job="npufleet-triton"}, host)'
@@ -125,7 +125,7 @@ FLEET = Dashboard(
             [
                 count(
                     "Critical alerts",
-                    "Firing alerts that need somebody now.",
+                    "Firing alerts with severity critical.",
                     f'count({FIRING[:-1]}, severity="critical"}}) or vector(0)',
                 ),
                 count(
@@ -138,7 +138,7 @@ FLEET = Dashboard(
                 ),
                 count(
                     "Models not as desired",
-                    "Models on hosts that are not loaded, or loaded with another digest.",
+                    "Models that are not loaded on a host, or loaded with another digest. Counted for each host.",
                     f"count({NOT_AS_DESIRED % FLEET_MODEL}) or vector(0)",
                 ),
                 count(
@@ -154,10 +154,10 @@ FLEET = Dashboard(
                     "Processes of models that are missing or hang.",
                     'sum(npufleet_stubs{host=~"$host", state!="running"})',
                 ),
-                table("Firing alerts", "Each alert that fires now. Empty if none does.", FIRING),
+                table("Firing alerts", "Each alert that fires now. Empty if no alert fires.", FIRING),
                 table(
                     "Models not as desired",
-                    "Each host that does not serve the desired digest of a model. During a rollout, these are the next hosts.",
+                    "Each host that does not serve the desired digest of a model. In a rollout, these hosts are not changed yet.",
                     NOT_AS_DESIRED % FLEET_MODEL,
                 ),
                 states(
@@ -167,7 +167,7 @@ FLEET = Dashboard(
                 ),
                 table(
                     "Hosts without traffic",
-                    "Hosts that a rollout or an operator has taken out of the traffic, and since when.",
+                    "Hosts that a rollout or an operator has drained, and for how long.",
                     'time() - npufleet_drained_since_timestamp_seconds{host=~"$host"}',
                     "s",
                     value="for",
@@ -193,7 +193,7 @@ FLEET = Dashboard(
                 graph(
                     "Mean time of a request",
                     "µs",
-                    "Time of a request in Triton, from its arrival to its answer. It means nothing for models that stream.",
+                    "Time of a request in Triton, from its arrival to its answer. Not meaningful for models that stream.",
                     Query(per_request("request", FLEET_MODEL, "model"), "{{model}}"),
                 ),
                 graph(
@@ -227,7 +227,7 @@ FLEET = Dashboard(
                         f"topk(10, max by (host) ({USED_DISK}))",
                         "{{host}}",
                     ),
-                    most=1,
+                    maximum=1,
                 ),
                 graph(
                     "CPU",
@@ -237,7 +237,7 @@ FLEET = Dashboard(
                         'topk(10, 1 - avg by (host) (rate(node_cpu_seconds_total{mode="idle", host=~"$host"}[$__rate_interval])))',
                         "{{host}}",
                     ),
-                    most=1,
+                    maximum=1,
                 ),
                 graph(
                     "Memory",
@@ -247,19 +247,19 @@ FLEET = Dashboard(
                         'topk(10, 1 - node_memory_MemAvailable_bytes{host=~"$host"} / node_memory_MemTotal_bytes{host=~"$host"})',
                         "{{host}}",
                     ),
-                    most=1,
+                    maximum=1,
                 ),
                 graph(
                     "Shared memory",
                     "percentunit",
                     "Used share of the container's shared memory, through which Triton exchanges tensors with its models.",
                     Query('topk(10, npufleet_shm_used_bytes{host=~"$host"} / npufleet_shm_size_bytes{host=~"$host"})', "{{host}}"),
-                    most=1,
+                    maximum=1,
                 ),
                 graph(
                     "Age of the last probe",
                     "s",
-                    "Time since the probe of a host last ran, for the ten oldest ones.",
+                    "Time since the probe of a host last ran, for the ten hosts with the longest time.",
                     Query('topk(10, time() - npufleet_probe_last_attempt_timestamp_seconds{host=~"$host"})', "{{host}}"),
                 ),
             ],
@@ -268,7 +268,7 @@ FLEET = Dashboard(
 )
 
 MODEL_LABELS = 'host=~"$host", model=~"$model"'
-OF_MODEL = "model, version"
+BY_MODEL = "model, version"
 SHORT_DIGEST = 'label_replace(%s, "short", "$1", "digest", "(?:sha256:)?(.{12}).*")'
 MODEL = Dashboard(
     "model",
@@ -299,7 +299,7 @@ MODEL = Dashboard(
                 graph(
                     "Failures by reason",
                     "reqps",
-                    "Failed requests. OTHER also counts each failure of an ensemble's step.",
+                    "Failed requests. If a step of an ensemble fails, OTHER counts this failure as well.",
                     Query(
                         f"sum by (reason) (rate(nv_inference_request_failure{{{MODEL_LABELS}}}[$__rate_interval]))",
                         "{{reason}}",
@@ -320,7 +320,7 @@ MODEL = Dashboard(
                 graph(
                     "Where the time goes",
                     "µs",
-                    "Mean time of a request: in the queue, reading inputs, computing and writing outputs.",
+                    "Mean time that a request spends in the queue, in reading inputs, in computing and in writing outputs.",
                     *(
                         Query(per_request(part, MODEL_LABELS, "model"), legend)
                         for part, legend in (
@@ -344,7 +344,7 @@ MODEL = Dashboard(
                 graph(
                     "Queue compared with compute",
                     "percentunit",
-                    "Time in the queue as a share of the computing time. Above 100 %, the model needs more instances or hosts.",
+                    "Time in the queue divided by the computing time. Above 100 %, the model needs more instances or hosts.",
                     Query(
                         f"sum by (host) ({DURATION % ('queue', MODEL_LABELS)}) "
                         f"/ (sum by (host) ({DURATION % ('compute_infer', MODEL_LABELS)}) > 0)",
@@ -386,9 +386,9 @@ MODEL = Dashboard(
                 graph(
                     "Hosts by version and digest",
                     "none",
-                    "Number of hosts that have loaded each version and digest. A rollout moves hosts from one to the other.",
+                    "Number of hosts that have loaded each version and digest. During a rollout, hosts move to the new digest.",
                     Query(
-                        f"count by ({OF_MODEL}, short) ({SHORT_DIGEST % f'npufleet_model_loaded{{{MODEL_LABELS}}} == 1'})",
+                        f"count by ({BY_MODEL}, short) ({SHORT_DIGEST % f'npufleet_model_loaded{{{MODEL_LABELS}}} == 1'})",
                         "{{model}} {{version}} {{short}}",
                     ),
                     stacked=True,
@@ -396,7 +396,7 @@ MODEL = Dashboard(
                 ),
                 table(
                     "Not as desired",
-                    "Hosts that do not serve the desired digest. Empty if all do.",
+                    "Hosts that do not serve the desired digest. Empty if all hosts serve it.",
                     NOT_AS_DESIRED % MODEL_LABELS,
                 ),
                 states(
@@ -416,7 +416,7 @@ MODEL = Dashboard(
                     "none",
                     "1 for each host on which the last load of the model failed.",
                     Query(f"npufleet_model_load_failed{{{MODEL_LABELS}}}", "{{host}}"),
-                    most=1,
+                    maximum=1,
                 ),
             ],
         ),
@@ -465,7 +465,7 @@ CARD = Dashboard(
                     "percentunit",
                     "Busy share of each card.",
                     Query(f"npufleet_card_utilization_ratio{{{CARD_LABELS}}}", CARD_NAME),
-                    most=1,
+                    maximum=1,
                 ),
                 graph(
                     "Memory",
@@ -475,7 +475,7 @@ CARD = Dashboard(
                         f"npufleet_card_memory_used_bytes{{{CARD_LABELS}}} / npufleet_card_memory_size_bytes{{{CARD_LABELS}}}",
                         CARD_NAME,
                     ),
-                    most=1,
+                    maximum=1,
                 ),
                 graph(
                     "Used memory",
@@ -486,7 +486,7 @@ CARD = Dashboard(
                 graph(
                     "Age of the reading",
                     "s",
-                    "Time since the vendor tool was last read on a host. The other panels show older values if it grows.",
+                    "Time since the vendor tool was last read on a host. If it grows, the other panels show old values.",
                     Query('time() - npufleet_cards_last_read_timestamp_seconds{host=~"$host"}', "{{host}}"),
                 ),
             ],
@@ -515,7 +515,7 @@ CARD = Dashboard(
 
 PROXY = 'host=~"$balancer", proxy=~"npufleet_.*"'
 SERVER = f'{PROXY}, server=~"$server"'
-NAMED = "{{server}} {{proxy}}"
+SERVER_NAME = "{{server}} {{proxy}}"
 BALANCER = Dashboard(
     "balancer",
     "npufleet / Balancer",
@@ -536,7 +536,7 @@ BALANCER = Dashboard(
                 ),
                 table(
                     "Servers without traffic",
-                    "Servers that are down, drained or in maintenance, and their state. Empty if there is none.",
+                    "Servers that are down, drained or in maintenance, and their state. Empty if all servers get traffic.",
                     f'haproxy_server_status{{{SERVER}, state=~"DOWN|DRAIN|MAINT|NOLB"}} == 1',
                 ),
                 graph(
@@ -550,7 +550,7 @@ BALANCER = Dashboard(
                     "Failed health checks",
                     "cps",
                     "Health checks that failed.",
-                    Query(f"rate(haproxy_server_check_failures_total{{{SERVER}}}[$__rate_interval])", NAMED),
+                    Query(f"rate(haproxy_server_check_failures_total{{{SERVER}}}[$__rate_interval])", SERVER_NAME),
                 ),
                 graph(
                     "Requests in flight",
@@ -601,18 +601,18 @@ BALANCER = Dashboard(
                     "Response time",
                     "s",
                     "Mean response time of the last 1,024 requests of each server.",
-                    Query(f"haproxy_server_response_time_average_seconds{{{SERVER}}}", NAMED),
+                    Query(f"haproxy_server_response_time_average_seconds{{{SERVER}}}", SERVER_NAME),
                 ),
                 graph(
                     "Queue time",
                     "s",
                     "Mean time in the balancer's queue of the last 1,024 requests of each server.",
-                    Query(f"haproxy_server_queue_time_average_seconds{{{SERVER}}}", NAMED),
+                    Query(f"haproxy_server_queue_time_average_seconds{{{SERVER}}}", SERVER_NAME),
                 ),
                 graph(
                     "Queue",
                     "none",
-                    "Requests that wait in the balancer, because no server has room.",
+                    "Requests that wait in the balancer, because all servers are busy.",
                     Query(f"sum by (proxy) (haproxy_backend_current_queue{{{PROXY}}})", "{{proxy}}"),
                 ),
             ],
@@ -624,7 +624,7 @@ DASHBOARDS = (FLEET, MODEL, CARD, BALANCER)
 
 
 def variable(name: str, query: str) -> dict[str, Any]:
-    """Return the definition of a variable, whose default is all values."""
+    """Return the definition of a variable. All its values are selected by default."""
     return {
         "type": "query",
         "name": name,
@@ -646,7 +646,7 @@ def variable(name: str, query: str) -> dict[str, Any]:
 
 
 def annotation(name: str, query: tuple[str, str, str]) -> dict[str, Any]:
-    """Return the definition of marks on all panels."""
+    """Return the definition of an annotation, which marks all panels of a dashboard."""
     expr, colour, text = query
     return {
         "name": name,
@@ -663,7 +663,7 @@ def annotation(name: str, query: tuple[str, str, str]) -> dict[str, Any]:
 
 
 def field_config(panel: Panel) -> dict[str, Any]:
-    """Return the unit, colours and form of the values of a panel."""
+    """Return the unit, colours and drawing style of the values of a panel."""
     base = RED if panel.kind == "state-timeline" else GREEN
     defaults: dict[str, Any] = {
         "unit": panel.unit,
@@ -676,8 +676,8 @@ def field_config(panel: Panel) -> dict[str, Any]:
     }
     if panel.kind == "timeseries":
         defaults["min"] = 0
-        if panel.most is not None:
-            defaults["max"] = panel.most
+        if panel.maximum is not None:
+            defaults["max"] = panel.maximum
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
         defaults["custom"] = {
             "drawStyle": "line",
@@ -723,8 +723,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def panel_json(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
-    """Return a panel at a place of the grid."""
-    # Grafana shows the current value in tables and numbers, and the course of time elsewhere.
+    """Return the JSON model of a panel, at the given position of the grid."""
+    # Tables and numbers show the current value, other panels the values over time.
     instant = panel.kind in ("table", "stat")
     targets = [
         {
@@ -758,7 +758,7 @@ def panel_json(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
 
 
 def panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the headings and panels of a dashboard, each at its place of the grid."""
+    """Return the headings and panels of a dashboard, each with its position in the grid."""
     found: list[dict[str, Any]] = []
     y = 0
     for row in rows:
@@ -828,7 +828,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write or compare the files."""
+    """Write the files, or compare them with --check. Return 1 if a file differs."""
     differs = []
     for dashboard in DASHBOARDS:
         path = HERE / f"{dashboard.name}.json"

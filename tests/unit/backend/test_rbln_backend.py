@@ -254,7 +254,7 @@ class TestErrors:
                 RuntimeError("Inference failed: 503"),
                 TritonError.UNAVAILABLE,
                 "device",
-                "NPU 0 refuses to run: the card may be wedged, end what else uses it or reset it (Inference failed: 503)",
+                "NPU 0 refuses to run: the card may be wedged, end other processes that use it or reset it (Inference failed: 503)",
             ),
             (
                 RuntimeError("run timed out"),

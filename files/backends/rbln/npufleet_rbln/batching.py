@@ -85,7 +85,7 @@ class Batcher:
         return self._by_rows[rows] if self.plan.batched else items[0].bucket
 
     def put(self, inputs: Sequence[Sequence[np.ndarray]], item: Item, first: int) -> None:
-        """Write the rows of a request into the inputs of a buffers, from row `first` on."""
+        """Write the rows of a request into the inputs of a batch, from row `first` on."""
         for into, tensor in zip(inputs[item.bucket], item.tensors):
             if self.plan.batched:
                 into[first : first + item.rows] = tensor
@@ -101,5 +101,5 @@ class Batcher:
         return padding
 
     def cut(self, outputs: Sequence[np.ndarray], first: int, item: Item) -> List[np.ndarray]:
-        """Return the rows of a request, from row `first` on, as views of the outputs of a buffers."""
+        """Return the rows of a request, from row `first` on, as views of the outputs of a batch."""
         return [tensor[first : first + item.rows] for tensor in outputs] if self.plan.batched else list(outputs)

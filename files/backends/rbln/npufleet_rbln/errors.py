@@ -43,7 +43,9 @@ def vendor(error: BaseException, npu: str) -> Fault:
             "no_memory",
         )
     if re.search(r"inference failed: 50[13]\b", line, re.I):
-        return Fault(f"NPU {npu} refuses to run: the card may be wedged, end what else uses it or reset it ({line})", "device")
+        return Fault(
+            f"NPU {npu} refuses to run: the card may be wedged, end other processes that use it or reset it ({line})", "device"
+        )
     if isinstance(error, TimeoutError) or re.search(r"time[d -]*out", line, re.I):
         return Fault(f"NPU {npu} did not answer in time ({line})", "timeout")
     return Fault(f"NPU {npu}: {line}", "device")
