@@ -50,7 +50,8 @@ class ActionModule(FleetAction):
         for name in ("results_dir", "models", "require_checks", "checks_dir", "golden_dir"):
             arguments.pop(name)
         arguments["server"] = checks.server
-        request = {"document": checks.document, "program": checks.program, "key": checks.key}
+        root = variables["npufleet_root"]
+        request = {"document": checks.document, "program": checks.program, "key": checks.key, "root": root}
         result = self.call_module("inference_check", arguments, task_vars, request)
         if checks.unchecked and not arguments["keep"]:
             result["warnings"] = [*result.get("warnings", []), host_checks.warning(host, checks.unchecked)]

@@ -104,6 +104,12 @@ options:
         description: Digest of all inputs of the checks. M(npufleet.triton.host_state) returns it for concern C(probe).
         type: str
         required: true
+  accepted:
+    description:
+      - If the host has kept the checks that its current releases passed when M(npufleet.triton.server_change) accepted them, run
+        these checks instead. They prove releases that a failed change has restored, which may fail the checks of newer releases.
+    type: bool
+    default: false
   host_index:
     description: Position of the host in the fleet. Checks with C(spread) use it to select their rows.
     type: int
@@ -220,6 +226,10 @@ passed:
   description: Number of checks that passed.
   returned: when the checks could be read
   type: int
+accepted:
+  description: Whether the checks that the host has kept were run (O(accepted)).
+  returned: with O(accepted)
+  type: bool
 checks:
   description: One result for each request, in the order in which they were sent.
   returned: when the checks could be read
@@ -293,6 +303,7 @@ OPTIONS: Dict[str, Any] = {
         "type": "dict",
         "options": {"path": {"type": "path", "required": True}, "digest": {"type": "str", "required": True}},
     },
+    "accepted": {"type": "bool", "default": False},
     "host_index": {"type": "int", "default": 0},
     "checks_dir": {"type": "list", "elements": "path", "default": []},
     "golden_dir": {"type": "list", "elements": "path", "default": []},
@@ -305,6 +316,8 @@ REQUEST: Dict[str, Any] = {
     "document": {"type": "dict"},
     # The key of restricted APIs, if checks need it: `name` of its header, and `path` of its file on the host
     "key": {"type": "dict", "no_log": False},
+    # The project directory of the host
+    "root": {"type": "str", "default": ""},
 }
 
 
@@ -343,11 +356,22 @@ def run(module: request.Module) -> None:
         changed = keep(module, document, params["program"])
         state = "written" if changed else "unchanged"
         module.exit_json(changed=changed, msg=f"{document['host']}: the checks of the probe are {state}")
-    host = document["host"]
+    host, image, program, key = document["host"], params["image"], params["program"], params["key"]
+    note: Dict[str, bool] = {}
+    if params["accepted"]:
+        # Imported here, because other calls do not need this module
+        from ansible_collections.npufleet.triton.plugins.module_utils.change import accepted_checks
+
+        kept = accepted_checks.read(params["root"])
+        note["accepted"] = kept is not None
+        if kept:
+            image, program, document = kept["image"], kept["program"], dict(kept["document"])
+            key = document.pop("key", None)
     try:
-        result = check_client.prove(params["image"], document, params["program"], keys.headers(params["key"]))
+        result = check_client.prove(image, document, program, keys.headers(key))
     except check_client.ClientError as error:
-        module.fail_json(msg=f"{host}: {error}")
+        module.fail_json(msg=f"{host}: {error}", **note)
+    result.update(note)
     if not result["proven"]:
         module.fail_json(**result)
     trouble = probe.renew(probe.moment()) if result["checks"] and not module.check_mode else None

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import (
+    accepted_checks,
     container,
     drivers,
     host_change,
@@ -153,6 +154,7 @@ class Host:
 @pytest.fixture
 def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:  # noqa: F811
     monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path_factory.mktemp("watchdog") / "lock"))
+    monkeypatch.setattr(accepted_checks, "PATH", str(tmp_path_factory.mktemp("etc") / "accepted_checks.json"))
     engine = PlayedEngine()
     monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: engine.serving(str(port)) is not None)
     monkeypatch.setattr(resume, "serve_current_releases", lambda *_given, **_more: None)
@@ -263,6 +265,37 @@ def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None
     assert host.looks[-1] == {"concerns": ["server"], "serve_current": True, "prove": True}
     # Once for the new ones, once for the old ones if a server that was started does not show them at once
     assert host.engine.serving() is not None
+
+
+def with_name(checks: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**checks, "document": {**checks["document"], "checks": [{"name": name}]}}
+
+
+@pytest.mark.parametrize("fault", ["wrong answers", "not accepted"])
+def test_restored_releases_keep_the_checks_that_they_have_passed(host: Host, fault: str) -> None:
+    old, new = with_name(CHECKS, "old"), with_name(CHECKS, "new")
+    host.plan = [RESTART]
+    assert host.run(checks=old, store_change={**SWITCH, "incoming": str(host.root / "incoming")}, acceptance_timeout=60).why is None
+    assert accepted_checks.read(str(host.root)) == old
+    host.answers = [WRONG] if fault == "wrong answers" else [RIGHT]
+    host.unwanted = "twice as slow"
+    changed = {"state": "released", "releases": {"digits": A["digits"]}, "withdraw": [], "incoming": str(host.root / "incoming")}
+    outcome = host.run(holds=True, checks=new, store_change=changed, acceptance_timeout=60)
+    assert outcome.why is not None and outcome.restored
+    assert accepted_checks.read(str(host.root)) == old
+    # Other releases have not passed them.
+    assert released(host.root, A)["failed"] is False
+    assert accepted_checks.read(str(host.root)) is None
+
+
+def test_checks_that_cannot_be_kept_are_a_warning(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.root / "file").touch()
+    monkeypatch.setattr(accepted_checks, "PATH", str(host.root / "file/checks"))
+    host.plan = [RESTART]
+    outcome = host.run()
+    # Without an open transaction, the restart alone is proven, too.
+    assert (outcome.why, host.engine.names()) == (None, {"triton": "running"})
+    assert any(warning.startswith("the checks were not kept") for warning in outcome.warnings), outcome.warnings
 
 
 def test_what_is_proven_waits_to_be_accepted(host: Host) -> None:

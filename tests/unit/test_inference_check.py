@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.change import accepted_checks
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
@@ -635,6 +636,40 @@ def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
         "npu1: 1 of 2 checks passed\n  - words/check file: found no file",
     )
     assert [check["name"] for check in found["checks"]] == ["words/check file", "a"]
+
+
+@pytest.mark.parametrize("given", ["accepted", "other releases", "changed", "none"])
+def test_restored_releases_run_the_checks_that_they_have_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    releases = {"m": {"release": "a" * 64}}
+    path = tmp_path / "accepted.json"
+    monkeypatch.setattr(accepted_checks, "PATH", str(path))
+    monkeypatch.setattr(accepted_checks.store, "current_models", lambda _root, _desired: releases)
+    document = {
+        **DOCUMENT,
+        "server": {"address": "192.0.2.9"},
+        "timeout": 5,
+        "key": None,
+        "no_check_file": [],
+        "bound": float("inf"),
+    }
+    if given != "none":
+        accepted_checks.write(str(tmp_path), {"image": "sha256:old", "program": "old", "document": document})
+        assert path.stat().st_mode & 0o777 == 0o600
+    if given == "changed":
+        path.write_text(path.read_text().replace("sha256:old", "sha256:bad"))
+    if given == "other releases":
+        releases["n"] = {"release": "b" * 64}
+    found, ran = call(answers(result("a")), accepted=True, root=str(tmp_path))
+    assert (found["proven"], found["accepted"]) == (True, given == "accepted")
+    (((command), options),) = ran
+    sent = json.loads(options["input"])
+    assert (command[-3], sent["program"]) == (("sha256:old", "old") if given == "accepted" else ("sha256:abc", PROGRAM))
+    assert ("bound" in sent["document"]) is (given == "accepted")
+    # Only a proof after a failed change runs them.
+    found, ran = call(answers(result("a")), root=str(tmp_path))
+    assert "accepted" not in found and ran[0][0][-3] == "sha256:abc"
 
 
 def test_without_anything_to_ask_no_container_runs() -> None:

@@ -14,7 +14,13 @@ import subprocess
 from abc import ABC, abstractmethod
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, TypedDict
 
-from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, container, lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.change import (
+    accepted_checks,
+    cards,
+    container,
+    lease,
+    replacement,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, server
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.process import state, supervised
@@ -120,6 +126,10 @@ class Driver(ABC):
     def keep(self) -> bool:
         """Mark the new server as proven. Return True if its replacement was still open."""
 
+    def keep_checks(self) -> None:
+        """Keep the checks that the change has passed, if a later rollback can use them."""
+        return
+
     @abstractmethod
     def remove_unused_files(self) -> List[str]:
         """Remove files that the current server does not use. Return their paths."""
@@ -184,6 +194,10 @@ class ContainerDriver(Driver):
 
     def keep(self) -> bool:
         return container.keep(self.engine, self.root, self.name)
+
+    def keep_checks(self) -> None:
+        if self.order["checks"]:
+            accepted_checks.write(self.root, self.order["checks"])
 
     def remove_unused_files(self) -> List[str]:
         # Each container has its own file with Triton's keys to object stores

@@ -73,8 +73,7 @@ class HostChange:
         log_step: Callable[[str], None] = lambda step: None,
         decide: Callable[[Outcome], Optional[str]] = lambda proven: None,
     ) -> None:
-        self.order = order
-        self.driver = driver or ContainerDriver(order)
+        self.order, self.driver = order, driver or ContainerDriver(order)
         self.log_step, self.decide = log_step, decide
         self.root, self.settings = order["root"], order["container"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
@@ -296,12 +295,13 @@ class HostChange:
         """Remove the previous server and its files after the proof."""
         if not self.proven:
             return
-        noun = self.driver.noun
-        with self._warn_on_error(f"the previous {noun} was not removed, the next change removes it"):
+        with self._warn_on_error(f"the previous {self.driver.noun} was not removed, the next change removes it"):
             if self.driver.keep():
-                self.did.append(f"the {noun} is the one to go back to from now on")
+                self.did.append(f"the {self.driver.noun} is the one to go back to from now on")
+        with self._warn_on_error("the checks were not kept, a rollback is proven with the checks of the inventory"):
+            self.driver.keep_checks()
         if self.replaces:
-            with self._warn_on_error(f"files of the previous {noun} were not removed"):
+            with self._warn_on_error(f"files of the previous {self.driver.noun} were not removed"):
                 self.did += [f"removed {path}" for path in self.driver.remove_unused_files()]
 
     def _release_host(self, holder: lease.Holder) -> bool:

@@ -13,6 +13,7 @@ PROVEN = {"changed": True, "proven": True, "answered": True, "did": [], "checks"
 RESTORED = {"failed": True, "msg": "the previous releases serve again", "back": "the releases before", "restored": True}
 HOST = {"plan": MODEL, "says": {"server_change restored": RESTORED, "server_change asking": PROVEN}}
 # Of the 200 requests that a played balancer counts, 100 failed on npu-1 after its change.
+NEW_CHECKS = "restore the previous release and its checks in the inventory, and run again"
 SCENARIO: dict[str, Any] = {**dict.fromkeys(HOSTS[:3], HOST), "lb-1": {"balancer": True, "failed": {"npu-1": 100}}}
 
 
@@ -39,6 +40,8 @@ def test_bad_verdict_restores_the_host_and_stops_the_rollout(tmp_path: Path, pla
     calls = [call for call in ran.calls if call.startswith(("npu-1 server_change", "lb-1 balancer_server"))]
     assert "npu-1 server_change restored" in calls and "npu-1 server_change accepted" not in calls
     assert calls[-1] == "lb-1 balancer_server ready npu-1"
+    # The restored release is proven with the checks that it has passed, if the host has kept them.
+    assert "npu-1 inference_check accepted" in ran.calls
     (path,) = (tmp_path / "rollouts").iterdir()
     record = json.loads(path.read_text())
     (batch,) = record["batches"]
@@ -53,7 +56,16 @@ def test_restored_host_that_fails_the_new_checks_stays_drained_with_a_next_step(
     assert ran.code == 2, ran.output
     calls = [call for call in ran.calls if call.startswith("lb-1 balancer_server")]
     assert calls[-1] == "lb-1 balancer_server drained npu-1"
-    assert "restore the previous release and its checks in the inventory, and run again" in ran.words, ran.output
+    assert NEW_CHECKS in ran.words, ran.output
+
+
+def test_restored_host_that_fails_its_own_checks_stays_drained(tmp_path: Path) -> None:
+    played = {**HOST, "fails": "inference_check", "with": {"accepted": True, "proven": False}}
+    ran = go(tmp_path, {**SCENARIO, "npu-1": played})
+    assert ran.code == 2, ran.output
+    assert [call for call in ran.calls if call.startswith("lb-1 balancer_server")][-1] == "lb-1 balancer_server drained npu-1"
+    assert "the host stays out of the traffic: npu-1 is played to fail)" in ran.words, ran.output
+    assert NEW_CHECKS not in ran.words
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "site.yml"])

@@ -51,6 +51,8 @@ def call_of(module: str, arguments: dict[str, Any]) -> str:
         there = [entry["path"] for entry in (*given["directories"], *given["files"])]
         restarted = [f"restart {unit}" for unit in given["restart"]]
         return " ".join([module, *there, *(f"absent {path}" for path in given["absent"]), *restarted])
+    if module == "inference_check" and arguments.get("accepted"):
+        return "inference_check accepted"
     words = [json.dumps(arguments[key]).strip('"') for key in TOLD if arguments.get(key) not in (None, False)]
     return " ".join([module, *words])
 
