@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,3 +26,11 @@ def tritonserver(build: Path, version: str) -> Path:
             Path(program).chmod(0o755)
         (home / "done").touch()
     return server
+
+
+def environment(server: Path) -> dict[str, str]:
+    """Return the variables with which this server finds its libraries, and its stubs find this Python."""
+    return {
+        "LD_LIBRARY_PATH": f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }

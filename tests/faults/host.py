@@ -33,6 +33,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import mod
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from pytriton_wheel import environment
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -129,14 +130,12 @@ class Host:
         command = [
             word.replace(keys.FILE, self.key["path"]) for word in server_key.command(closed, [str(word) for word in command])
         ]
-        libraries = f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as sink:
             self.server = subprocess.Popen(
                 command,
                 stdout=sink,
                 stderr=sink,
-                env={**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": path},
+                env={**os.environ, **environment(server)},
                 start_new_session=True,
             )
 

@@ -32,7 +32,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.ledger impor
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.watchdog import Watchdog
 from bare_server import INFER, WHEELS
 from host import forget_shared_memory, free_port, shared_memory
-from pytriton_wheel import tritonserver
+from pytriton_wheel import environment, tritonserver
 
 HERE = Path(__file__).parent
 # Seconds that a load may be stuck here, and for which each step is waited for, however slow the machine is
@@ -78,9 +78,7 @@ class Scene:
             "--allow-grpc=false",
             "--allow-metrics=false",
         ]
-        libraries = f"{home.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {"LD_LIBRARY_PATH": libraries, "PATH": path, "HOME": str(place)}
+        self.environment = {**environment(home), "HOME": str(place)}
 
     @property
     def pid(self) -> int:
