@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import os
 import re
 import subprocess
+import symtable
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -314,6 +316,32 @@ def test_every_mutant_can_be_seeded() -> None:
             errors.append(f"{mutant['name']}: {error}")
     assert errors == []
     assert len(mutants.load()) > 100
+
+
+def undefined_names(source: str) -> set[str]:
+    """Return the global names that a Python source uses and neither defines nor imports."""
+    module = symtable.symtable(source, "mutant", "exec")
+    known = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    used, tables = set(), [module]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        used |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and symbol.is_global()}
+    return used - known - set(dir(builtins)) - {"__file__"}
+
+
+def test_undefined_names_are_found() -> None:
+    source = "import os\nA = [b for b in os.sep]\ndef f(c):\n    d = len(c) + A\n    return d + e\nf(g)\n"
+    assert undefined_names(source) == {"e", "g"}
+
+
+def test_no_mutant_fails_its_tests_by_an_undefined_name() -> None:
+    """Such a mutant is always killed, and shows nothing about the tests of the promise."""
+    errors = {}
+    for mutant in mutants.load():
+        if mutant["file"].endswith(".py"):
+            errors[mutant["name"]] = undefined_names(mutants.seeded(mutant, (ROOT / mutant["file"]).read_text()))
+    assert {name: names for name, names in errors.items() if names} == {}
 
 
 def test_every_mutant_breaks_a_promise_and_has_tests() -> None:
