@@ -33,9 +33,10 @@ class ActionModule(FleetAction):
             return {"failed": True, "msg": f"{host} is not changed. {lost}"}
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
         result = self.call_module("host_lease", {**arguments, "wait": 0}, task_vars, request)
-        if result.get("held_by") and wait:
-            # The lease of a run of this machine that has ended is taken over immediately.
-            ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
+        owner = result.get("held_by")
+        # The lease of a run of this machine that has ended is taken over immediately.
+        ended = {"ended": owner} if runs.has_ended(owner) else {}
+        if owner and (wait or ended):
             result = self.call_module("host_lease", {**arguments, "wait": wait}, task_vars, {**request, **ended})
         # Playbooks record the owner of a change at further places, such as load balancers.
         return {**result, "run": holder["run"], "by": holder["by"]}

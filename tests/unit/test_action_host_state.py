@@ -17,6 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import manifests
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 from helpers import ROOT, ROW, ansible_playbook, fleet, time_of
 from linting import PYTHON
 from test_model_store import change_store, hold, owners  # noqa: F401 (a fixture)
@@ -456,6 +457,39 @@ def test_another_run_that_is_not_known_to_be_over_is_a_warning(site: Path) -> No
     looked = play(site, {"npu1": given}, PLAYBOOK)["Ask what differs"]["npu1"]
     assert [words.partition(" since ")[0] for words in looked["warnings"]] == ["npu1: another run is changing this host: bob@ops2"]
     assert looked["held_by"]["run"] == "elsewhere/1/1"
+
+
+@pytest.fixture
+def ended(site: Path, tmp_path: Path) -> dict[str, Any]:
+    """Return the variables of a host whose lease belongs to a run of this machine that has ended."""
+    namespace, pid, start = runs.run_id().rsplit("/", 2)
+    # The process ID belongs to another process now, which started later.
+    lease.acquire(str(tmp_path), lease.Holder(f"{namespace}/{pid}/{int(start) - 1}", "alice@ops1"), 3600.0, {})
+    return variables(site, looked_at=["models"], npufleet_root=str(tmp_path))
+
+
+def test_a_run_that_has_ended_does_not_change_the_host(site: Path, ended: dict[str, Any]) -> None:
+    looked = play(site, {"npu1": ended}, PLAYBOOK)["Ask what differs"]["npu1"]
+    assert "warnings" not in looked and "held_by" not in looked
+
+
+LEASE = """
+- name: Change
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Hold the host
+      npufleet.triton.host_lease:
+        install: false
+"""
+
+
+@pytest.mark.parametrize("wait", [0, 60])
+def test_the_lease_of_a_run_that_has_ended_is_taken_over(site: Path, ended: dict[str, Any], wait: int) -> None:
+    lease_wait = {**ended, "npufleet_lease_wait": wait}
+    result = play(site, {"npu1": lease_wait}, LEASE)["Hold the host"]["npu1"]
+    assert result.get("msg") is None
+    assert (result["taken"], result["taken_over"]["by"]) == (True, "alice@ops1")
 
 
 def release(given: dict[str, Any], **more: Any) -> dict[str, Any]:
