@@ -206,7 +206,9 @@ def test_at_its_deadline_the_host_does_what_was_declared(
 
 
 def test_one_that_was_killed_while_it_waited_waits_no_more(root: Path) -> None:
-    (root / detached.RESULT).write_text(json.dumps({"id": "1", "seconds_to_accept": 60}))
+    change = {"id": "1", "run": ALICE["run"], "did": [], "why": None, "back": "", "checks": [], "warnings": [], "refused": None}
+    (root / detached.RESULT).write_text(json.dumps({**change, "seconds_to_accept": 60}))
+    assert detached.last(str(root)) == {**change, "seconds_to_accept": 60}
     # A call that only looks is no change
     with (root / detached.LOCK).open("w") as looking:
         assert locks.held(looking) is False

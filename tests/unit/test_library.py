@@ -463,6 +463,18 @@ def test_a_call_ends_with_its_module(tmp_path: Path, body: str, code: int, out: 
     assert len(done.stdout) > 200000 or "50000" not in body
 
 
+def test_files_beside_the_module_are_not_imported(tmp_path: Path) -> None:
+    """Ansible copies the file to a directory that the connecting user can write to, if pipelining is off."""
+    for name in ("importlib", "json", "typing", "re", "enum"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported the wrong file')")
+    call = json.dumps({"library": str(tmp_path / "missing"), "module": "host_state", "parameters": {}})
+    source = (ROOT / "plugins/modules/library_call.py").read_text().replace("<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>", call)
+    (tmp_path / "library_call.py").write_text(source)
+    done = subprocess.run([sys.executable, tmp_path / "library_call.py"], cwd="/", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["library_missing"] is True
+
+
 @pytest.mark.parametrize("words", [[], ["resume"], ["call", "host_state"], ["change", "/a", "/b"]])
 def test_an_unknown_command_of_the_library_prints_its_commands(hosts_library: Path, words: list[str]) -> None:
     command = [sys.executable, "-IS", hosts_library / library.version(), *words]
