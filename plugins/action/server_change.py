@@ -101,7 +101,7 @@ def _limit(request: Mapping[str, Any], accept_within: float) -> float:
     # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.
     one_change = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_EXTRA + 2 * times["ready_timeout"]
     check_time = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
-    return float(cards.LIMIT + 2 * one_change + check_time + accept_within)
+    return float(cards.TIMEOUT_SECONDS + 2 * one_change + check_time + accept_within)
 
 
 def _secrets(server: Mapping[str, Any]) -> List[str]:

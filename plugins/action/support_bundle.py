@@ -14,7 +14,7 @@ from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST, looks_secret
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import MIN_LENGTH, looks_secret
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
@@ -101,7 +101,7 @@ class ActionModule(FleetAction):
     def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
         """Return the secret values in the host's variables, the names of these variables, and errors of invalid variables."""
         prompted = (self.play_context.password, self.play_context.become_pass)
-        values = {entry for entry in prompted if entry and len(entry) >= SHORTEST}
+        values = {entry for entry in prompted if entry and len(entry) >= MIN_LENGTH}
         names, errors = [], []
         for name in variables:
             if name in MAGIC or callable(name):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The preflight of a load balancer: the reasons why its plan cannot be applied, which only the host itself can see."""
+"""The preflight of a load balancer: reasons against its plan that only the host itself can see."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _HAPROXY = re.compile(r"process \d+ \(haproxy\)")
 
 
 def refusals(desired: Mapping[str, Any], actual: Mapping[str, Any], plan: List[Item]) -> List[str]:
-    """Return every reason against the plan of a balancer. A balancer in sync has none."""
+    """Return every reason against the plan of a balancer. If the balancer is in sync, return no reason."""
     if not any(entry["concern"] == CONCERN for entry in plan):
         return []
-    return [*_foreign(actual), *_listeners(desired, actual)]
+    return [*_foreign_config(actual), *_listeners(desired, actual)]
 
 
-def _foreign(actual: Mapping[str, Any]) -> Iterator[str]:
+def _foreign_config(actual: Mapping[str, Any]) -> Iterator[str]:
     if actual["owner"] == "site":
         yield (
             f"{files.CONFIG} is a configuration of the site, expected none or the default of the package, because the role owns "
@@ -34,12 +34,12 @@ def _foreign(actual: Mapping[str, Any]) -> Iterator[str]:
 
 def _listeners(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
     """Yield the addresses that the host does not have, and the ports that other processes use."""
-    absent = set()
+    missing_addresses = set()
     for address, port, variable in desired["listens"]:
         name = "load_balancer_bind" if variable != "load_balancer_metrics_address" else variable
         why = _bind_error(address)
-        if why and address not in absent:
-            absent.add(address)
+        if why and address not in missing_addresses:
+            missing_addresses.add(address)
             yield f"{name} has {address}, expected an address of this host ({why}). Correct it, or set net.ipv4.ip_nonlocal_bind"
         by = "" if why else listeners(address).get(port, "")
         if by and not (actual["owner"] == "npufleet" and _HAPROXY.fullmatch(by)):

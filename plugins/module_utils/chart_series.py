@@ -12,25 +12,25 @@ from urllib.parse import quote
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
-# Points of a line, cards with lines of their own, and the most series that are read of one query
-POINTS, CARDS, SERIES = 72, 12, 200
-# Limits of one answer: its bytes and the seconds until it has arrived
-SIZE, SECONDS = 1 << 23, 20.0
-LONGEST_LABEL = 200
+# Number of steps of a line (it has one point more), largest number of cards with a line, and of series that are read of a query
+STEPS, MAX_CARDS, MAX_SERIES = 72, 12, 200
+# Limits of one answer: bytes, and seconds until it has arrived
+MAX_BYTES, TIMEOUT_SECONDS = 1 << 23, 20.0
+MAX_LABEL_LENGTH = 200
 _CARD = "by (host, npu)"
 _SUCCESS = "sum by (model) (rate(nv_inference_request_success[{window}s]))"
 _MEMORY = "(npufleet_card_memory_used_bytes / npufleet_card_memory_size_bytes)"
 _HOTTEST = f"max {_CARD} (max_over_time(npufleet_card_temperature_celsius[{{span}}s] @ end()))"
-# Faulted cards come before the hottest ones.
-_CHOSEN = f"topk({CARDS}, ({_HOTTEST} + 1000 * (1 - min {_CARD} (npufleet_card_healthy @ end()))) or {_HOTTEST})"
+# The cards that get a line: first the faulty cards, then the hottest cards
+_CHARTED_CARDS = f"topk({MAX_CARDS}, ({_HOTTEST} + 1000 * (1 - min {_CARD} (npufleet_card_healthy @ end()))) or {_HOTTEST})"
 # {name: query}. `window` is the range of rates in seconds and `span` that of the charts. Each label is one of LABELS.
 QUERIES = {
     "rate": _SUCCESS,
     "latency": f"sum by (model) (rate(nv_inference_request_duration_us[{{window}}s])) / ({_SUCCESS} > 0) / 1000",
     "failures": 'sum by (model) (rate(nv_inference_request_failure{{reason!="CANCELED"}}[{window}s]))',
-    "temperature": f"max {_CARD} (npufleet_card_temperature_celsius) and {_CHOSEN}",
-    "memory": f"max {_CARD} {_MEMORY} and {_CHOSEN}",
-    "healthy": f"min {_CARD} (npufleet_card_healthy) and {_CHOSEN}",
+    "temperature": f"max {_CARD} (npufleet_card_temperature_celsius) and {_CHARTED_CARDS}",
+    "memory": f"max {_CARD} {_MEMORY} and {_CHARTED_CARDS}",
+    "healthy": f"min {_CARD} (npufleet_card_healthy) and {_CHARTED_CARDS}",
     "cards": f"count(count {_CARD} (npufleet_card_temperature_celsius))",
     "hottest": "max(npufleet_card_temperature_celsius)",
     "typical_temperature": "quantile(0.5, npufleet_card_temperature_celsius)",
@@ -45,7 +45,7 @@ SHAPE = {"data": {"resultType": re.compile("matrix"), "result": [{"metric": _LAB
 
 
 class Grid(NamedTuple):
-    """The times of the points: POINTS + 1 times from `start` on, `step` seconds apart."""
+    """The times of the points: STEPS + 1 times from `start` on, `step` seconds apart."""
 
     start: int
     step: int
@@ -53,35 +53,35 @@ class Grid(NamedTuple):
     @property
     def end(self) -> int:
         """Return the time of the last point."""
-        return self.start + POINTS * self.step
+        return self.start + STEPS * self.step
 
 
 def grid(now: float, hours: int) -> Grid:
     """Return the grid of the charts. Its times are multiples of the step, so that two reports have the same points."""
-    step = hours * 3600 // POINTS
-    return Grid(int(now) // step * step - POINTS * step, step)
+    step = hours * 3600 // STEPS
+    return Grid(int(now) // step * step - STEPS * step, step)
 
 
 def read(port: int, now: float, hours: int) -> Dict[str, Any]:
-    """Return {"start", "step", "series": {name of a query: [{"labels", "values"}]}, "flaw"}. After a flaw, nothing more is read."""
+    """Return {"start", "step", "series": {name of a query: [{"labels", "values"}]}, "flaw"}. Stop at the first flaw."""
     times = grid(now, hours)
     found: Dict[str, Any] = {"start": times.start, "step": times.step, "series": {}, "flaw": None}
     for name, query in QUERIES.items():
-        text = query.format(window=max(times.step, 300), span=POINTS * times.step)
+        text = query.format(window=max(times.step, 300), span=STEPS * times.step)
         path = f"/api/v1/query_range?query={quote(text)}&start={times.start}&end={times.end}&step={times.step}"
-        status, answer = http_json("127.0.0.1", port, "GET", path, SECONDS, size=SIZE)
+        status, answer = http_json("127.0.0.1", port, "GET", path, TIMEOUT_SECONDS, size=MAX_BYTES)
         flaw = _flaw(port, status, answer)
         if flaw:
             return {**found, "series": {}, "flaw": flaw}
         found["series"][name] = [
             {"labels": _labels(entry["metric"]), "values": _values(entry["values"], times)}
-            for entry in answer["data"]["result"][:SERIES]
+            for entry in answer["data"]["result"][:MAX_SERIES]
         ]
     return found
 
 
 def _flaw(port: int, status: int, answer: Any) -> Optional[str]:
-    """Return why an answer cannot be used; None if it can."""
+    """Return the reason why an answer cannot be used, or None."""
     if status == 0:
         return f"Prometheus does not answer on port {port} ({answer})"
     if status != 200:
@@ -91,16 +91,16 @@ def _flaw(port: int, status: int, answer: Any) -> Optional[str]:
 
 
 def _labels(metric: Dict[str, str]) -> Dict[str, str]:
-    return {name: metric[name][:LONGEST_LABEL] for name in LABELS if name in metric}
+    return {name: metric[name][:MAX_LABEL_LENGTH] for name in LABELS if name in metric}
 
 
 def _values(samples: List[Any], times: Grid) -> List[Optional[float]]:
-    """Return one value for each time of the grid, None where Prometheus has none."""
-    values: List[Optional[float]] = [None] * (POINTS + 1)
-    for sample in samples[: POINTS + 1]:
+    """Return one value for each time of the grid, None where Prometheus has no value."""
+    values: List[Optional[float]] = [None] * (STEPS + 1)
+    for sample in samples[: STEPS + 1]:
         if len(sample) != 2 or isinstance(sample[0], str):
             continue
-        place, value = round((sample[0] - times.start) / times.step), float(sample[1])
-        if 0 <= place <= POINTS and math.isfinite(value):
-            values[place] = value
+        index, value = round((sample[0] - times.start) / times.step), float(sample[1])
+        if 0 <= index <= STEPS and math.isfinite(value):
+            values[index] = value
     return values

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small HTTP client for servers of this host (Docker's engine, Triton, Prometheus), and the limits of an exchange.
 
-It does not use http.client. The import of that module, which includes mail and TLS, would take a quarter of the time of reading
-the state of a host (docs/decisions/0035-a-call-imports-what-it-needs.md).
+The client does not use http.client, because the import of http.client loads mail and TLS. That would take a quarter of the time of
+reading the state of a host (docs/decisions/0035-a-call-imports-what-it-needs.md).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import socket
 import time
 from typing import Any, BinaryIO, Dict, Iterator, Mapping, Optional, Tuple
 
-# Default limit of an exchange in seconds
-SECONDS = 20.0
-# Limits: bytes of a header line (LINE), bytes of a body (BODY), number of header lines (LINES)
-LINE, BODY = 1 << 16, 1 << 26
-LINES = 200
-# Received bytes that are allowed for each byte of a body. A chunk with one byte of content takes six bytes or more.
-FRAMING = 8
+# Default time limit of an exchange in seconds
+TIMEOUT_SECONDS = 20.0
+# Limits: bytes of a header line, bytes of a body, number of header lines
+MAX_LINE, MAX_BODY, MAX_LINES = 1 << 16, 1 << 26, 200
+# Number of received bytes that are allowed for each byte of a body. A chunk with one byte of content takes six bytes or more.
+FRAMING_FACTOR = 8
 DIGITS = "0123456789abcdef"
 
 
@@ -30,20 +29,20 @@ class TooLong(OSError):
 class Budget:
     """The limits of one exchange as a whole, from connecting to the end of the response: seconds and received bytes.
 
-    The timeout of a socket is no such limit, because it starts again with each byte that arrives.
+    The timeout of a socket does not limit an exchange, because it starts again with each byte that arrives.
     """
 
     def __init__(self, seconds: float, size: Optional[int] = None) -> None:
-        self.allow(seconds, LINES * LINE + FRAMING * BODY if size is None else size)
+        self.allow(seconds, MAX_LINES * MAX_LINE + FRAMING_FACTOR * MAX_BODY if size is None else size)
 
     def allow(self, seconds: float, size: int) -> None:
-        """Set the limits again, counted from now on."""
+        """Set new limits, which count from now on."""
         self.seconds, self._size = seconds, size
-        self._ends, self._left = time.monotonic() + seconds, size
+        self._deadline, self._bytes_left = time.monotonic() + seconds, size
 
     def remaining(self) -> float:
         """Return the seconds that are left. Raises socket.timeout if the time is over."""
-        left = self._ends - time.monotonic()
+        left = self._deadline - time.monotonic()
         if left <= 0:
             raise socket.timeout(self.late())
         return left
@@ -54,8 +53,8 @@ class Budget:
 
     def receive(self, count: int) -> None:
         """Count received bytes. Raises TooLong if they exceed the limit."""
-        self._left -= count
-        if self._left < 0:
+        self._bytes_left -= count
+        if self._bytes_left < 0:
             raise TooLong(f"the answer has more than {self._size} bytes")
 
 
@@ -87,7 +86,7 @@ class _Incoming(io.RawIOBase):
 
 
 def connect(address: str, port: int, budget: Budget) -> socket.socket:
-    """Connect to a host. Each of its addresses gets an equal share of the time. Raises OSError with the last address's failure."""
+    """Connect to a host. Each IP address of the host gets an equal share of the time. Raises the OSError of the last address."""
     failure = OSError(f"{address} has no address")
     # For a name in bytes, getaddrinfo does not import the tables of international domain names.
     addresses = socket.getaddrinfo(address.encode(), port, 0, socket.SOCK_STREAM)
@@ -117,28 +116,28 @@ def exchange(
 
     `resource` is sent without percent-encoding, because Triton expects the bytes of a model's name. Without a `budget`, the
     socket's timeout limits the whole exchange. A body longer than `cut` is truncated. Raises OSError if the response is incomplete,
-    late or longer than `size` (default BODY), or if the request contains a control character or a space that would break it.
+    late or longer than `size` (default MAX_BODY), or if the request contains a control character or a space in the wrong place.
     """
-    budget = budget or Budget(connected.gettimeout() or SECONDS)
+    budget = budget or Budget(connected.gettimeout() or TIMEOUT_SECONDS)
     fields = {"Host": "localhost", "Connection": "close", **(headers or {})}
     if body is not None or method in ("POST", "PUT"):
         fields["Content-Length"] = str(len(body or b""))
     lines = [f"{method} {resource} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     if any(sign <= " " or sign == "\x7f" for sign in resource) or any(sign in line for line in lines for sign in "\r\n\0"):
         raise OSError(f"{method} {resource!a} has characters that a request must not have")
-    # The timeout limits sendall() as a whole.
+    # The timeout of a socket limits sendall() as a whole.
     connected.settimeout(budget.remaining())
     connected.sendall("\r\n".join([*lines, "", ""]).encode() + (body or b""))
     with incoming(connected, budget) as answer:
-        for _count in range(LINES):
+        for _count in range(MAX_LINES):
             status, fields = head(answer)
             if status not in (100, 102, 103):
                 break
         else:
-            raise OSError(f"the answer has more than {LINES} interim responses")
+            raise OSError(f"the answer has more than {MAX_LINES} interim responses")
         if status in (204, 304):
             return status, b""
-        return status, _body(answer, fields, BODY if size is None else size, cut)
+        return status, _body(answer, fields, MAX_BODY if size is None else size, cut)
 
 
 def _body(answer: BinaryIO, headers: Mapping[str, str], size: int, cut: Optional[int]) -> bytes:
@@ -154,7 +153,7 @@ def _body(answer: BinaryIO, headers: Mapping[str, str], size: int, cut: Optional
 
 
 def _pieces(answer: BinaryIO, headers: Mapping[str, str], limit: int, truncate: bool) -> Iterator[bytes]:
-    """Yield the body in pieces of at most `limit` + 1 bytes. Raises TooLong if its Content-Length is greater, unless `truncate`."""
+    """Yield the body in pieces of at most `limit` + 1 bytes. Unless `truncate`, raise TooLong if its Content-Length is greater."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
         yield from _chunks(answer, limit)
     elif "content-length" in headers:
@@ -181,19 +180,19 @@ def head(answer: BinaryIO) -> Tuple[int, Dict[str, str]]:
 
 def _headers(answer: BinaryIO) -> Dict[str, str]:
     headers: Dict[str, str] = {}
-    for _count in range(LINES):
+    for _count in range(MAX_LINES):
         line = _line(answer)
         if not line:
             return headers
         name, _colon, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
-    raise OSError(f"the answer has more than {LINES} headers")
+    raise OSError(f"the answer has more than {MAX_LINES} headers")
 
 
 def _line(answer: BinaryIO) -> str:
-    raw = answer.readline(LINE)
+    raw = answer.readline(MAX_LINE)
     if not raw.endswith(b"\n"):
-        raise OSError("the answer ended early" if len(raw) < LINE else f"the answer has a line of more than {LINE} bytes")
+        raise OSError("the answer ended early" if len(raw) < MAX_LINE else f"the answer has a line of more than {MAX_LINE} bytes")
     return raw.decode("latin-1").rstrip("\r\n")
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 from typing import Tuple, Type
 
-# Limit of the characters of an unexpected error's message
-SHOWN = 300
+# Largest length of the message of an unexpected error
+MAX_SHOWN = 300
 
 
 def reason(error: BaseException, expected: Tuple[Type[BaseException], ...]) -> str:
@@ -17,12 +17,12 @@ def reason(error: BaseException, expected: Tuple[Type[BaseException], ...]) -> s
     if isinstance(error, expected):
         return str(error) or type(error).__name__
     return (
-        f"npufleet met an unexpected error: {type(error).__name__}({message[:SHOWN]}){_place(error)}. "
+        f"npufleet met an unexpected error: {type(error).__name__}({message[:MAX_SHOWN]}){_source_line(error)}. "
         "Report it with the archive of playbooks/collect.yml"
     )
 
 
-def _place(error: BaseException) -> str:
+def _source_line(error: BaseException) -> str:
     """Return the file and line that raised the error, or an empty string if they are unknown."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:

@@ -20,16 +20,16 @@ from ansible_collections.npufleet.triton.plugins.module_utils import secret, sha
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
-# Limit of the bytes of a file whose content a difference shows
-SHOWN = 65536
-# Suffix of a temporary file (DRAFT), and the seconds after which an unlocked one was left by a killed run (ABANDONED)
-DRAFT, ABANDONED = ".new", 3600
+# Largest file in bytes whose content a difference shows
+MAX_SHOWN = 65536
+# Suffix of a temporary file, and the age in seconds from which on an unlocked temporary file counts as left by a killed run
+DRAFT, ABANDONED_SECONDS = ".new", 3600
 # Placeholder for the path of the temporary file in a validation command
 PLACEHOLDER = "%s"
-# Seconds for a validation, and for a unit to restart. An engine needs that long, because it first stops its containers.
-VALIDATION, RESTART = 60, 600
-# Lines of a unit's journal that are read (JOURNAL) and shown in a message (SHOWN_LINES)
-JOURNAL, SHOWN_LINES = 40, 3
+# Time limits in seconds of a validation and of the restart of a unit. An engine first stops its containers.
+VALIDATION_TIMEOUT, RESTART_TIMEOUT = 60, 600
+# Number of lines of a unit's journal that are read, and that a message shows
+JOURNAL_LINES, SHOWN_LINES = 40, 3
 # Options of daemon.json whose values are not masked in messages
 CLEAR_OPTIONS = ("log-driver", "storage-driver", "default-runtime")
 
@@ -47,7 +47,7 @@ class File(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """A desired directory. If `mode` is None, an existing one keeps its mode and owner. If `empty`, its content is removed."""
+    """A desired directory. If `mode` is None, an existing one keeps mode and owner. If `empty`, the content is removed."""
 
     path: str
     mode: Optional[int]
@@ -75,7 +75,7 @@ class NotStarted(Exception):
 
 
 class Difference(NamedTuple):
-    """A path that differs, with its text or a description of it before and after the change."""
+    """A path that differs, with its text or description before and after the change."""
 
     path: str
     before: str
@@ -93,7 +93,7 @@ def differences(desired: Desired) -> List[Difference]:
     for directory in desired.directories:
         if directory.empty:
             changes += _difference_of_empty(directory)
-    # Everything below a directory that is emptied will be removed.
+    # `apply` removes the content of a directory that must be empty.
     emptied = tuple(difference.path + os.sep for difference in changes)
     for directory in desired.directories:
         if directory.empty:
@@ -106,15 +106,15 @@ def differences(desired: Desired) -> List[Difference]:
             conflicts.append(f"{directory.path} is a broken link, expected a directory. Remove it.")
         elif status is not None and not stat.S_ISDIR(status.st_mode):
             conflicts.append(f"{directory.path} is {_kind(status)}, expected a directory. Move it away.")
-        elif status is None or (directory.mode is not None and not _has(status, directory.mode)):
+        elif status is None or (directory.mode is not None and not _has_mode_and_owner(status, directory.mode)):
             changes.append(Difference(directory.path, _describe(status), _describe_directory(directory)))
     for file in desired.files:
         if file.path.startswith(emptied):
             changes.append(Difference(file.path, "", _text(file.content)))
             continue
-        above = os.path.dirname(file.path)
-        if os.path.lexists(above) and not os.path.isdir(above):
-            conflicts.append(f"{above} is not a directory, expected one for {os.path.basename(file.path)}. Move it away.")
+        parent = os.path.dirname(file.path)
+        if os.path.lexists(parent) and not os.path.isdir(parent):
+            conflicts.append(f"{parent} is not a directory, expected one for {os.path.basename(file.path)}. Move it away.")
             continue
         status = _status(file.path)
         if status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
@@ -124,7 +124,7 @@ def differences(desired: Desired) -> List[Difference]:
         if content != file.content:
             before = _describe(status) if content is None else _text(content)
             changes.append(Difference(file.path, before, _text(file.content)))
-        elif status is not None and not _has(status, file.mode, file.group):
+        elif status is not None and not _has_mode_and_owner(status, file.mode, file.group):
             changes.append(Difference(file.path, _describe(status), f"a file of {_owner(file.group)} with mode {file.mode:04o}\n"))
     changes += [Difference(path, _describe(_status(path)), "") for path in desired.absent if os.path.lexists(path)]
     if conflicts:
@@ -143,11 +143,11 @@ def invalid(desired: Desired, changes: Sequence[Difference]) -> List[str]:
         try:
             with os.fdopen(handle, "wb") as sink:
                 sink.write(file.content)
-            code, output = run(*[word.replace(PLACEHOLDER, draft) for word in file.validate], timeout=VALIDATION)
+            code, output = run(*[word.replace(PLACEHOLDER, draft) for word in file.validate], timeout=VALIDATION_TIMEOUT)
         finally:
             os.unlink(draft)
         if code:
-            message = _masked(output.replace(draft, file.path), [file.content])
+            message = _mask_secrets(output.replace(draft, file.path), [file.content])
             reasons.append(f"{file.path}: {file.validate[0]} refuses the new content: {message}")
     return reasons
 
@@ -185,7 +185,7 @@ def _apply_or_restore(desired: Desired, changes: Sequence[Difference], units: Se
         result = "the previous files are restored, and all units run again"
     else:
         result = f"after the previous files were restored, {second_failure}"
-    raise NotStarted(_masked(f"{failure}; {result}", contents))
+    raise NotStarted(_mask_secrets(f"{failure}; {result}", contents))
 
 
 class Snapshot(NamedTuple):
@@ -221,9 +221,9 @@ def _restart(units: Sequence[str]) -> Optional[str]:
     for unit in units:
         # Without this, systemd does not start a unit that has just failed several times.
         run("systemctl", "reset-failed", unit)
-        code, output = run("systemctl", "restart", unit, timeout=RESTART)
+        code, output = run("systemctl", "restart", unit, timeout=RESTART_TIMEOUT)
         if code:
-            journal = run("journalctl", "--unit", unit, "--lines", str(JOURNAL), "--output", "cat", "--no-pager")[1]
+            journal = run("journalctl", "--unit", unit, "--lines", str(JOURNAL_LINES), "--output", "cat", "--no-pager")[1]
             lines = [line.strip() for line in journal.splitlines() if line.strip() and "level=info" not in line]
             errors = [line for line in lines if any(word in line for word in ("failed", "unable", "error", "invalid"))]
             text = " | ".join((errors or lines)[-SHOWN_LINES:]) or output
@@ -231,8 +231,8 @@ def _restart(units: Sequence[str]) -> Optional[str]:
     return None
 
 
-def _masked(message: str, contents: Sequence[bytes]) -> str:
-    """Return a message in one line, with values that may be secret masked. `contents` are the files with such values."""
+def _mask_secrets(message: str, contents: Sequence[bytes]) -> str:
+    """Return a message in one line, without the values in `contents` that may be secret."""
     hidden = [value for content in contents for value in _values(content.decode("utf-8", "replace"))]
     return " ".join(secret.replace_logins(secret.remove_values(message, hidden, []), "***@").split())[:1000]
 
@@ -280,11 +280,11 @@ def apply(desired: Desired, changes: Sequence[Difference]) -> None:
 
 
 def _difference_of_empty(directory: Directory) -> List[Difference]:
-    """Return the difference of a directory that has to be empty, as a list of at most one."""
+    """Return a list with the difference of a directory that has to be empty, or an empty list."""
     status = _status(directory.path)
     if status is not None and stat.S_ISDIR(status.st_mode):
         count = len(os.listdir(directory.path))
-        if not count and (directory.mode is None or _has(status, directory.mode)):
+        if not count and (directory.mode is None or _has_mode_and_owner(status, directory.mode)):
             return []
         return [Difference(directory.path, f"{_describe(status).rstrip()}, {count} entries\n", _describe_directory(directory))]
     return [Difference(directory.path, _describe(status), _describe_directory(directory))]
@@ -299,7 +299,7 @@ def _make(directory: Directory) -> None:
 
 
 def _write(file: File) -> None:
-    """Write a file that belongs to the user of this process. A link at its path is replaced and not followed.
+    """Write a file that belongs to the user of this process. If the path is a link, replace the link.
 
     The temporary file has a unique name, because another run may write the same file.
     """
@@ -327,17 +327,17 @@ def _remove_drafts(directory: str, name: str) -> None:
         if entry.startswith(f".{name}.") and entry.endswith(DRAFT):
             draft = os.path.join(directory, entry)
             with suppress(OSError):
-                if time.time() - os.lstat(draft).st_mtime > ABANDONED and not _is_written(draft):
+                if time.time() - os.lstat(draft).st_mtime > ABANDONED_SECONDS and not _is_being_written(draft):
                     os.unlink(draft)
 
 
-def _is_written(draft: str) -> bool:
-    """Return True if a process is writing a temporary file. Its age alone is no proof, because the time of day can be set back."""
+def _is_being_written(draft: str) -> bool:
+    """Return True if a process is writing a temporary file. The age of the file proves nothing if the clock was set."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
     handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as source:
-        return locks.held(source)
+        return locks.is_held(source)
 
 
 def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:
@@ -347,7 +347,7 @@ def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:
         return None
 
 
-def _has(status: os.stat_result, mode: int, group: Optional[int] = None) -> bool:
+def _has_mode_and_owner(status: os.stat_result, mode: int, group: Optional[int] = None) -> bool:
     """Return True if a path has this mode, the user of this process, and this group (by default the group of this process)."""
     expected = (mode, os.geteuid(), os.getegid() if group is None else group)
     return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == expected
@@ -360,7 +360,7 @@ def _content(path: str) -> bytes:
 
 
 def _text(content: bytes) -> str:
-    if len(content) > SHOWN:
+    if len(content) > MAX_SHOWN:
         return f"{len(content)} bytes\n"
     try:
         return content.decode()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that check if a supplier (web server, package index, image registry) can be reached and accepts the login.
 
-The requests change nothing. The functions that check return None for success, else an error message.
+The requests change nothing. A check returns None for success, else an error message.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login, mask_logins, replace_logins
 
-# Limits of one exchange with its redirects: seconds (SECONDS), received bytes (SIZE), bytes of the body that are read (PAGE)
-SECONDS, SIZE, PAGE = 10.0, 8 << 20, 1 << 20
+# Limits of one exchange including redirects: seconds, received bytes, bytes of the body that are read
+TIMEOUT_SECONDS, MAX_RECEIVED, MAX_PAGE = 10.0, 8 << 20, 1 << 20
 DOCKER_HUB = "registry-1.docker.io"
 DOCKER_HUB_TOKENS = "auth.docker.io"
 MANIFESTS = ", ".join(
@@ -31,17 +31,17 @@ MANIFESTS = ", ".join(
 
 
 class AddressError(ValueError):
-    """The error of an invalid address. Its message does not contain the address, because that may contain a login."""
+    """The error of an invalid address. Its message does not contain the address, because the address may contain a login."""
 
 
-def parsed(address: str) -> urllib.parse.SplitResult:
-    """Return the parts of a web address. Raises AddressError, because urllib's own errors would repeat parts of the address."""
+def parse_address(address: str) -> urllib.parse.SplitResult:
+    """Return the parts of a web address. Raises AddressError. The errors of urllib would repeat parts of the address."""
     try:
         parts = urllib.parse.urlsplit(address)
-        usual = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_web_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        usual = False
-    if not usual or not re.fullmatch(r"[\x21-\x7e]+", address):
+        is_web_address = False
+    if not is_web_address or not re.fullmatch(r"[\x21-\x7e]+", address):
         raise AddressError("it is not a web address, expected https://host:port/path with special characters as %20")
     if "@" in parts.netloc:
         raise AddressError("the address has a login, expected it in the variables for logins")
@@ -79,7 +79,7 @@ def public_address(address: str) -> str:
 
 
 def measure(address: str, own: Access) -> Tuple[Optional[int], Optional[str]]:
-    """Return (size of a page or file on a web server, reason why it cannot be downloaded), each None if there is none."""
+    """Return (size of a page or file, reason why it cannot be downloaded). The size is None if unknown, the reason on success."""
     status, text, headers = _exchange(address, own)
     why = status_error(status, text, own.login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
@@ -100,7 +100,7 @@ def status_error(status: int, text: str, login: Tuple[str, str]) -> Optional[str
 
 
 def image(reference: str, own: Access, mirror: Optional[str] = None) -> Optional[str]:
-    """Return the reason why an image is neither in the mirror nor in its registry, None if it is in one of them."""
+    """Return the reason why an image is in neither the mirror nor its registry, None if one of them has the image."""
     registry, name, tag = split(reference)
     mirror_error = _manifest(mirror.rstrip("/"), name, tag, own._replace(login=("", ""))) if mirror else None
     if mirror and not mirror_error:
@@ -110,11 +110,11 @@ def image(reference: str, own: Access, mirror: Optional[str] = None) -> Optional
 
 
 def _manifest(base: str, name: str, tag: str, own: Access) -> Optional[str]:
-    """Return the reason why a registry does not return an image's manifest, None if it does. Gets a token first if required."""
+    """Return the reason why a registry does not return an image's manifest, None if it does. Gets a token if required."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
     status, text, headers = _exchange(address, own, accept)
-    tried = own
+    used_access = own
     if status == 401 and headers.get("www-authenticate", "").lower().startswith("bearer"):
         challenge = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', headers["www-authenticate"]))
         realm = challenge.get("realm", "")
@@ -122,26 +122,26 @@ def _manifest(base: str, name: str, tag: str, own: Access) -> Optional[str]:
             return "the registry's token server has no https address, expected one: no login was sent to it"
         query = urllib.parse.urlencode({key: challenge[key] for key in ("service", "scope") if key in challenge})
         anonymous = own._replace(login=("", ""))
-        tried = own if takes_login(base, realm) else anonymous
-        status, text, _headers = _exchange(f"{realm}?{query}", tried, method="GET")
+        used_access = own if takes_login(base, realm) else anonymous
+        status, text, _headers = _exchange(f"{realm}?{query}", used_access, method="GET")
         if status == 200:
             status, text, _headers = _exchange(address, anonymous, {**accept, "Authorization": f"Bearer {_token(text)}"})
     if status in (401, 403):
-        # The login was not sent to a foreign token server, so it may still be right. The engine's own pull will show that.
-        return None if tried != own else _refused(status, own.login)
+        # If the login was not sent to a foreign token server, it may still be right. The pull by the engine will show that.
+        return None if used_access != own else _refused(status, own.login)
     if status == 404:
         return f"the registry has no {name}:{tag}, expected this image"
     return None if status == 200 else _unreachable(status, text)
 
 
 def takes_login(registry: str, realm: str) -> bool:
-    """Return True if a registry's login may be sent to the token server `realm`: https, and the same host or Docker Hub's two."""
+    """Return True if a registry's login may be sent to the token server `realm`: https, and the same host or Docker Hub."""
     try:
-        own, named = parsed(registry), parsed(realm)
+        own, token_server = parse_address(registry), parse_address(realm)
     except AddressError:
         return False
-    known = own.hostname == DOCKER_HUB and named.hostname == DOCKER_HUB_TOKENS
-    return own.scheme == named.scheme == "https" and (own.hostname == named.hostname or known)
+    is_docker_hub = own.hostname == DOCKER_HUB and token_server.hostname == DOCKER_HUB_TOKENS
+    return own.scheme == token_server.scheme == "https" and (own.hostname == token_server.hostname or is_docker_hub)
 
 
 def split(reference: str) -> Tuple[str, str, str]:
@@ -158,7 +158,7 @@ def split(reference: str) -> Tuple[str, str, str]:
 
 
 def _token(body: str) -> str:
-    """Return the token in a response, an empty string without a valid one. It is checked because it becomes part of a header."""
+    """Return the token in a response, an empty string without a valid one. Check it, because it becomes part of a header."""
     try:
         answer = shapes.parse(body)
     except ValueError:
@@ -186,8 +186,8 @@ def _exchange(
     from http.client import HTTPException
 
     try:
-        with send(address, own, headers or {}, method, Budget(SECONDS, SIZE)) as answer:
-            return answer.status, answer.read(PAGE).decode("utf-8", "replace"), _lower(answer.headers)
+        with send(address, own, headers or {}, method, Budget(TIMEOUT_SECONDS, MAX_RECEIVED)) as answer:
+            return answer.status, answer.read(MAX_PAGE).decode("utf-8", "replace"), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
             return error.code, mask_logins(str(error.reason)), _lower(error.headers)
@@ -205,7 +205,7 @@ def send(address: str, own: Access, headers: Mapping[str, str], method: str, bud
 
     from ansible_collections.npufleet.triton.plugins.module_utils.web_client.opener import open_request
 
-    parsed(address)
+    parse_address(address)
     request = urllib.request.Request(address, method=method)
     for name, value in headers.items():
         # The target of a redirect must not receive the credentials.
@@ -216,7 +216,7 @@ def send(address: str, own: Access, headers: Mapping[str, str], method: str, bud
     try:
         return open_request(request, _proxies(address, own.proxies), own.ca, budget)
     except (InvalidURL, UnicodeError):
-        # The address itself is valid, so the invalid one is that of a proxy or redirect.
+        # The address itself is valid, so the address of a proxy or redirect is invalid.
         raise AddressError("the address of a proxy or redirect is invalid, expected http://host:port") from None
 
 
@@ -226,7 +226,7 @@ def _lower(headers: Any) -> Dict[str, str]:
 
 def _proxies(address: str, proxies: Mapping[str, str]) -> Dict[str, str]:
     """Return {scheme: proxy} for an address. It is empty if no_proxy contains the host of the address or a parent domain."""
-    host = parsed(address).hostname or ""
+    host = parse_address(address).hostname or ""
     for part in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
         if part and (part == "*" or host == part.lstrip(".") or host.endswith("." + part.lstrip("."))):
             return {}

@@ -25,12 +25,12 @@ class Item(TypedDict):
 
 # The action of a difference that no run can remove, so that it needs an operator
 INSPECT = "inspect"
-# Default limit of the characters of a value in a message
-LINE = 300
+# Default length limit of a value in a message
+MAX_LENGTH = 300
 
 
 class Refusal(Exception):
-    """An error with one or all reasons why an input is refused."""
+    """An error with the reasons why an input is refused."""
 
     def __init__(self, reasons: Union[str, List[str]]) -> None:
         self.reasons = [reasons] if isinstance(reasons, str) else reasons
@@ -42,7 +42,7 @@ def item(concern: str, name: str, current: Any, desired: Any, action: str) -> It
     return {"concern": concern, "name": name, "current": current, "desired": desired, "action": action}
 
 
-def short(value: Any, most: int = LINE) -> str:
+def short(value: Any, most: int = MAX_LENGTH) -> str:
     """Return a value as one line of at most `most` characters."""
     if value is None:
         return "nothing"
@@ -52,7 +52,7 @@ def short(value: Any, most: int = LINE) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
-def sentence(entry: Item, most: int = LINE) -> str:
+def sentence(entry: Item, most: int = MAX_LENGTH) -> str:
     """Return a difference as a sentence."""
     actual = "missing" if entry["current"] is None else short(entry["current"], most)
     desired = short(entry["desired"], most)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preflight of a host: the reasons why its plan cannot be applied.
 
-Of the conditions from preflight_inputs.py, only those are checked that the plan needs. So a host that is in sync has no reason.
+preflight_inputs.py provides the conditions. Only the conditions that the plan needs are checked, so a host in sync has no reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, cdi_refusals, flag_reasons
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINE_PACKAGES, cdi_refusals, flag_reasons
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import system_refusals
@@ -61,7 +61,7 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 MOK_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # Packages that conflict with the engine, each with the reason
 CONFLICTS = {
-    "podman-docker": "it replaces the client of Docker by that of podman",
+    "podman-docker": "it replaces the client of Docker by the client of podman",
     "containerd.io": "it comes from another repository than the engine that would be installed",
 }
 
@@ -73,47 +73,49 @@ def refusals(
     suppliers: List[Mapping[str, Any]],
     passwords: Mapping[str, Any],
 ) -> List[str]:
-    """Return every reason why the plan of this host cannot be applied. Reads the facts of the host that this needs."""
+    """Return every reason why the plan of this host cannot be applied. Read more facts of the host if the plan needs them."""
     reasons: List[str] = []
-    doing = {(item["concern"], item["action"]) for item in plan}
-    changing = any(concern == ENGINE for concern, _action in doing)
+    planned_actions = {(item["concern"], item["action"]) for item in plan}
+    changing = any(concern == ENGINE for concern, _action in planned_actions)
     if plan and "driver" in actual:
         reasons += system_refusals(desired, read_text("/etc/os-release") or "", os.uname().release)
         reasons += list(cards(desired, actual["driver"], plan, _bus_types()))
         reasons += list(memory(desired, actual["driver"]))
-        if ("driver", "install") in doing:
+        if ("driver", "install") in planned_actions:
             kernel = os.uname().release
             reasons += [*(headers(kernel, desired["installs_headers"]) if desired["headers"] else []), *secure_boot()]
-        if ("driver", cdi.INSTALL) in doing and not desired["installs_toolkit"]:
+        if ("driver", cdi.INSTALL) in planned_actions and not desired["installs_toolkit"]:
             reasons += list(cdi.refusals(actual["driver"]["toolkit"]["version"]))
     if changing:
-        reasons += list(engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINES]), _engine_name()))
+        reasons += list(engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINE_PACKAGES]), _engine_name()))
         reasons += list(flag_reasons(plan))
         reasons += list(cdi_refusals(actual["engine"], plan)) if desired["uses_cdi"] else []
-    if ("server", "create") in doing or ("server", "replace") in doing:
+    if ("server", "create") in planned_actions or ("server", "replace") in planned_actions:
         reasons += address_refusals(desired["listen"])
         metrics = desired.get("metrics_listen", desired["listen"])
         if metrics != desired["listen"]:
             reasons += address_refusals(metrics, "triton_server_metrics_listen_address")
         reasons += list(ports(desired, listeners(desired["listen"]), _publishers(desired["listen"])))
     if "server" in actual:
-        # The driver files exist only after the driver is installed, and the device nodes only after it is loaded.
-        reasons += list(mounts(actual["server"], ("driver", "install") not in doing))
+        # The driver files exist only after the installation of the driver, and the device nodes only after its load.
+        reasons += list(mounts(actual["server"], ("driver", "install") not in planned_actions))
         access = actual["server"]["access"]
-        loads = any(("driver", action) in doing for action in ("install", "load", "reload"))
-        generates = any(("driver", action) in doing for action in (cdi.INSTALL, cdi.GENERATE))
+        loads = any(("driver", action) in planned_actions for action in ("install", "load", "reload"))
+        generates = any(("driver", action) in planned_actions for action in (cdi.INSTALL, cdi.GENERATE))
         missing = [reason for reason in access["missing"] if not (generates and reason == device_access.NO_SPEC)]
         reasons += [f"npufleet_device_access: {reason}" for reason in [*([] if loads else missing), *access["mismatches"]]]
-    reasons += list(disk(_disk_needs(desired, doing), free_space))
+    reasons += list(disk(_disk_needs(desired, planned_actions), free_space))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and desired["downloads"]:
-        reasons += pulled(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
-    # A plan that changes the engine may let it reach or trust suppliers that it cannot use now.
-    needed = [entry for entry in suppliers if tuple(entry["needed"]) in doing and not (changing and entry.get("kind") == ENGINE)]
-    return reasons + (unreached(needed, passwords) if needed else [])
+        reasons += download_refusals(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
+    # After a change, the engine may be able to use suppliers that it cannot use now.
+    needed = [
+        entry for entry in suppliers if tuple(entry["needed"]) in planned_actions and not (changing and entry.get("kind") == ENGINE)
+    ]
+    return reasons + (unreachable_suppliers(needed, passwords) if needed else [])
 
 
-def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) -> List[str]:
+def unreachable_suppliers(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) -> List[str]:
     """Return an error message for each supplier that this host cannot use."""
     # These imports are slow, and most runs need no supplier.
     from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
@@ -123,12 +125,12 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
     return list(filter(None, (check.supplier_error(entry, passwords) for check, entry in checks)))
 
 
-def pulled(downloads: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
-    """Return the reasons why the missing large files cannot be fetched: sources that fail, and too little free space."""
+def download_refusals(downloads: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
+    """Return the reasons why the missing large files cannot be downloaded: sources that fail, and too little free space."""
     missing = sorted(set(downloads["files"]) & set(here["missing"]))
     if not missing:
         return []
-    # These imports are slow, as in `unreached`.
+    # These imports are slow, and most runs download nothing.
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
     from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 
@@ -136,15 +138,15 @@ def pulled(downloads: Mapping[str, Any], here: Mapping[str, Any], secrets: Mappi
     options = downloads["fetch_options"]
     sizes: Dict[str, Optional[int]] = {}
     try:
-        inside = download.bundled(downloads["bundle"])
+        in_bundle = download.bundled(downloads["bundle"])
     except download.SourceError as error:
         return [str(error)]
     for digest in missing:
         file = downloads["files"][digest]
         try:
             # The role installs rclone if it is missing.
-            skipped = digest in inside or (download.store_of(file.get("url", "")) and not which("rclone"))
-            sizes[digest] = inside.get(digest, file.get("size")) if skipped else download.size(file, digest, options, secrets)
+            skipped = digest in in_bundle or (download.store_of(file.get("url", "")) and not which("rclone"))
+            sizes[digest] = in_bundle.get(digest, file.get("size")) if skipped else download.size(file, digest, options, secrets)
         except download.SourceError as error:
             reasons.append("model {}: compiled file {}: {}. Correct {}".format(file["model"], file["source"], error, file["todo"]))
     return reasons + list(filter(None, [blobs.shortage(downloads["root"], here["free"], here["arrived"], sizes)]))
@@ -162,8 +164,8 @@ def _bus_types() -> List[str]:
 
 def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
     """Yield the differences of the cards that no run can repair. If the plan changes the driver, only the bus is checked."""
-    mine = [item for item in plan if item["concern"] == "driver"]
-    changing = any(model["action"] in ("install", "load", "reload") for model in mine)
+    driver_items = [item for item in plan if item["concern"] == "driver"]
+    changing = any(model["action"] in ("install", "load", "reload") for model in driver_items)
     foreign = sorted(set(types) - set(desired["cards"]))
     if foreign:
         fitting = [name for name, row in desired["rows"].items() if set(foreign) <= set(row["cards"])]
@@ -171,7 +173,7 @@ def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item
         yield "the bus has {}, expected {} for release {}. {}".format(
             ", ".join(foreign), " or ".join(desired["cards"]), desired["release"], other
         )
-    for part in mine:
+    for part in driver_items:
         repaired = changing and part["name"] not in ("bus", REBOOT)
         if part["action"] != INSPECT or repaired or (foreign and part["name"] == "card type"):
             continue
@@ -182,15 +184,17 @@ def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item
 
 def memory(desired: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
     """Yield the NPUs whose device memory is too small for the models that are placed on them."""
-    short_of: Dict[str, List[str]] = {}
+    npus_by_reason: Dict[str, List[str]] = {}
     for number, device in enumerate(vendor_tool.in_process_order(driver["tool"].get("devices") or [])):
         shares = {name: on_npus[number] for name, on_npus in desired["models"].items() if number < len(on_npus) and on_npus[number]}
         needed, total = sum(shares.values()), device["memory_total"]
         if needed > total:
             most = ", ".join(f"{name} {shares[name] / GIB:.1f}" for name in sorted(shares, key=lambda name: -shares[name]))
             needs = f"{needed / GIB:.1f} GiB for the models on it ({most})"
-            short_of.setdefault(f"device memory of NPU {{}} is {total / GIB:.1f} GiB, expected {needs}", []).append(str(number))
-    for reason, numbers in short_of.items():
+            npus_by_reason.setdefault(f"device memory of NPU {{}} is {total / GIB:.1f} GiB, expected {needs}", []).append(
+                str(number)
+            )
+    for reason, numbers in npus_by_reason.items():
         yield reason.format(", ".join(numbers)) + ". Place fewer models or instances on it"
 
 
@@ -246,7 +250,7 @@ def _engine_name() -> Optional[str]:
 
 def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Optional[str]) -> Iterator[str]:
     """Yield the reasons why a Docker engine cannot be installed or run."""
-    others = set(installed) & set(ENGINES)
+    others = set(installed) & set(ENGINE_PACKAGES)
     for package in sorted(set(installed) & set(CONFLICTS)):
         if package == "containerd.io" and "docker-ce" in others:
             continue
@@ -262,7 +266,7 @@ def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Option
 
 
 def clash(listen: str, bound: str) -> bool:
-    """Return True if a socket at `bound` prevents another one on the same port at `listen`. An empty address is every address."""
+    """Return True if a socket at `bound` prevents a socket at `listen` on the same port. An empty address means every address."""
     if not listen or not bound or listen == bound or bound == "::":
         # A socket at :: may also accept IPv4.
         return True
@@ -270,8 +274,8 @@ def clash(listen: str, bound: str) -> bool:
     return same and (listen in ("0.0.0.0", "::") or bound == "0.0.0.0")
 
 
-def _bound(digits: str) -> str:
-    """Return the address that /proc/net/tcp or tcp6 shows in hexadecimal, as 32-bit words in the byte order of the machine."""
+def _decode_address(digits: str) -> str:
+    """Return the address in /proc/net/tcp or tcp6: hexadecimal 32-bit words in the byte order of the machine."""
     import socket
 
     raw = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
@@ -300,7 +304,7 @@ def listeners(listen: str) -> Dict[str, str]:
             columns = line.split()
             if len(columns) > 9 and columns[3] == "0A":
                 where, port = columns[1].rsplit(":", 1)
-                if clash(listen, _bound(where)):
+                if clash(listen, _decode_address(where)):
                     inodes[columns[9]] = str(int(port, 16))
     found = dict.fromkeys(inodes.values(), "a process")
     for path in glob.glob("/proc/[0-9]*/fd/*"):
@@ -343,25 +347,25 @@ def ports(desired: Mapping[str, Any], taken: Mapping[str, str], published: Mappi
             yield f"port {port} is taken by {taken[port]}, expected it free. Stop it, or set another {variable}"
 
 
-def _disk_needs(desired: Mapping[str, Any], doing: Set[Tuple[str, str]]) -> Dict[str, int]:
+def _disk_needs(desired: Mapping[str, Any], planned_actions: Set[Tuple[str, str]]) -> Dict[str, int]:
     """Return {directory: bytes that the plan writes to it}."""
-    concerns = {concern for concern, action in doing if action in ("build", "deliver", "release")}
+    concerns = {concern for concern, action in planned_actions if action in ("build", "deliver", "release")}
     needs = {path: sum(size for concern, size in parts.items() if concern in concerns) for path, parts in desired["disk"].items()}
     return {path: size for path, size in needs.items() if size}
 
 
 def disk(needs: Mapping[str, int], free: Any) -> Iterator[str]:
-    """Yield the file systems with too little free space. The needs of all directories on one file system are added."""
-    shared: Dict[int, List[str]] = {}
-    room: Dict[int, int] = {}
+    """Yield a reason for each file system with too little free space. The needs of its directories are added."""
+    paths_by_device: Dict[int, List[str]] = {}
+    free_by_device: Dict[int, int] = {}
     for path in needs:
-        device, room_here = free(path)
-        shared.setdefault(device, []).append(path)
-        room[device] = room_here
-    for device, paths in shared.items():
+        device, free_bytes = free(path)
+        paths_by_device.setdefault(device, []).append(path)
+        free_by_device[device] = free_bytes
+    for device, paths in paths_by_device.items():
         needed = sum(needs[path] for path in paths)
-        if room[device] < needed:
+        if free_by_device[device] < needed:
             yield (
-                f"free space of {' and '.join(sorted(paths))} is {room[device] / GIB:.1f} GiB, expected {needed / GIB:.0f}. "
-                "Make room, or correct preflight_disk_*"
+                f"free space of {' and '.join(sorted(paths))} is {free_by_device[device] / GIB:.1f} GiB, expected "
+                f"{needed / GIB:.0f}. Make room, or correct preflight_disk_*"
             )

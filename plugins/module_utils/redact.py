@@ -14,13 +14,13 @@ import re
 import urllib.parse
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Match, Pattern, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, WORDS, looks_secret
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, MIN_LENGTH, WORDS, looks_secret
 
 MARK = "<redacted>"
 # Names of maps of HTTP headers. All values of such a map are removed, because header names are arbitrary.
 HEADERS_NAME = re.compile(r"headers$", re.IGNORECASE)
 _FLAG = re.compile(r"--?(?:[\w-]{0,64}" + WORDS + r"[\w-]{0,64}|(?:http|grpc)-restricted-(?:api|protocol))", re.IGNORECASE)
-_ASSIGNED = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
+_ASSIGNMENT = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
 _END = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----"
 _QUOTED = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\''
 
@@ -83,7 +83,7 @@ def is_headers(name: Any, value: Any) -> bool:
 
 def forms(value: str) -> Set[str]:
     """Return a value in the encodings in which it may occur: plain, JSON, URL, HTML, hexadecimal, shell and Python quotes."""
-    written = {
+    variants = {
         value,
         value.strip(),
         html.escape(value),
@@ -91,13 +91,13 @@ def forms(value: str) -> Set[str]:
         value.replace("'", "'\\''"),
         repr(value)[1:-1],
     }
-    written |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    variants |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/", ":/", "!$&'()*+,;=", "!$&'()*+,;=:/@")}
     quoted |= {urllib.parse.quote_plus(value), "".join(_percent(byte) for byte in value.encode())}
-    written |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in quoted}
-    written |= {value.encode().hex(), value.encode().hex().upper()}
-    written |= {json.dumps(form)[1:-1] for form in written}
-    return {form for form in written if len(form) >= SHORTEST}
+    variants |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in quoted}
+    variants |= {value.encode().hex(), value.encode().hex().upper()}
+    variants |= {json.dumps(form)[1:-1] for form in variants}
+    return {form for form in variants if len(form) >= MIN_LENGTH}
 
 
 def _percent(byte: int) -> str:
@@ -114,11 +114,11 @@ def base64_cores(value: str) -> Set[str]:
         first = (shift * 8 + 5) // 6
         core = encoded[first : (shift + len(raw)) * 8 // 6]
         cores |= {core, core.replace("+", "-").replace("/", "_")}
-    return {core for core in cores if len(core) >= SHORTEST}
+    return {core for core in cores if len(core) >= MIN_LENGTH}
 
 
 class Redactor:
-    """A remover of secrets. Call `learn` for all contents before the first `clean`, to remove a secret of one from all of them."""
+    """A remover of secrets. If `learn` gets all contents before the first `clean`, a secret in one content is removed from all."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.count = 0
@@ -129,7 +129,7 @@ class Redactor:
             self._add(value)
 
     def _add(self, value: str) -> None:
-        if len(value) >= SHORTEST:
+        if len(value) >= MIN_LENGTH:
             self._plain |= forms(value)
             self._encoded |= base64_cores(value)
             # The longest values are replaced first, because a value may be a part of a longer one.
@@ -197,11 +197,11 @@ class _Cleaner:
     def _list(self, value: Iterable[Any], secret: bool) -> List[Any]:
         cleaned, after_option = [], False
         for part in value:
-            assigned = _ASSIGNED.fullmatch(part) if isinstance(part, str) else None
-            if assigned and not secret:
-                # A list entry of the form NAME=VALUE is a variable of an environment: the value is all that follows.
+            assignment = _ASSIGNMENT.fullmatch(part) if isinstance(part, str) else None
+            if assignment and not secret:
+                # A list entry NAME=VALUE is an environment variable. Everything after `=` is the value.
                 self.count += 1
-                cleaned.append(self.text(assigned[1]) + self._replace(assigned[2]))
+                cleaned.append(self.text(assignment[1]) + self._replace(assignment[2]))
             else:
                 cleaned.append(self.content(part, secret or after_option))
             after_option = isinstance(part, str) and _FLAG.fullmatch(part) is not None
@@ -218,7 +218,7 @@ class _Cleaner:
         return text
 
     def _blocks(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines, with those replaced that belong to a secret name above them, as in a YAML block."""
+        """Yield the lines. Replace each line of a YAML block that begins with a secret name."""
         block_indent = -1
         for line in lines:
             words = line.strip()
@@ -235,8 +235,8 @@ class _Cleaner:
             yield line
 
     def _line(self, line: str) -> str:
-        low = line.lower()
-        if any(needle in low for needle in NEEDLES):
+        lower_line = line.lower()
+        if any(needle in lower_line for needle in NEEDLES):
             for pattern in PATTERNS:
                 line = pattern.sub(self._substitute, line)
         return line

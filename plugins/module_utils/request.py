@@ -17,7 +17,7 @@ from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
 # CONTROL: fields of results that playbooks evaluate. NAMES: fields of nested maps that name something. Neither of them is masked.
-# "ansible_facts" only has the interpreter that Ansible has found.
+# "ansible_facts" only contains the Python interpreter that Ansible has found.
 CONTROL = (
     "actual", "ansible_facts", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance",
     "mark", "moves", "plan", "python", "raw", "seen", "settled", "taken_over",
@@ -50,7 +50,7 @@ class Module(Protocol):
         """End the module as failed."""
 
 
-def displayed(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, Any]:
+def mask_result(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, Any]:
     """Return a result with secrets masked in its texts, except in the fields that playbooks evaluate.
 
     A password may equal a word that a playbook evaluates, such as `driver`.
@@ -58,10 +58,10 @@ def displayed(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, 
     longest_first = sorted(filter(None, map(str, secrets)), key=len, reverse=True)
     if not longest_first:
         return dict(result)
-    return {key: value if key in CONTROL else _masked(value, longest_first) for key, value in result.items()}
+    return {key: value if key in CONTROL else _mask_value(value, longest_first) for key, value in result.items()}
 
 
-def _masked(value: Any, secrets: Sequence[str]) -> Any:
+def _mask_value(value: Any, secrets: Sequence[str]) -> Any:
     if isinstance(value, str):
         if value in secrets:
             return MASKED
@@ -69,8 +69,8 @@ def _masked(value: Any, secrets: Sequence[str]) -> Any:
             value = value.replace(secret, MASK)
         return value
     if isinstance(value, Mapping):
-        return {key: entry if key in NAMES else _masked(entry, secrets) for key, entry in value.items()}
-    return [_masked(entry, secrets) for entry in value] if isinstance(value, (list, tuple)) else value
+        return {key: entry if key in NAMES else _mask_value(entry, secrets) for key, entry in value.items()}
+    return [_mask_value(entry, secrets) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 class LibraryModule:
@@ -109,20 +109,20 @@ def ansible_module(options: Dict[str, Any]) -> Module:
         """An AnsibleModule that does not mask the fields that playbooks evaluate."""
 
         def warn(self, warning: str, **more: Any) -> None:
-            super().warn(displayed({"msg": warning}, self.no_log_values)["msg"], **more)
+            super().warn(mask_result({"msg": warning}, self.no_log_values)["msg"], **more)
 
         def exit_json(self, **kwargs: Any) -> NoReturn:
-            super().exit_json(**self._displayed(kwargs))
+            super().exit_json(**self._mask_result(kwargs))
             raise SystemExit(0)
 
         def fail_json(self, msg: str, **kwargs: Any) -> NoReturn:
-            super().fail_json(**self._displayed({"msg": msg, **kwargs}))
+            super().fail_json(**self._mask_result({"msg": msg, **kwargs}))
             raise SystemExit(1)
 
-        def _displayed(self, result: Dict[str, Any]) -> Dict[str, Any]:
+        def _mask_result(self, result: Dict[str, Any]) -> Dict[str, Any]:
             if not self.no_log_values:
                 return result
-            masked = displayed(result, self.no_log_values)
+            masked = mask_result(result, self.no_log_values)
             self.no_log_values.clear()
             # Otherwise Ansible would add the options, some of which are secret.
             return {**masked, "invocation": {}}

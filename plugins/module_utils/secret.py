@@ -3,7 +3,7 @@
 """Detection of secrets (by their names, and logins in addresses), and digests that replace them ("sealed" values).
 
 A digest is an HMAC with a key that is used for one query of one host only. The actual and the desired value are equal if their
-digests are equal. Unlike a plain hash, a digest does not allow anybody to find a short password by trying guesses.
+digests are equal. Without the key, nobody can find a short password by guessing, unlike with a plain hash.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
 _SCHEMELESS = re.compile(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
 # The scheme of an object store that Triton accepts in front of the http or https address of the store
 _STORE = re.compile(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
-# How often percent-encoding is decoded to find an @: it may be encoded as %40, and that again as %2540.
-DECODED = 3
+# How often percent-encoding is decoded to find an @. It may be encoded as %40, or twice as %2540.
+MAX_DECODINGS = 3
 
-# Hexadecimal digits of a digest that are kept
-DIGITS = 12
-# Fewest characters of a secret that is masked in texts. Shorter values also occur in ordinary words.
-SHORTEST = 6
+# Number of hexadecimal digits of a digest
+DIGEST_DIGITS = 12
+# Smallest length of a secret that is masked in texts. Shorter values also occur in ordinary words.
+MIN_LENGTH = 6
 # Values that are not secret: numbers, sizes and switches
 SMALL = re.compile(r"|-?\d{1,4}(?:[.,:]\d{1,4}){0,15}|\d{1,9}[kmgt]i?b?|true|false|yes|no|on|off|none", re.IGNORECASE)
 PATHS = re.compile(r"(?:/[\w.+-]+)+/?(?::(?:/[\w.+-]+)+/?){0,9}")
@@ -77,7 +77,7 @@ def has_login(text: str, schemeless: bool = True) -> bool:
     """Return True if an address in the text has a login. With `schemeless`, user:password@host counts as an address, too."""
     if "@" not in text and "%" not in text:
         return False
-    for _time in range(DECODED):
+    for _time in range(MAX_DECODINGS):
         plain = _STORE.sub("", text)
         patterns = (LOGIN_AT, _AUTHORITY, _ADDRESS, *([_SCHEMELESS] if schemeless else []))
         if any(entry.search(plain) if entry is not _ADDRESS else entry.match(plain) for entry in patterns):
@@ -109,7 +109,7 @@ def address_secrets(value: Any) -> List[str]:
     if not isinstance(value, str):
         return []
     found = [match["secret"] + "@" for match in LOGIN_AT.finditer(value)] + _QUERY.findall(value)
-    return [entry for entry in found if len(entry) >= SHORTEST]
+    return [entry for entry in found if len(entry) >= MIN_LENGTH]
 
 
 def new_key() -> str:
@@ -121,11 +121,11 @@ def new_key() -> str:
 
 def seal(value: str, key: str) -> str:
     """Return the digest of a value under a key."""
-    return "digest:" + hmac.new(key.encode(), value.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:DIGITS]
+    return "digest:" + hmac.new(key.encode(), value.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:DIGEST_DIGITS]
 
 
 def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
-    """Return nested values with those sealed that may be secret. A value whose name is in `clear` is sealed only if it has an @."""
+    """Return nested values, and seal each value that may be secret. Seal a value whose name is in `clear` only if it has an @."""
     if isinstance(values, Mapping):
         return {field: seal_values(values[field], key, clear, str(field)) for field in values}
     if isinstance(values, (list, tuple)):
@@ -140,7 +140,7 @@ def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = ""
 
 
 def seal_command(words: Sequence[str], key: str) -> List[str]:
-    """Return a command line with those values sealed that may be secret. Names of options remain readable."""
+    """Return a command line, and seal each value that may be secret. Names of options remain readable."""
     shown: List[str] = []
     option = ""
     for position, word in enumerate(words):
@@ -185,11 +185,11 @@ def seal_unit(text: str, key: str) -> str:
 
 
 def remove_values(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:
-    """Return the text with each `raw` value masked that is not in `shown`, for errors in which a server repeats its options."""
+    """Return the text, and mask each `raw` value that is not in `shown`. An error of a server may repeat its options."""
     hidden = set()
     for value in set(raw) - set(shown):
         hidden |= {value, value.partition("=")[2], value.rpartition("=")[2]}
     for value in sorted(hidden, key=len, reverse=True):
-        if len(value) >= SHORTEST:
+        if len(value) >= MIN_LENGTH:
             text = text.replace(value, "***")
     return text

@@ -29,10 +29,10 @@ NAMES = {
     float: "a number",
     NULL: "null",
 }
-# Limit of the characters of a name or value in a message
-SHOWN = 60
-# Limits of untrusted JSON: bytes (SIZE, a default), nested levels (DEPTH), digits of a whole number (DIGITS)
-SIZE, DEPTH, DIGITS = 1 << 24, 64, 20
+# Largest length of a name or value in a message
+MAX_SHOWN = 60
+# Limits of untrusted JSON: bytes (a default), nested levels, digits of a whole number
+MAX_SIZE, MAX_DEPTH, MAX_DIGITS = 1 << 24, 64, 20
 
 
 class FileContent(NamedTuple):
@@ -43,7 +43,7 @@ class FileContent(NamedTuple):
     exists: bool
 
 
-def read(path: str, shape: Shape, size: int = SIZE) -> FileContent:
+def read(path: str, shape: Shape, size: int = MAX_SIZE) -> FileContent:
     """Return the content of a JSON file, or its flaw: unreadable, too large, no JSON, or not of the shape."""
     try:
         with open(path, "rb") as source:
@@ -63,47 +63,53 @@ def _unreadable(path: str, error: OSError) -> Tuple[Optional[str], bool]:
     return ("it is a broken link", True) if os.path.islink(path) else (None, False)
 
 
-def parse(raw: Union[str, bytes], size: int = SIZE) -> Any:
+def parse(raw: Union[str, bytes], size: int = MAX_SIZE) -> Any:
     """Return the data of untrusted JSON. Raises ValueError if the JSON is invalid or exceeds a limit of this module."""
     if len(raw) > size:
         raise ValueError(f"it has more than {size} bytes")
     try:
         # The bytes must be UTF-8. json.loads would guess their encoding.
         text = raw.decode() if isinstance(raw, bytes) else raw
-        data = json.loads(text, parse_constant=_reject_constant, parse_int=_whole, parse_float=_finite, object_pairs_hook=_unique)
+        data = json.loads(
+            text,
+            parse_constant=_reject_constant,
+            parse_int=_parse_whole_number,
+            parse_float=_parse_finite,
+            object_pairs_hook=_unique_names,
+        )
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level = [data] if isinstance(data, (dict, list)) else []
-    for _level in range(DEPTH + 1):
+    for _level in range(MAX_DEPTH + 1):
         if not level:
             return data
-        parts = (part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole))
+        parts = (part for parent in level for part in (parent.values() if isinstance(parent, dict) else parent))
         level = [part for part in parts if isinstance(part, (dict, list))]
     raise ValueError(_TOO_DEEP)
 
 
-_TOO_DEEP = f"it has more than {DEPTH} levels"
+_TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
 
 
 def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a finite number")
 
 
-def _whole(digits: str) -> int:
+def _parse_whole_number(digits: str) -> int:
     # Python needs seconds to convert a very long number.
-    if len(digits) > DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"it has a number of {len(digits)} digits")
     return int(digits)
 
 
-def _finite(digits: str) -> float:
+def _parse_finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:SHOWN]} is not a finite number")
+        raise ValueError(f"{digits[:MAX_SHOWN]} is not a finite number")
     return number
 
 
-def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+def _unique_names(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     """Return the dict of an object. Raises ValueError if a name occurs twice."""
     data = dict(pairs)
     if len(data) < len(pairs):
@@ -112,7 +118,7 @@ def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return data
 
 
-def parse_as(raw: Union[str, bytes], shape: Shape, size: int = SIZE) -> Any:
+def parse_as(raw: Union[str, bytes], shape: Shape, size: int = MAX_SIZE) -> Any:
     """Return the data of untrusted JSON. Raises ValueError if it is invalid or does not match the shape."""
     data = parse(raw, size)
     flaw = mismatch(data, shape)
@@ -141,9 +147,9 @@ def _mismatches(value: Any, shape: Shape, where: str) -> Iterator[str]:
         elif not shape.fullmatch(value):
             yield f"{where or 'it'} is {_shown(value)}, expected {shape.pattern}"
     elif isinstance(shape, tuple):
-        of_type = [alternative for alternative in shape if _type(alternative) is type(value)]
-        if of_type:
-            yield from _mismatches(value, of_type[0], where)
+        same_type = [alternative for alternative in shape if _type(alternative) is type(value)]
+        if same_type:
+            yield from _mismatches(value, same_type[0], where)
         else:
             yield _wrong_type(value, [_type(alternative) for alternative in shape], where)
     # isinstance() would accept true as an int.
@@ -184,7 +190,7 @@ def _wrong_type(value: Any, types: Sequence[type], where: str) -> str:
 
 def _shown(text: str) -> str:
     line = json.dumps(text)
-    return line if len(line) <= SHOWN else line[: SHOWN - 4] + '..."'
+    return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 4] + '..."'
 
 
 def read_lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:

@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-# Default limit of a command's output, in bytes
-OUTPUT = 1 << 26
+# Default limit of a command's output in bytes
+MAX_OUTPUT = 1 << 26
 # The database of dpkg
 DPKG = "/var/lib/dpkg"
 # The output of dpkg-query for the last state of the database (_dpkg_state)
@@ -45,7 +45,7 @@ def capture(
     import selectors
     import threading
 
-    deadline, limit = time.monotonic() + seconds, OUTPUT if size is None else size
+    deadline, limit = time.monotonic() + seconds, MAX_OUTPUT if size is None else size
     out, err = bytearray(), bytearray()
     pipe = subprocess.PIPE
     source = pipe if stdin else subprocess.DEVNULL
@@ -115,7 +115,7 @@ def seconds_since_1970(when: str) -> Optional[float]:
 
 
 def free_space(path: str) -> Tuple[int, int]:
-    """Return (device number, free bytes) of a directory's file system. The directory does not have to exist yet."""
+    """Return (device number, free bytes) of the file system of a directory. The directory does not have to exist yet."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     status = os.statvfs(path)
@@ -123,7 +123,7 @@ def free_space(path: str) -> Tuple[int, int]:
 
 
 def which(name: str, extra_path: str = "") -> Optional[str]:
-    """Return the path of a program in PATH or `extra_path`, None if there is no such program. The import of shutil is too slow."""
+    """Return the path of a program in PATH or `extra_path`, None if it is missing. The import of shutil is too slow."""
     for directory in f"{os.environ.get('PATH', os.defpath)}:{extra_path}".split(":"):
         path = os.path.join(directory, name)
         if directory and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -141,7 +141,7 @@ def read_text(path: str) -> Optional[str]:
 
 
 def installed_packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
-    """Return {name: {"version", "held"}} of those Debian packages that are installed. A name may end with `*`.
+    """Return {name: {"version", "held"}} of the installed Debian packages with these names. A name may end with `*`.
 
     With `broken`, packages that are unpacked but not configured are included. Their version is None.
     """
@@ -167,7 +167,7 @@ def _dpkg_state() -> Tuple[object, ...]:
 
 
 def _dpkg_rows(state: Tuple[object, ...]) -> List[List[str]]:
-    """Return [name, version, selection, status] of each package. All are queried at once: dpkg-query always reads all of them."""
+    """Return [name, version, selection, status] of each package. One query returns all: dpkg-query reads all in any case."""
     if state not in _CACHE:
         form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
         code, output = run("dpkg-query", "--show", "--showformat", form)

@@ -15,13 +15,13 @@ Sample = Tuple[Mapping[str, str], float]
 # {name of a metric: its series}
 Families = Dict[str, List[Sample]]
 # Limits of a page: series of one metric, and characters of a label's value
-SERIES, VALUE = 1000, 200
+MAX_SERIES, MAX_VALUE = 1000, 200
 
 
 def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, str]) -> str:
     """Return the metrics as a page, sorted by name and labels. Metrics without a series have no line.
 
-    The first of several series with the same labels is kept. Series whose value is not finite are left out.
+    Of several series with the same labels, only the first one counts. Series whose value is not finite are left out.
     """
     lines = []
     for name in sorted(families):
@@ -31,7 +31,7 @@ def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, st
                 series.setdefault(_labels(labels), float(value))
         if series:
             lines += [f"# HELP {name} {descriptions[name]}", f"# TYPE {name} gauge"]
-            lines += [f"{name}{labels} {series[labels]:.15g}" for labels in sorted(series)[:SERIES]]
+            lines += [f"{name}{labels} {series[labels]:.15g}" for labels in sorted(series)[:MAX_SERIES]]
     return "\n".join(lines) + "\n"
 
 
@@ -41,5 +41,5 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 def escaped(value: str) -> str:
     """Return the value of a label as a page contains it."""
-    text = value[:VALUE].encode("utf-8", "replace").decode()
+    text = value[:MAX_VALUE].encode("utf-8", "replace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

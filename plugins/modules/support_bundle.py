@@ -130,7 +130,7 @@ from typing import Any, Dict, List, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import Redactor
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import MIN_LENGTH
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import collect, items
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -174,7 +174,7 @@ def redaction(names: List[str], redactor: Redactor) -> str:
     listed = "".join(f"  {name}\n" for name in names) or "  none\n"
     return f"""{redactor.count} places were removed and replaced by <redacted>.
 
-Removed in plain text, base64, hexadecimal and the quotings of URLs, JSON and HTML: the values of {SHORTEST} characters
+Removed in plain text, base64, hexadecimal and the quotings of URLs, JSON and HTML: the values of {MIN_LENGTH} characters
 and more that these variables of the host hold as a secret or as a login in a URL:
 {listed}
 Removed by their form: values of a name like password, secret, token, api_key or credential; logins in URLs; headers

@@ -205,7 +205,7 @@ class FleetAction(ActionBase):
                     f"{task_vars['inventory_hostname']}: {call['library']} is missing, expected the library that was just "
                     "installed. Find out what removes it."
                 )
-        return module_request.displayed(result, parameters.secrets)
+        return module_request.mask_result(result, parameters.secrets)
 
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Run a module of this collection through Ansible, without a copy of its arguments in the system log."""

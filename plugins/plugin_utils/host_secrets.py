@@ -9,7 +9,7 @@ import urllib.parse
 from typing import Any, List, Mapping, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import RESTRICTED, SIGNED, WEBHOOK, is_headers
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, looks_secret
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, MIN_LENGTH, looks_secret
 
 # A variable with such a name has the location of a secret or the name of a login, and not the secret itself.
 LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
@@ -32,7 +32,7 @@ def secret_values(variables: Mapping[str, Any]) -> Set[str]:
             found.update([text] if secret else _logins(text))
 
     walk(variables, False)
-    return {value for value in found if len(value) >= SHORTEST}
+    return {value for value in found if len(value) >= MIN_LENGTH}
 
 
 def _logins(text: str) -> List[str]:

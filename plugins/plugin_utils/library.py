@@ -42,7 +42,7 @@ def packed(directory: str) -> bytes:
     path = os.path.join(directory, f"library-{version()}")
     if not os.path.exists(path):
         with open(f"{path}.{os.getpid()}", "wb") as sink:
-            sink.write(archive.packed(_own(), MAIN))
+            sink.write(archive.pack_program(_own(), MAIN))
         os.replace(f"{path}.{os.getpid()}", path)
     with open(path, "rb") as source:
         return source.read()

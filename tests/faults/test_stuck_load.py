@@ -117,7 +117,7 @@ class Scene:
         (mark,) = until(lambda: list(self.place.glob("initializes-*")), "no stub initializes")
         stub = int(mark.name.partition("-")[2])
         os.kill(stub, signal.SIGSTOP)
-        wait4 = stuck_load.CALLS[platform.machine()][0]
+        wait4 = stuck_load.CALL_NUMBERS[platform.machine()][0]
         until(lambda: stub in stuck_load._waited_for(self.pid, wait4), "the server does not give it up")
         (self.place / "go").touch()
         os.kill(stub, signal.SIGCONT)
@@ -256,14 +256,14 @@ def test_a_load_that_is_stuck_is_ended_and_served(scenes: dict[tuple[str, str], 
 def test_without_help_both_wait_for_ever(scenes: dict[tuple[str, str], Any], way: str) -> None:
     """What the others are about. Then a guard looks, as that of a change with a container does."""
     scene = scenes["alone", way]
-    (wait,) = until(lambda: stuck_load.look(scene.pid).waits, "it is not stuck")
+    (wait,) = until(lambda: stuck_load.take_sample(scene.pid).waits, "it is not stuck")
     assert (wait.stub.pid, wait.server.pid, wait.instance[:8]) == (scene.stub, scene.pid, "alpha_0_")
     for who in ("watchdog", "supervisor"):
         until(scenes[who, way].serves, "the others serve")
-    assert list(stuck_load.look(scene.pid).waits) == [wait]
+    assert list(stuck_load.take_sample(scene.pid).waits) == [wait]
     assert not scene.serves()
     with stuck_load.Guard(lambda: scene.pid, LIMIT) as guard:
-        until(lambda: guard.ended == [wait], "it is not ended")
+        until(lambda: guard.ended_loads == [wait], "it is not ended")
     if way == "start":
         # The load failed, and the server with it
         until(lambda: scene.server.poll() is not None, "the server goes on")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
-from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import _answer
+from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import _http_answer
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Server
@@ -73,7 +73,7 @@ def test_checks_of_instances_read_metrics_at_an_ipv6_address() -> None:
     page = b'rbln_requests_total{model="m",instance="m_0",npu="0"} 3\n'
     with http_server({"GET /metrics": (200, page)}, "::1") as metrics:
         url = "http://{}/metrics".format(inference.netloc("::1", metrics.port))
-        assert inference.answered(url, "m") == {"m_0 on NPU 0": 3.0}
+        assert inference.answered_requests(url, "m") == {"m_0 on NPU 0": 3.0}
 
 
 def test_the_hosts_own_clients_reach_an_ipv6_address(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_hosts_own_clients_reach_an_ipv6_address(tmp_path: Path) -> None:
     with http_server(answers, "::1") as triton:
         assert http_api.http_json("::1", triton.port, "GET", "/v2") == (200, {"version": "2.42.0"})
         assert list(Server("::1", triton.port, 5.0).served()) == ["digits"]
-        assert _answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
+        assert _http_answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
         variables = fleet(triton_server_listen_address="::", npufleet_http_port=triton.port)
         (tmp_path / "watchdog.json").write_text(desired_watchdog.desired(variables)["files"]["config"])
         config = settings.load(str(tmp_path / "watchdog.json"), settings.Watchdog)

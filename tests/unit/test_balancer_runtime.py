@@ -170,7 +170,7 @@ def test_a_worker_that_just_ends_is_asked_until_the_master_has_noticed_it(tmp_pa
 
 
 def test_a_worker_that_never_answers_ends_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "RELOAD", 0.3)
+    monkeypatch.setattr(runtime, "RETRY_SECONDS", 0.3)
     message = "the master does not reach the worker"
     with (
         lying(tmp_path / "s", lambda connection: connection.sendall(b"Can't connect to the target CLI!\n")) as client,
@@ -180,7 +180,7 @@ def test_a_worker_that_never_answers_ends_at_the_time_limit(tmp_path: Path, monk
 
 
 def test_an_endless_answer_ends_at_the_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "SIZE", 1 << 20)
+    monkeypatch.setattr(runtime, "MAX_BYTES", 1 << 20)
 
     def pour(connection: socket.socket) -> None:
         while True:

@@ -331,7 +331,7 @@ def test_without_a_master_socket_a_warning_says_what_is_not_seen(haproxy: SmallH
     warnings: list[str] = []
     haproxy.master = str(haproxy.home / "none.sock")
     changed_by(haproxy, warnings.append, state="drained")
-    assert warnings == [f"{haproxy.master} is missing, so requests in workers of earlier configurations are not seen."]
+    assert warnings == [f"{haproxy.master} is missing, so requests in workers of earlier configurations are not counted."]
 
 
 def waiting(haproxy: SmallHaproxy, client: GrpcClient, ending: Any) -> tuple[Any, list[str]]:

@@ -173,7 +173,7 @@ def test_a_configuration_that_cannot_be_loaded_is_reported_at_once(
 ) -> None:
     balancer, tritons = pair
     balancer.write(ports(*tritons), bind=["192.0.2.77"])
-    monkeypatch.setattr(state_file, "RELOAD", 20.0)
+    monkeypatch.setattr(state_file, "RELOAD_TIMEOUT", 20.0)
     assert reload(balancer, monkeypatch) == 1
     assert "HAProxy refuses" in capsys.readouterr().out
     assert HttpClient(balancer.http_port).infer() == 200, "the previous process serves"

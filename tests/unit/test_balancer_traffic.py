@@ -172,9 +172,9 @@ def test_the_model_is_the_one_of_the_path(path: str, model: str | None) -> None:
 def test_clients_that_invent_models_do_not_hide_the_real_ones() -> None:
     lines = [line(path=f"/v2/models/invented{number}/infer", status=404) for number in range(5000)] + 3 * [line()]
     (window,) = (found["http"] for found in counted(*lines).values())
-    assert len(window["by_model"]) == traffic.MODELS + 1
+    assert len(window["by_model"]) == traffic.MAX_MODELS + 1
     assert window["by_model"]["double"]["requests"] == 3
-    assert window["by_model"][traffic.OTHER_MODELS]["requests"] == 5003 - 3 - (traffic.MODELS - 1)
+    assert window["by_model"][traffic.OTHER_MODELS]["requests"] == 5003 - 3 - (traffic.MAX_MODELS - 1)
     assert sum(entry["requests"] for entry in window["by_model"].values()) == window["requests"] == 5003
 
 

@@ -146,7 +146,7 @@ def test_memory_is_in_bytes(used: Any, size: Any, expected: tuple[float | None, 
         ({"memory": "16GiB"}, "memory_size", None),
         ({"fw_ver": None}, "firmware", ""),
         ({"name": "RBLN\n\x1b[1m"}, "name", "RBLN[1m"),
-        ({"uuid": "x" * 999}, "uuid", "x" * readings.TEXT),
+        ({"uuid": "x" * 999}, "uuid", "x" * readings.MAX_TEXT),
     ],
 )
 def test_other_readings(changes: dict[str, Any], field: str, expected: Any) -> None:
@@ -166,7 +166,7 @@ def test_output_without_devices_is_an_error(output: str) -> None:
 
 def test_cards_are_limited() -> None:
     with pytest.raises(ValueError, match="expected at most"):
-        readings.parse(tool(*[CA22] * (readings.CARDS + 1)))
+        readings.parse(tool(*[CA22] * (readings.MAX_CARDS + 1)))
 
 
 @pytest.mark.parametrize(("nodes", "options"), [(1, "-j"), (2, "-g -j")])

@@ -89,7 +89,7 @@ def test_what_came_of_it_is_for_root_alone_and_the_order_is_gone(root: Path) -> 
     result = changed(root)
     assert (result["run"], result["refused"]) == (ALICE["run"], None)
     assert result["why"].startswith("the cards are not free")
-    assert result["back"] == "there was no server before; the next run goes on from here"
+    assert result["back"] == "there was no server before; the next run continues from this state"
     assert not (root / detached.ORDER).exists()
     for name in (detached.RESULT, detached.STEPS):
         assert (root / name).stat().st_mode & 0o777 == 0o600
@@ -211,7 +211,7 @@ def test_one_that_was_killed_while_it_waited_waits_no_more(root: Path) -> None:
     assert detached.last(str(root)) == {**change, "seconds_to_accept": 60}
     # A call that only looks is no change
     with (root / detached.LOCK).open("w") as looking:
-        assert locks.held(looking) is False
+        assert locks.is_held(looking) is False
         assert detached.waiting(str(root)) is None
         with pytest.raises(detached.NoResult, match="without a result"):
             detached.wait(str(root), "1", 0)
@@ -219,7 +219,7 @@ def test_one_that_was_killed_while_it_waited_waits_no_more(root: Path) -> None:
 
 def test_it_begins_while_somebody_looks(root: Path) -> None:
     with (root / detached.LOCK).open("w") as looking:
-        assert locks.held(looking) is False
+        assert locks.is_held(looking) is False
         ended = threading.Timer(0.05, fcntl.flock, [looking, fcntl.LOCK_UN])
         ended.start()
         assert changed(root)["id"] == "1"

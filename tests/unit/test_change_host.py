@@ -190,7 +190,7 @@ def test_a_switch_is_brought_into_service_proven_and_kept(host: Host) -> None:
     assert host.said == [
         "wait for the cards",
         "restart the container",
-        "prove that it serves what it should",
+        "prove that the server serves the desired models",
         "prove by inference",
         "keep the change",
     ]
@@ -395,7 +395,7 @@ def test_the_first_server_has_nothing_to_go_back_to(host: Host) -> None:
     host.engine.containers.clear()
     host.engine.add("triton-next", "created", works=False)
     host.plan, host.left = [item("server", "container", None, "running", "create")], [WAIT]
-    assert host.run().back == "there was no server before; the next run goes on from here"
+    assert host.run().back == "there was no server before; the next run continues from this state"
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -506,7 +506,7 @@ def test_killed_between_any_two_steps_the_host_ends_it_by_itself(host: Host, by:
             host.run(store_change={**SWITCH, "incoming": str(host.root / "incoming")})
         finally:
             host.dies = host.engine.kill_at = None
-            lease.acquire(str(host.root), lease.Holder("host/1", "the host itself"), 0.0, SETTINGS, ended=ALICE["run"])
+            lease.acquire(str(host.root), lease.Holder("host/1", "the host itself"), 0.0, SETTINGS, dead_run=ALICE["run"])
             lease.release(str(host.root), lease.Holder("host/1", "the host itself"))
             lease.acquire(str(host.root), lease.Holder(**ALICE), 0.0, SETTINGS)
             assert not resume.resume(str(host.root), host.engine).failed
@@ -706,9 +706,9 @@ def test_a_load_that_was_stuck_is_repeated(host: Host, guard: PlayedGuard, monke
             self.loaded: list[str] = []
 
         def apply(self) -> None:
-            before = len(guard.ended)
+            before = len(guard.ended_loads)
             loads.pop(0)()
-            self.failed = len(guard.ended) > before
+            self.failed = len(guard.ended_loads) > before
             self.loaded += [] if self.failed else ["digits"]
 
         def why(self) -> str:
@@ -771,13 +771,13 @@ def test_what_is_always_stuck_is_put_back(host: Host, guard: PlayedGuard, monkey
         guard.ends()
         return [HTTP]
 
-    proofs(host, monkeypatch, *[stuck] * (stuck_load.ROUNDS + 1))
+    proofs(host, monkeypatch, *[stuck] * (stuck_load.MAX_ROUNDS + 1))
     switched(host)
     host.plan = [RESTART]
     outcome = host.run()
     assert outcome.why and "no answer on port 8000" in outcome.why
     assert (outcome.back, host.serves()["digits"]) == ("the previous releases serve again", "a")
-    assert outcome.did.count(ENDED) == stuck_load.ROUNDS + 1
+    assert outcome.did.count(ENDED) == stuck_load.MAX_ROUNDS + 1
 
 
 def test_what_is_put_back_is_repeated_as_well(host: Host, guard: PlayedGuard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -805,4 +805,4 @@ def test_the_guard_looks_at_the_container_of_the_change(host: Host) -> None:
     assert found._root() is None
     host.engine.inspect = lambda _name: {"State": {"Pid": "?"}}  # type: ignore[assignment]
     assert found._root() is None
-    assert container.guard(host.engine, "triton", SETTINGS)._history.limit == stuck_load.LIMIT
+    assert container.guard(host.engine, "triton", SETTINGS)._history.limit == stuck_load.DEFAULT_LIMIT

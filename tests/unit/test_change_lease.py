@@ -112,7 +112,7 @@ def test_what_is_no_longer_live_is_taken_over_and_told(tmp_path: Path) -> None:
 
 def test_a_run_that_is_known_to_be_dead_is_not_waited_for(tmp_path: Path) -> None:
     take(tmp_path, ALICE, patience=3600.0)
-    assert take(tmp_path, BOB, ended=ALICE.run)[0] is True
+    assert take(tmp_path, BOB, dead_run=ALICE.run)[0] is True
 
 
 def test_a_lease_of_another_boot_is_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_call_at_work_keeps_it_live_however_long_it_takes(tmp_path: Path, at_w
         take(tmp_path, BOB)
     # Its controller is gone, the call is not
     with pytest.raises(lease.Held):
-        take(tmp_path, BOB, ended=ALICE.run)
+        take(tmp_path, BOB, dead_run=ALICE.run)
 
 
 def test_whoever_looks_at_the_same_time_is_no_call(tmp_path: Path) -> None:

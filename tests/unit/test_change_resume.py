@@ -69,7 +69,7 @@ def test_a_run_that_may_still_be_at_it_is_left_alone(engine: PlayedEngine, tmp_p
 def test_a_lease_under_which_nothing_was_begun_is_ended(engine: PlayedEngine, tmp_path: Path) -> None:
     hold(tmp_path)
     engine.add("triton")
-    assert "under which nothing was begun" in resume.resume(str(tmp_path), engine).did
+    assert "whose run had changed nothing" in resume.resume(str(tmp_path), engine).did
     assert nothing_is_left(tmp_path)
     assert engine.orders == []
 
@@ -207,7 +207,7 @@ def test_links_that_cannot_be_restored_do_not_keep_the_container_from_it(
 ) -> None:
     released(proven, B)
     old = exchange(engine, proven, works=False)
-    lease.acquire(str(proven), ALICE, 0.0, SETTINGS, ended=lease.last_run(str(proven)))
+    lease.acquire(str(proven), ALICE, 0.0, SETTINGS, dead_run=lease.last_run(str(proven)))
 
     def fails(*_given: Any) -> None:
         raise store.StoreError("release 0001 is no longer complete")

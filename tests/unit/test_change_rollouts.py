@@ -57,12 +57,12 @@ def test_entry_of_a_killed_run_has_no_end(tmp_path: Path) -> None:
 
 def test_number_and_size_of_the_entries_are_bounded(tmp_path: Path) -> None:
     text = "\u00e9" * 500
-    for number in range(subject.MOST + 3):
+    for number in range(subject.MAX_ENTRIES + 3):
         subject.begin(str(tmp_path), f"run-{number}", text, {**BEGIN, "concerns": [text] * 40})
     entries = subject.read(str(tmp_path))
-    assert 0 < len(entries) <= subject.MOST
-    assert entries[0]["run"] == f"run-{subject.MOST + 2}"
-    assert (tmp_path / subject.RECORD).stat().st_size <= subject.SIZE
+    assert 0 < len(entries) <= subject.MAX_ENTRIES
+    assert entries[0]["run"] == f"run-{subject.MAX_ENTRIES + 2}"
+    assert (tmp_path / subject.RECORD).stat().st_size <= subject.MAX_SIZE
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[1]", '[{"run": 1}]', "[" * 100, "\udcff"])

@@ -35,7 +35,7 @@ def test_series_of_models_and_chosen_cards_are_read(server: Prometheus) -> None:
     assert set(series) == set(chart_series.QUERIES)
     assert all(series.values())
     assert {entry["labels"]["model"] for entry in series["rate"]} == set(fleet_series.MODELS)
-    assert len(series["temperature"]) == chart_series.CARDS < series["cards"][0]["values"][-1] == 20
+    assert len(series["temperature"]) == chart_series.MAX_CARDS < series["cards"][0]["values"][-1] == 20
     # The faulted card and the hot ones of its host are chosen, and the same cards in each query.
     chosen = [
         {(entry["labels"]["host"], entry["labels"]["npu"]) for entry in series[name]}
@@ -44,7 +44,7 @@ def test_series_of_models_and_chosen_cards_are_read(server: Prometheus) -> None:
     assert chosen[0] == chosen[1] == chosen[2]
     assert {("npu5", str(npu)) for npu in range(4)} <= chosen[0]
     for entries in series.values():
-        assert {len(entry["values"]) for entry in entries} == {chart_series.POINTS + 1}
+        assert {len(entry["values"]) for entry in entries} == {chart_series.STEPS + 1}
     drawn = charts.view({"mon": found})
     assert drawn["cards"][0]["title"] == "npu5 NPU 1"
     assert drawn["cards"][0]["level"] == "wrong"
@@ -104,7 +104,7 @@ def test_other_answers_are_a_flaw(status: int, answer: Any, flaw: str) -> None:
 
 
 def test_an_answer_that_is_too_long_is_a_flaw() -> None:
-    with mock.patch.object(chart_series, "SIZE", 1000):
+    with mock.patch.object(chart_series, "MAX_BYTES", 1000):
         found = read(200, matrix(*([GRID.start, "1"] for _number in range(100))))
     assert found["flaw"].startswith("Prometheus does not answer on port")
 
@@ -114,7 +114,7 @@ def result(**series: Any) -> dict[str, Any]:
 
 
 def line(*values: float | None, **labels: str) -> dict[str, Any]:
-    return {"labels": labels, "values": [*([None] * (chart_series.POINTS + 1 - len(values))), *values]}
+    return {"labels": labels, "values": [*([None] * (chart_series.STEPS + 1 - len(values))), *values]}
 
 
 @pytest.mark.parametrize(

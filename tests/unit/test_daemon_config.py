@@ -172,8 +172,8 @@ def test_sysconfig_of_red_hat_is_read_by_its_unit_alone(units: Path) -> None:
 def test_an_engine_that_comes_will_read_what_is_there_already(units: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (units / "lib/docker.service").unlink()
     assert subject.read_flags() == {"hosts": "-H in the package's docker.service"}
-    place, content = subject.PACKAGED
-    monkeypatch.setattr(subject, "PACKAGED", (place, content.replace("/etc/default/docker", str(units / "default"))))
+    place, content = subject.PACKAGED_UNIT
+    monkeypatch.setattr(subject, "PACKAGED_UNIT", (place, content.replace("/etc/default/docker", str(units / "default"))))
     (units / "default").write_text("DOCKER_OPTS='--log-driver=journald'\n")
     (units / "etc/docker.service.d/a.conf").write_text("[Service]\nEnvironment=OTHER=1\n")
     assert set(subject.read_flags()) == {"hosts", "log-driver"}

@@ -57,7 +57,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     monkeypatch.setattr(device_access.os, "stat", played)
     monkeypatch.setattr(device_access.glob, "glob", lambda _pattern: [path for path in there if "rsd" in path])
     monkeypatch.setattr(device_access.vendor_tool, "query_groups", lambda: there.tool)
-    monkeypatch.setattr(device_access, "_account", lambda _user: [])
+    monkeypatch.setattr(device_access, "_account_conflicts", lambda _user: [])
     return there
 
 
@@ -215,10 +215,10 @@ def test_what_is_its_own_is_judged_by_the_owners_rights(nodes: Nodes, tmp_path: 
 
 
 def test_a_number_that_somebody_on_the_host_has_is_told() -> None:
-    reasons = list(device_access._account(0))
+    reasons = list(device_access._account_conflicts(0))
     assert [reason.split(" has ")[0] for reason in reasons] == ["user root", "group root"]
     assert all("Set triton_server_user" in reason for reason in reasons)
-    assert list(device_access._account(61100)) == []
+    assert list(device_access._account_conflicts(61100)) == []
 
 
 # The difference
@@ -298,15 +298,13 @@ def test_npus_of_another_group_cannot_be_seen_inside(nodes: Nodes, spec: Path) -
     nodes.tool = {"groups": {"rbln0": 2, "rbln1": 2}}
     assert device_access.find(ASKED)["mismatches"] == []
     (why,) = device_access.find(NAMED)["mismatches"]
-    assert why.startswith(
-        "the NPUs are in the group of /dev/rsd2, expected that of /dev/rsd0: the container toolkit keeps the name"
-    )
+    assert why.startswith("the NPUs are in the group of /dev/rsd2, expected the group of /dev/rsd0: the toolkit keeps the name")
     nodes.tool = {"groups": {"rbln0": 0, "rbln1": 0}}
     assert device_access.find(NAMED)["mismatches"] == []
 
 
 def test_capabilities_of_a_request_by_name_mean_nothing() -> None:
     request = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["rebellions.ai/npu=0"]}
-    texts = {container._request({**request, "Capabilities": kinds}) for kinds in (None, [], [["npu"]])}
+    texts = {container._device_request({**request, "Capabilities": kinds}) for kinds in (None, [], [["npu"]])}
     assert texts == {"cdi rebellions.ai/npu=0"} == set(desired_device_access.requests(1))
-    assert container._request({"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}) == "any gpu all"
+    assert container._device_request({"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}) == "any gpu all"

@@ -246,7 +246,7 @@ def test_a_source_that_breaks_off_too_often_is_given_up(tmp_path: Path, monkeypa
         at = int(given[len("bytes=") : -1]) if given else 0
         return [said(206, b"x" * 1_000_000, Content_Range=f"bytes {at}-{at + 999_999}/100000000")]
 
-    monkeypatch.setattr(limits, "ATTEMPTS", 5)
+    monkeypatch.setattr(limits, "MAX_ATTEMPTS", 5)
     with (
         telling(piece) as (url, asked),
         pytest.raises(subject.SourceError, match=r"broke off 5 times, .* after 5000000 "),
@@ -265,7 +265,7 @@ def test_a_source_that_breaks_off_too_often_is_given_up(tmp_path: Path, monkeypa
     ],
 )
 def test_a_source_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, why: str) -> None:
-    monkeypatch.setattr(limits, "INTERVAL", 0.5)
+    monkeypatch.setattr(limits, "INTERVAL_SECONDS", 0.5)
     with hostile(mode) as server, pytest.raises(subject.SourceError, match=rf"it broke off after \d+ bytes \({why}|\d+ {why}"):
         bring({"url": server.url, "size": 200_000_000}, tmp_path / DIGEST)
     assert server.requests <= 3
@@ -273,9 +273,9 @@ def test_a_source_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_large_file_has_the_time_that_its_size_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.time, "monotonic", lambda: 1000.0)
-    assert limits.Source(limits.RATE * 100).deadline == 1000.0 + limits.TRIES * limits.INTERVAL + 100
-    late = limits.Source(limits.RATE * 100)
-    monkeypatch.setattr(limits.time, "monotonic", lambda: 1000.0 + limits.TRIES * limits.INTERVAL + 100)
+    assert limits.Source(limits.MIN_RATE * 100).deadline == 1000.0 + limits.MAX_TRIES * limits.INTERVAL_SECONDS + 100
+    late = limits.Source(limits.MIN_RATE * 100)
+    monkeypatch.setattr(limits.time, "monotonic", lambda: 1000.0 + limits.MAX_TRIES * limits.INTERVAL_SECONDS + 100)
     with pytest.raises(subject.SourceError, match=r"did not arrive within 280 s, it broke off after 9 bytes \(why\)"):
         late.count_interruption("why", 0, 9)
 
@@ -413,8 +413,8 @@ def test_an_object_store_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     program.write_text(f'#!/bin/sh\nif [ "$1" = lsjson ]; then {says}; else {sends}; fi\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.setattr(limits, "INTERVAL", 0.5)
-    monkeypatch.setattr(object_stores, "INTERVAL", 0.5)
+    monkeypatch.setattr(limits, "INTERVAL_SECONDS", 0.5)
+    monkeypatch.setattr(object_stores, "INTERVAL_SECONDS", 0.5)
     with pytest.raises(subject.SourceError, match=words):
         bring({"url": "s3://models/a.rbln"}, tmp_path / DIGEST)
 

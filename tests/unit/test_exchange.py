@@ -110,7 +110,7 @@ def test_what_is_no_whole_answer_is_one_reason(answer: bytes, why: str) -> None:
 
 
 def test_an_answer_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "BODY", 1000)
+    monkeypatch.setattr(exchanges, "MAX_BODY", 1000)
     longs = [b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2000, CHUNKED + b"1f4\r\n" + b"x" * 500 + b"\r\n1f5\r\n" + b"x" * 501]
     for answer in longs:
         with answering(answer) as (connected, _asked), pytest.raises(OSError, match="more than 1000 bytes"):

@@ -149,7 +149,7 @@ def test_an_answer_that_is_no_data_leaves_one_model_without_a_check() -> None:
 
 
 def test_an_answer_is_data_up_to_the_size_that_is_asked_for() -> None:
-    count = shapes.SIZE // 15 + 1
+    count = shapes.MAX_SIZE // 15 + 1
     status, found = answered(",".join(["0.123456789012"] * count))
     assert (status, len(found["outputs"][0]["data"])) == (200, count)
 

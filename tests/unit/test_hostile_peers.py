@@ -93,7 +93,7 @@ def typed(found: dict[str, Any] | None) -> None:
         for version, entry in versions.items():
             assert isinstance(version, str) and isinstance(entry["state"], str) and isinstance(entry["reason"], str)
             assert entry["release"] is None or isinstance(entry["release"], str)
-            assert len(entry["state"]) <= served.STATE and len(entry["reason"]) <= served.REASON
+            assert len(entry["state"]) <= served.MAX_STATE and len(entry["reason"]) <= served.MAX_REASON
     json.dumps(found, ensure_ascii=False).encode()
 
 
@@ -315,7 +315,7 @@ def test_any_file_of_the_host_is_data_or_a_reason(proven: Path, name: str) -> No
         for left in FILES:
             (proven / left).unlink(missing_ok=True)
         if name != lease.LEASE:
-            lease.acquire(root, lease.Holder("gone", "anna"), 0.0, {"name": "triton"}, ended=lease.last_run(root))
+            lease.acquire(root, lease.Holder("gone", "anna"), 0.0, {"name": "triton"}, dead_run=lease.last_run(root))
         (proven / name).write_bytes(content)
         outcome = resume.resume(root, engine)
         assert outcome.did or outcome.failed or outcome.busy

@@ -53,14 +53,14 @@ def ended(call: Callable[[], Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_probe, "SECONDS", SECONDS)
-    monkeypatch.setattr(http_probe, "SIZE", SIZE)
-    monkeypatch.setattr(exchanges, "BODY", SIZE)
+    monkeypatch.setattr(http_probe, "TIMEOUT_SECONDS", SECONDS)
+    monkeypatch.setattr(http_probe, "MAX_RECEIVED", SIZE)
+    monkeypatch.setattr(exchanges, "MAX_BODY", SIZE)
     monkeypatch.setattr(bounds, "MAX_RESPONSE_BYTES", SIZE)
-    monkeypatch.setattr(instances, "PAGE", SIZE)
+    monkeypatch.setattr(instances, "MAX_PAGE", SIZE)
     monkeypatch.setattr(instances, "SIGN_OF_LIFE", SECONDS)
-    monkeypatch.setattr(http_api, "SECONDS", SECONDS)
-    monkeypatch.setattr(evidence, "SIZE", SIZE)
+    monkeypatch.setattr(http_api, "TIMEOUT_SECONDS", SECONDS)
+    monkeypatch.setattr(evidence, "MAX_SIZE", SIZE)
 
 
 CONFIG: dict[str, Any] = dict.fromkeys(settings.Watchdog._fields, 1)
@@ -115,7 +115,7 @@ def models(server: Hostile) -> Any:
 
 
 def of_instances(server: Hostile) -> Any:
-    return instances.answered(server.url, "m")
+    return instances.answered_requests(server.url, "m")
 
 
 def check(protocol: str, server: Hostile) -> Any:
@@ -188,7 +188,7 @@ def test_an_index_without_end_is_not_asked_to_its_end(monkeypatch: pytest.Monkey
         return 200, index if len(asked) == 1 else {}
 
     monkeypatch.setattr(served, "query", answer)
-    monkeypatch.setattr(served, "SECONDS", SECONDS)
+    monkeypatch.setattr(served, "TIMEOUT_SECONDS", SECONDS)
     assert ended(lambda: served.read_served({})) is None
     host = host_of(1)
     monkeypatch.setattr(host, "request", lambda _method, resource: (answer(None, "", resource)[0], b"{}"))
@@ -205,7 +205,7 @@ def test_every_exchange_with_the_engine_ends(mode: str, tmp_path: Path) -> None:
 
 
 def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_api, "SECONDS", SECONDS)
+    monkeypatch.setattr(http_api, "TIMEOUT_SECONDS", SECONDS)
     with hostile("a byte of a body without length at a time") as server:
         wanted = {"address": "127.0.0.1", "http_port": server.port, "key": None}
         assert ended(lambda: served.read_served(wanted)) is None
@@ -220,7 +220,7 @@ def test_every_exchange_behind_tls_ends(mode: str, tls: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("mode", ["endless body", "endless chunks"])
 def test_a_page_that_is_too_large_is_no_silence(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_api, "SECONDS", SURELY)
+    monkeypatch.setattr(http_api, "TIMEOUT_SECONDS", SURELY)
     with hostile(mode) as server:
         found = ended(lambda: metrics(server))
     assert isinstance(found, evidence.TooLarge) and f"has more than {SIZE} bytes" in str(found)
@@ -295,12 +295,12 @@ def test_labels_are_read_in_a_time_that_grows_with_their_length_alone(text: str)
 def test_lines_that_are_too_long_are_passed_over() -> None:
     long = "a" * 80_000
     text = f'n{{model="{long}"}} 1\n{long} 1\nn{{model="m"}} 2\n'
-    assert ended(lambda: evidence.parsed(text)) == {"n": [({"model": "m"}, 2.0)]}
+    assert ended(lambda: evidence.parse_page(text)) == {"n": [({"model": "m"}, 2.0)]}
     assert ended(lambda: list(page_of_metrics.samples(text, "n"))) == [("n", {"model": "m"}, 2.0)]
 
 
 def test_a_page_of_too_many_lines_is_refused() -> None:
-    assert isinstance(ended(lambda: evidence.parsed("\n" * 200_000)), evidence.TooLarge)
+    assert isinstance(ended(lambda: evidence.parse_page("\n" * 200_000)), evidence.TooLarge)
     assert "more than 100000 lines" in str(ended(lambda: list(page_of_metrics.samples("\n" * 200_000, "n"))))
 
 

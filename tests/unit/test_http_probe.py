@@ -387,7 +387,7 @@ BAD = [
 @pytest.mark.parametrize("address", BAD)
 def test_an_address_that_is_none_is_not_repeated(address: str, tmp_path: Path) -> None:
     with pytest.raises(http_probe.AddressError) as error:
-        http_probe.parsed(address)
+        http_probe.parse_address(address)
     assert "S3cret" not in str(error.value)
     size, why = http_probe.measure(address, http_probe.Access(("", ""), {}, None))
     assert size is None and why and "S3cret" not in why
@@ -426,6 +426,6 @@ def test_a_redirect_takes_no_login_along() -> None:
     # As urllib does on the way to a proxy with a login
     request.add_header("Proxy-authorization", "Basic y")
     answer = (None, 302, "Found", Message(), "https://elsewhere.example.com/b")
-    following = opener._Redirects().redirect_request(request, *answer)
+    following = opener._RedirectHandler().redirect_request(request, *answer)
     assert following is not None
     assert following.header_items() == [("Range", "bytes=1-")]

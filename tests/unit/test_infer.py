@@ -114,7 +114,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
             return output(np.array(named, object))
 
         def infer(self, question: inference.Question) -> Any:
-            return inference.Answer(inference.joined(list(self.answers(question, 1))), 1, 1.0, None)
+            return inference.Answer(inference.join_outputs(list(self.answers(question, 1))), 1, 1.0, None)
 
     services = {name: lambda url, timeout, tls, name=name: Service(name, url, timeout, tls) for name in inference.PROTOCOLS}
     monkeypatch.setattr(inference, "SERVICES", services)
@@ -418,7 +418,7 @@ def test_a_picture_is_the_same_as_in_a_check(
     (tmp_path / "m.yml").write_text(json.dumps({"model": "m", "checks": [check]}))
     (found,) = check_files.read_checks(["m"], [str(tmp_path)], [str(tmp_path)], 0)["checks"]
     (request,) = inference.requests("m", found["checks"][0], 0)
-    checked = inference.prepared("m", found["checks"][0]).question(request).inputs["IN"]
+    checked = inference.unpack_check("m", found["checks"][0]).question(request).inputs["IN"]
     server.inputs = [{"name": "IN", "datatype": takes[0], "shape": takes[1]}]
     server.answers = lambda _question: [{"OUT": np.array([[0.1, 0.9]], np.float32)}]
     assert run("m", "--image", str(tmp_path / "m/p.png"))[0] == 0

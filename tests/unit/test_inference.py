@@ -202,7 +202,7 @@ def raw_stub(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
         def ModelInfer(self, request: Any, timeout: float) -> Any:
             arrays = {}
             for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
-                array = inference.decoded(tensor.datatype, list(tensor.shape), content)
+                array = inference.decode_array(tensor.datatype, list(tensor.shape), content)
                 assert array is not None, f"{tensor.name}: {len(content)} bytes for {tensor.datatype} {list(tensor.shape)}"
                 arrays[tensor.name] = (tensor.datatype, array)
             server.sent.append(arrays)
@@ -215,7 +215,7 @@ def raw_stub(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
                     output if isinstance(output, tuple) else (np_to_triton_dtype(output.dtype), output.shape, output)
                 )
                 response.outputs.add(name=name, datatype=dtype, shape=shape)
-                response.raw_output_contents.append(array if isinstance(array, bytes) else inference.encoded(dtype, array))
+                response.raw_output_contents.append(array if isinstance(array, bytes) else inference.encode_array(dtype, array))
             return response
 
     monkeypatch.setitem(sys.modules, "grpc", SimpleNamespace(insecure_channel=lambda url, options: url, RpcError=RpcError))

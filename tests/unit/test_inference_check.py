@@ -425,7 +425,7 @@ def test_a_malformed_check_of_any_model_is_refused(site: Path, changes: dict[str
 def test_where_an_input_comes_from(site: Path, given: dict[str, Any], dtype: str, array: Any) -> None:
     (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs={"IN": given})]})["checks"]
     found = json.loads(json.dumps(found))
-    check = inference.prepared("m", found["checks"][0])
+    check = inference.unpack_check("m", found["checks"][0])
     (request,) = inference.requests("m", {**found["checks"][0], "protocols": ["http"]}, 0)
     assert request.rows is None
     sent_as, sent = check.question(request).inputs["IN"]
@@ -436,7 +436,7 @@ def test_the_check_of_every_dtype_is_good_and_leaves_none_out(site: Path) -> Non
     """What model `types` of the scenario `serving` is asked: each dtype that a check can name, but BF16, which numpy has not."""
     (found,) = documents(site, (ROOT / "molecule/serving/checks/types.yml").read_text(), model="types")["checks"]
     for raw in found["checks"]:
-        check = inference.prepared("types", json.loads(json.dumps(raw)))
+        check = inference.unpack_check("types", json.loads(json.dumps(raw)))
         (request, *_more) = inference.requests("types", raw, 0)
         sent = {dtype for dtype, _array in check.question(request).inputs.values()}
         assert sent == set(inference.NUMPY) - {"BF16"}
@@ -449,7 +449,7 @@ def test_made_up_inputs_are_the_same_in_every_run(site: Path) -> None:
         sent = []
         for _run in range(2):
             (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs=entry)]})["checks"]
-            sent.append(inference.prepared("m", found["checks"][0]).inputs["IN"][1].array)
+            sent.append(inference.unpack_check("m", found["checks"][0]).inputs["IN"][1].array)
         assert sent[0].shape == (2, 3)
         assert sent[0].tolist() == sent[1].tolist()
         assert len(set(sent[0].flatten().tolist())) > 1
@@ -463,7 +463,7 @@ def test_what_is_made_up_is_made_where_it_is_asked(site: Path) -> None:
         "checks"
     ]
     assert len(json.dumps(found)) < 1000
-    made = inference.prepared("m", json.loads(json.dumps(found["checks"][0]))).inputs["IN"][1]
+    made = inference.unpack_check("m", json.loads(json.dumps(found["checks"][0]))).inputs["IN"][1]
     whole = inference.generated("INT32", [1000, 1000], 5, 3)
     assert made.take([4, 2]).tolist() == whole[[4, 2]].tolist()
 
@@ -471,7 +471,7 @@ def test_what_is_made_up_is_made_where_it_is_asked(site: Path) -> None:
 def test_texts_and_literal_numbers_are_golden_values_by_row(site: Path) -> None:
     expect = {"A": {"text": [["a"], ["b"], ["c"], ["d"]]}, "B": {"values": {"numbers": [[1], [2], [3], [4]], "atol": 1}}}
     (found,) = documents(site, {"model": "m", "checks": [good_check(rows={"first": 2, "count": 2}, expect=expect)]})["checks"]
-    check = inference.prepared("m", json.loads(json.dumps(found["checks"][0])))
+    check = inference.unpack_check("m", json.loads(json.dumps(found["checks"][0])))
     assert check.expect["A"]["values"]["rows"].take([2, 3]).tolist() == [[b"c"], [b"d"]]
     assert (check.expect["B"]["values"]["rows"].take([3]).tolist(), check.expect["B"]["values"]["atol"]) == ([[4]], 1)
     short = {"A": {"text": [["a"], ["b"]]}}
@@ -491,7 +491,7 @@ def test_limits_reach_the_library(site: Path) -> None:
         "protocols": ["stream"], "expect": None, "responses": 2, "error": {"contains": "x"}, "ms": 5, "timeout": 0.5,
     }  # fmt: skip
     (found,) = documents(site, {"model": "m", "checks": [whole_check(**changes)]})["checks"]
-    check = inference.prepared("m", found["checks"][0])
+    check = inference.unpack_check("m", found["checks"][0])
     assert (check.responses, check.error, check.most_ms, check.timeout) == (2, {"contains": "x"}, 5, 0.5)
 
 

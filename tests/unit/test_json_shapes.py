@@ -107,7 +107,7 @@ HOSTILE = {
     nested(200_000): "more than 64 levels",
     nested(200_000, "{}"): "more than 64 levels",
     "[" * 200_000: "more than 64 levels",
-    " " * (shapes.SIZE + 1): "more than 16777216 bytes",
+    " " * (shapes.MAX_SIZE + 1): "more than 16777216 bytes",
 }
 
 

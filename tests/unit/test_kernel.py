@@ -48,7 +48,7 @@ def test_a_lock_file_is_for_its_owner_alone(tmp_path: Path, umask: int, before: 
         path.chmod(before)
     old = os.umask(umask)
     try:
-        with locks.opened(str(path)) as lock:
+        with locks.open_lock(str(path)) as lock:
             assert path.stat().st_mode & 0o777 == 0o600
             assert locks.take(lock, time.monotonic())
     finally:
@@ -62,7 +62,7 @@ def test_what_is_no_lock_file_is_refused_and_closed_once(tmp_path: Path, make: A
     make(tmp_path / "lock")
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError) as refused:
-        locks.opened(str(tmp_path / "lock"))
+        locks.open_lock(str(tmp_path / "lock"))
     # A descriptor that is closed again may be that of another thread by then
     assert refused.value.errno != errno.EBADF
     assert os.listdir("/proc/self/fd") == before
@@ -82,7 +82,7 @@ def test_a_lock_file_is_never_wider_than_at_its_end(tmp_path: Path, monkeypatch:
     old = os.umask(0)
     try:
         monkeypatch.setattr(os, "open", seen)
-        locks.opened(str(tmp_path / "lock")).close()
+        locks.open_lock(str(tmp_path / "lock")).close()
     finally:
         os.umask(old)
     assert made == [0o600]
@@ -92,7 +92,7 @@ def test_a_link_is_no_lock_file(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch(mode=0o644)
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
-        locks.opened(str(tmp_path / "lock"))
+        locks.open_lock(str(tmp_path / "lock"))
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o644
 
 
@@ -121,7 +121,7 @@ def test_a_task_that_locks_leaves_the_file_for_root_alone(tmp_path: Path, path: 
     command = re.sub(r"\{\{.*?\}\}", "5", shell).replace(there, str(lock)).replace("--wait 900", "--wait 1")
     subprocess.run(["sh", "-c", "umask 0000; " + command], check=True)
     assert lock.stat().st_mode & 0o777 == 0o600
-    with locks.opened(str(lock)) as held:
+    with locks.open_lock(str(lock)) as held:
         assert locks.take(held, time.monotonic())
         busy = subprocess.run(["sh", "-c", command.replace("--wait 5", "--wait 0")], capture_output=True, text=True, check=False)
     assert busy.returncode == 1 and "expected its end" in busy.stderr
@@ -191,12 +191,12 @@ def test_whatever_is_at_a_path_is_removed(tmp_path: Path) -> None:
 
 def test_a_tree_that_grows_all_the_time_does_not_keep_it_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tree").mkdir()
-    monkeypatch.setattr(trees, "ENTRIES", 20)
+    monkeypatch.setattr(trees, "MAX_ENTRIES", 20)
     for number in range(100):
         (tmp_path / "tree" / str(number)).mkdir()
     with pytest.raises(OSError, match="Run again"):
         trees.remove(str(tmp_path / "tree"))
-    monkeypatch.setattr(trees, "ENTRIES", 1000)
+    monkeypatch.setattr(trees, "MAX_ENTRIES", 1000)
     trees.remove(str(tmp_path / "tree"))
     assert os.listdir(tmp_path) == []
 
@@ -221,8 +221,8 @@ def test_a_walk_ends_in_any_tree(tmp_path: Path) -> None:
     deep(tmp_path / "tree")
     (tmp_path / "tree" / "round").symlink_to(tmp_path / "tree")
     places = [place for place, _names, _files in trees.walk(str(tmp_path / "tree"))]
-    assert len(places) == trees.DEPTH + 1
+    assert len(places) == trees.MAX_DEPTH + 1
     *_others, (_place, names, files) = trees.walk(str(tmp_path / "tree"))
     assert (names, files) == ([], ["d", "file", "link"]), "what is too deep is an entry like any other"
-    assert len(readers.list_tree(str(tmp_path)).splitlines()) > trees.DEPTH
+    assert len(readers.list_tree(str(tmp_path)).splitlines()) > trees.MAX_DEPTH
     assert trees.remove(str(tmp_path / "tree")) == 5 * DEEP

@@ -28,7 +28,7 @@ from helpers import ROOT, ansible_playbook, run_module
 
 def packed(version: str, said: str = "") -> bytes:
     """A small library that says something."""
-    return archive.packed({"npufleet_words.py": f"def main():\n    print({version + said!r})\n"}, "npufleet_words")
+    return archive.pack_program({"npufleet_words.py": f"def main():\n    print({version + said!r})\n"}, "npufleet_words")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_two_runs_install_a_version_at_once(home: Path, monkeypatch: pytest.Monk
 
 def test_unfinished_directories_of_killed_runs_are_removed(home: Path) -> None:
     activated("one")
-    for name, age in ((".two.old", 2 * on_host.DRAFT), (".three.new", 0.0)):
+    for name, age in ((".two.old", 2 * on_host.DRAFT_SECONDS), (".three.new", 0.0)):
         (home / name).mkdir()
         os.utime(home / name, (time.time() - age, time.time() - age))
     activated("two")
@@ -193,7 +193,7 @@ def test_a_process_goes_on_with_the_version_that_it_runs(home: Path) -> None:
         "npufleet_watches.py": WATCHES.format(collections=str(ROOT / "collections")),
         "npufleet_later.py": "version = 'one'\n",
     }
-    on_host.install("one", archive.packed(files, "npufleet_watches"))
+    on_host.install("one", archive.pack_program(files, "npufleet_watches"))
     on_host.activate("one")
     command = [sys.executable, "-I", on_host.path()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -254,7 +254,7 @@ def test_another_file_is_another_version(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_it_is_packed_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = library.packed(str(tmp_path))
-    monkeypatch.setattr(archive, "packed", lambda *_arguments: 1 / 0)
+    monkeypatch.setattr(archive, "pack_program", lambda *_arguments: 1 / 0)
     assert library.packed(str(tmp_path)) == first
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -58,9 +58,9 @@ def test_a_page_is_sorted_escaped_and_without_repeated_series() -> None:
 
 
 def test_series_and_labels_are_limited() -> None:
-    page = textfile.page({"a": [({"x": f"{number:05}"}, 1) for number in range(textfile.SERIES + 9)]}, {"a": "A."})
-    assert len(samples(page)) == textfile.SERIES
-    assert len(textfile.escaped("x" * 999)) == textfile.VALUE
+    page = textfile.page({"a": [({"x": f"{number:05}"}, 1) for number in range(textfile.MAX_SERIES + 9)]}, {"a": "A."})
+    assert len(samples(page)) == textfile.MAX_SERIES
+    assert len(textfile.escaped("x" * 999)) == textfile.MAX_VALUE
 
 
 # Cards

@@ -69,7 +69,7 @@ def hold(root: Path, who: dict[str, str] | None = None) -> None:
     """A run takes the host, over from whatever run has it."""
     who = who or {"run": "alice/1/1", "by": "alice@ops1"}
     before = lease.read(str(root))
-    lease.acquire(str(root), lease.Holder(who["run"], who["by"]), 60.0, {}, ended=before["run"] if before else "")
+    lease.acquire(str(root), lease.Holder(who["run"], who["by"]), 60.0, {}, dead_run=before["run"] if before else "")
 
 
 DEFAULTS: dict[str, Any] = {

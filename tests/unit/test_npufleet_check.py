@@ -337,10 +337,10 @@ def test_a_request_that_none_holds_is_refused_before_it_is_sent(
 def test_size_of_a_request(dtype: str, array: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     question = inference.Question("m", {"IN": (dtype, array)})
     monkeypatch.setattr(questions, "LARGEST_REQUEST", size)
-    inference.fits(question)
+    inference.refuse_too_large(question)
     monkeypatch.setattr(questions, "LARGEST_REQUEST", size - 1)
     with pytest.raises(inference.TooLarge):
-        inference.fits(question)
+        inference.refuse_too_large(question)
 
 
 # TLS and keys

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import stores
-from ansible_collections.npufleet.triton.plugins.module_utils.preflight import LARGE_FILES, pulled
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import LARGE_FILES, download_refusals
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs as subject
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import row_remarks
 from helpers import ROW, fleet, http_server
@@ -362,11 +362,11 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         pulls = subject.conditions(variables(**given), found)["downloads"]
         secrets = subject.suppliers(variables(**given))[1][LARGE_FILES]
         here = {"missing": sorted(origins), "free": 499, "arrived": {}}
-        assert pulled(pulls, here, secrets) == [
+        assert download_refusals(pulls, here, secrets) == [
             f"model digits: compiled file {store.url}/gone: status 404, expected a file or page. "
             "Correct `url` or npufleet_artefact_user",
             "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large files. Make room there",
         ]
-        assert pulled(pulls, {**here, "missing": []}, secrets) == []
+        assert download_refusals(pulls, {**here, "missing": []}, secrets) == []
         assert "two" not in json.dumps(pulls)
     assert subject.conditions(variables(), found)["downloads"] == {}

@@ -197,7 +197,7 @@ def test_a_supervisor_starts_while_somebody_looks(root: str) -> None:
     place = Path(supervised.home(root), supervised.PID)
     place.parent.mkdir()
     with place.open("w") as looking:
-        assert locks.held(looking) is False
+        assert locks.is_held(looking) is False
         ended = threading.Timer(0.3, fcntl.flock, [looking, fcntl.LOCK_UN])
         ended.start()
         start(root, [sys.executable, "-c", ONCE])
@@ -400,7 +400,7 @@ def test_another_triton_is_not_kept(root: str, order: Any) -> None:
     outcome = change(root, order({"digits": 1}, triton="2.51.0"))
     assert outcome.why is not None and "server version" in outcome.why
     assert "2.42.0" in outcome.why and "2.51.0, as rbln_release has it" in outcome.why
-    assert outcome.back == "there was no server before; the next run goes on from here"
+    assert outcome.back == "there was no server before; the next run continues from this state"
 
 
 def test_a_key_is_made_once_for_its_owner_alone(root: str, order: Any) -> None:

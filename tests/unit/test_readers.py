@@ -71,7 +71,7 @@ def test_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 3
     assert [line.split(" ", 1)[0] for line in lines] == ["drwxr-xr-x", "lrwxrwxrwx", "-rw-r--r--"]
     assert lines[1].endswith(f"{tmp_path}/served -> releases/a")
-    monkeypatch.setattr(readers, "ENTRIES", 2)
+    monkeypatch.setattr(readers, "MAX_ENTRIES", 2)
     with pytest.raises(Partial, match="only the first 2 entries"):
         readers.list_tree(str(tmp_path))
 

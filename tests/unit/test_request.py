@@ -63,9 +63,9 @@ WORDS = ["driver", "models", "17", "True", "False", "load"]
 
 
 def test_a_password_that_is_a_word_of_control_data_masks_what_is_displayed_alone() -> None:
-    assert request.displayed(ANSWER, WORDS) == SHOWN
-    assert request.displayed(ANSWER, []) == ANSWER
-    assert request.displayed({"msg": "driver", "list": ["a driver"]}, ["", "driver"]) == {
+    assert request.mask_result(ANSWER, WORDS) == SHOWN
+    assert request.mask_result(ANSWER, []) == ANSWER
+    assert request.mask_result({"msg": "driver", "list": ["a driver"]}, ["", "driver"]) == {
         "msg": "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER",
         "list": ["a ********"],
     }

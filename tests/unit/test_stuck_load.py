@@ -157,7 +157,7 @@ elif doing == "works":
 else:
     time.sleep(3600)
 """
-needs_numbers = pytest.mark.skipif(platform.machine() not in stuck_load.CALLS, reason="system calls have other numbers here")
+needs_numbers = pytest.mark.skipif(platform.machine() not in stuck_load.CALL_NUMBERS, reason="system calls have other numbers here")
 
 
 class Played:
@@ -184,7 +184,7 @@ class Played:
         return self.server.pid
 
     def found(self) -> list[int]:
-        return sorted(wait.stub.pid for wait in stuck_load.look(self.pid).waits)
+        return sorted(wait.stub.pid for wait in stuck_load.take_sample(self.pid).waits)
 
     def end(self) -> None:
         if self.server:
@@ -214,13 +214,13 @@ def settled(stubs: list[int], state: str = "S") -> None:
 def test_both_ends_of_a_wait_are_seen(played: Played) -> None:
     (stub,) = played.serve("wait4", "message")
     until(lambda: played.found() == [stub])
-    ((wait, used),) = stuck_load.look(played.pid).waits.items()
+    ((wait, used),) = stuck_load.take_sample(played.pid).waits.items()
     assert (wait.stub.pid, wait.server.pid, wait.instance, wait.code) == (stub, played.pid, "m_0", str(played.code))
     assert used < 1000
     assert str(wait) == f"process {stub} of m_0"
     # Of an ancestor it is seen as well, and of a stranger it is not
-    assert wait in stuck_load.look(os.getpid()).waits
-    assert stuck_load.look(stub).waits == {}
+    assert wait in stuck_load.take_sample(os.getpid()).waits
+    assert stuck_load.take_sample(stub).waits == {}
 
 
 @needs_numbers
@@ -264,7 +264,7 @@ def test_a_stub_that_is_stopped_does_not_wait(played: Played) -> None:
 def test_threads_of_the_model_that_work_do_not_hide_a_wait(played: Played) -> None:
     (stub,) = played.serve("wait4", "busy threads")
     with Guard(lambda: played.pid, 0.5, 0.1) as guard:
-        until(lambda: [wait.stub.pid for wait in guard.ended] == [stub])
+        until(lambda: [wait.stub.pid for wait in guard.ended_loads] == [stub])
 
 
 @needs_numbers
@@ -272,7 +272,7 @@ def test_a_guard_ends_the_stubs_that_wait_and_no_other(played: Played) -> None:
     stuck, working, also = played.serve("wait4", "message", "sleeps", "message")
     settled([stuck, working, also])
     with Guard(lambda: played.pid, 0.5, 0.1) as guard:
-        until(lambda: {wait.stub.pid for wait in guard.ended} == {stuck, also})
+        until(lambda: {wait.stub.pid for wait in guard.ended_loads} == {stuck, also})
         until(lambda: not Path(f"/proc/{stuck}").exists() and not Path(f"/proc/{also}").exists())
     assert names(working) == NAME
     assert played.server and played.server.poll() is None
@@ -289,14 +289,14 @@ def test_a_guard_without_its_server_or_limit_ends_nothing(played: Played, root: 
         while time.monotonic() < deadline:
             assert played.found() == [stub]
             time.sleep(0.1)
-    assert guard.ended == []
+    assert guard.ended_loads == []
 
 
 @needs_numbers
 def test_only_the_very_process_that_was_seen_is_ended(played: Played) -> None:
     (stub,) = played.serve("wait4", "message")
     until(lambda: played.found() == [stub])
-    (wait,) = stuck_load.look(played.pid).waits
+    (wait,) = stuck_load.take_sample(played.pid).waits
     for changed in (
         wait._replace(stub=Process(stub, wait.stub.started + 1)),
         wait._replace(server=Process(os.getpid(), wait.server.started)),
@@ -310,8 +310,8 @@ def test_only_the_very_process_that_was_seen_is_ended(played: Played) -> None:
 
 
 def test_a_machine_with_unknown_calls_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stuck_load, "CALLS", {})
-    assert stuck_load.look(1).waits == {}
+    monkeypatch.setattr(stuck_load, "CALL_NUMBERS", {})
+    assert stuck_load.take_sample(1).waits == {}
 
 
 def test_what_no_process_would_write_is_no_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +328,6 @@ def test_what_no_process_would_write_is_no_wait(tmp_path: Path, monkeypatch: pyt
         (place / "task" / str(pid) / "syscall").write_text("61 0x7 0x0\n" if pid == 5 else "running\n")
     (tmp_path / "9").mkdir()
     monkeypatch.setattr(stuck_load, "PROC", str(tmp_path))
-    assert stuck_load.look(1).waits == {}
-    assert stuck_load.look(5).waits == {}
+    assert stuck_load.take_sample(1).waits == {}
+    assert stuck_load.take_sample(5).waits == {}
     assert stuck_load._stat("1") == stuck_load._Stat("a) S 0 (b", "S", 0, 0, 0)

@@ -251,7 +251,7 @@ def test_item_that_fails_costs_no_other() -> None:
 
 
 def test_item_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "GRACE", 1.0)
+    monkeypatch.setattr(collect, "GRACE_SECONDS", 1.0)
     answered = threading.Event()
     found, errors = collected(Item("a", lambda: answered.wait() and "a"), Item("b", lambda: "b"))
     assert (found, errors) == ({"b": "b"}, ["a: no answer within 0 s"])

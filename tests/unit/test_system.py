@@ -261,5 +261,5 @@ def test_a_command_takes_what_it_is_given_and_says_both() -> None:
 
 
 def test_output_beyond_the_limit_is_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "OUTPUT", 1000)
+    monkeypatch.setattr(system, "MAX_OUTPUT", 1000)
     assert system.run("yes") == (126, "yes printed more than 1000 bytes")

@@ -27,7 +27,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 @pytest.fixture(autouse=True)
 def owners(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Only root may give files away: to whom they were given. And nobody is waited for who does not close."""
-    monkeypatch.setattr(takeover, "CLOSING", 0.2)
+    monkeypatch.setattr(takeover, "CLOSE_TIMEOUT", 0.2)
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(takeover.os, "fchown", lambda _handle, user, group: given.append((user, group)))
     return given

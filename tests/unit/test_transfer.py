@@ -290,13 +290,13 @@ def test_a_pull_ends_when_its_controller_is_silent(incoming: Path, monkeypatch: 
     mark.write_text("jane@desk")
     alive = receive.cancellation(str(incoming))
     alive()
-    later = time.monotonic() + receive.SILENCE + 5
+    later = time.monotonic() + receive.MAX_SILENCE + 5
     monkeypatch.setattr(receive.time, "monotonic", lambda: later)
     with pytest.raises(store.StoreError, match="the controller was silent for 60 s"):
         alive()
     # Its time stamp is by a clock that may be set at any time, also back
     for moment in (time.time(), 1.0):
-        later += receive.SILENCE + 5
+        later += receive.MAX_SILENCE + 5
         os.utime(mark, (moment, moment))
         alive()
     monkeypatch.setattr(receive.time, "time", lambda: 4e9)

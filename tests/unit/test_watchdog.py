@@ -67,7 +67,7 @@ def configured(**changes: Any) -> Any:
 
 def reading(at: float, page: str | None = "24.10_healthy", more: str = "", **changes: Any) -> Any:
     """A look at a container that has run for an hour."""
-    metrics = None if page is None else evidence.parsed(PAGES[page] + more)
+    metrics = None if page is None else evidence.parse_page(PAGES[page] + more)
     facts = {"container_run": "c1", "age": 3600.0 + at, "metrics": metrics, "models": READY, "dead": {}, **changes}
     return Evidence(at=float(at), **facts)
 
@@ -87,7 +87,7 @@ def judge() -> Any:
 
 def test_recorded_pages_are_read_whole() -> None:
     for name, text in PAGES.items():
-        page = evidence.parsed(text)
+        page = evidence.parse_page(text)
         assert sum(map(len, page.values())) == sum(not line.startswith("#") for line in text.splitlines() if line), name
     assert len(PAGES) == 6
 
@@ -96,11 +96,11 @@ def test_recorded_pages_are_read_whole() -> None:
     ("written", "name"), [("a\\\\nb", "a\\nb"), ("a\\nb", "a\nb"), ('a\\"b', 'a"b'), ("a\u2028\x85b", "a\u2028\x85b")]
 )
 def test_label_is_what_was_meant(written: str, name: str) -> None:
-    assert evidence.parsed(f'a{{model="{written}"}} 1\nb 2\n') == {"a": [({"model": name}, 1.0)], "b": [({}, 2.0)]}
+    assert evidence.parse_page(f'a{{model="{written}"}} 1\nb 2\n') == {"a": [({"model": name}, 1.0)], "b": [({}, 2.0)]}
 
 
 def test_labels_with_marks_and_lines_that_are_none() -> None:
-    page = evidence.parsed('# HELP a\na{x="1,\\"2\\"",y="}"} 3\nb 1e3\nbroken{\nc{x="1"} word\n\n')
+    page = evidence.parse_page('# HELP a\na{x="1,\\"2\\"",y="}"} 3\nb 1e3\nbroken{\nc{x="1"} word\n\n')
     assert page == {"a": [({"x": '1,"2"', "y": "}"}, 3.0)], "b": [({}, 1000.0)]}
 
 
@@ -150,7 +150,7 @@ def test_waiting_requests_of_a_model_that_works_are_none(judge: Any, release: st
         assert line + "1\n" in PAGES[f"{release}_hung"]
         return PAGES[f"{release}_hung"].replace(line + "1\n", f"{line}{1 + at // 50}\n")
 
-    looks = [reading(at, metrics=evidence.parsed(busy(at))) for at in range(0, 300, 5)]
+    looks = [reading(at, metrics=evidence.parse_page(busy(at))) for at in range(0, 300, 5)]
     assert found(judge, *looks) == []
 
 
@@ -159,7 +159,7 @@ def test_failures_that_never_reached_the_model_are_no_sign_of_life(judge: Any, r
     line = f'nv_inference_request_failure{{model="hang",reason="{reason}",version="1"}} '
     text = PAGES["24.10_hung"]
     assert line + "0\n" in text
-    looks = [reading(at, metrics=evidence.parsed(text.replace(line + "0\n", f"{line}{at}\n"))) for at in range(0, 100, 5)]
+    looks = [reading(at, metrics=evidence.parse_page(text.replace(line + "0\n", f"{line}{at}\n"))) for at in range(0, 100, 5)]
     assert bool(found(judge, *looks)) is stalls
 
 
@@ -175,7 +175,7 @@ def test_requests_that_a_reload_left_behind_are_not_found_again(judge: Any, rele
     more = PAGES[f"{release}_hung"].replace(
         'pending_request_count{model="hang",version="1"} 1', 'pending_request_count{model="hang",version="1"} 2'
     )
-    looks = [reading(at, metrics=evidence.parsed(more)) for at in range(1000, 1080, 5)]
+    looks = [reading(at, metrics=evidence.parse_page(more)) for at in range(1000, 1080, 5)]
     assert found(judge, *looks)[0] == (1065.0, "stall", "hang")
 
 
@@ -641,7 +641,7 @@ def test_loads_that_are_stuck_have_no_limit_and_use_up_none(scene: Scene) -> Non
     assert scene.run(60) == ["reload ok"]
     # However many there are, what has a limit is remembered
     stuck(scene, STUCK)
-    assert len(scene.run(3000)) > ledgers.KEPT
+    assert len(scene.run(3000)) > ledgers.MAX_ACTIONS
     assert [action["action"] for action in scene.ledger.recent()] == ["reload"]
 
 
@@ -968,7 +968,7 @@ def test_look_at_a_server_that_is_well(engine: Any, triton: Any, stub: Any) -> N
     stub("ok_0_0"), stub("ok_0_1")
     look = host_of(triton).observe()
     assert look.container_run == "c02026-01-31T12:00:00.123456789Z"
-    assert look.metrics == evidence.parsed(PAGES["24.10_healthy"])
+    assert look.metrics == evidence.parse_page(PAGES["24.10_healthy"])
     assert look.models == {"ok": {"1": "READY"}}
     assert (look.dead, look.ensembles) == ({}, ())
 
@@ -1177,7 +1177,7 @@ def test_reload_unloads_first_because_a_load_alone_does_nothing(engine: Any, tri
 def test_processes_that_do_not_end_are_killed_where_the_server_survives_it(
     monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, stub: Any, version: str, killed: bool
 ) -> None:
-    monkeypatch.setattr(actions, "SETTLE", 1.0)
+    monkeypatch.setattr(actions, "END_TIMEOUT", 1.0)
     triton.answers["GET /v2"] = (200, {"version": version})
     hung = stub("ok_0_0")
     others = [stub("ok_0_0", "served/twin/1/model.py"), stub("ok_0_0", "folderXq3dVz/1/model.py")]
@@ -1192,7 +1192,7 @@ def test_processes_that_do_not_end_are_killed_where_the_server_survives_it(
 def test_process_out_of_an_object_store_is_killed_where_it_can_be_of_no_other_model(
     monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, stub: Any, twins: bool
 ) -> None:
-    monkeypatch.setattr(actions, "SETTLE", 1.0)
+    monkeypatch.setattr(actions, "END_TIMEOUT", 1.0)
     serve(triton, *(["cloud", "twin"] if twins else ["cloud"]))
     triton.answers["GET /v2"] = (200, {"version": "2.51.0"})
     hung = stub("npu_0", "folderXq3dVz/1/model.py")
@@ -1203,7 +1203,7 @@ def test_process_out_of_an_object_store_is_killed_where_it_can_be_of_no_other_mo
 def test_no_process_is_killed_while_the_config_of_another_model_is_unknown(
     monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, stub: Any
 ) -> None:
-    monkeypatch.setattr(actions, "SETTLE", 1.0)
+    monkeypatch.setattr(actions, "END_TIMEOUT", 1.0)
     serve(triton, "cloud", "twin")
     triton.answers["GET /v2"] = (200, {"version": "2.51.0"})
     triton.answers["GET /v2/models/twin/versions/1/config"] = (503, {"error": "busy"})
@@ -1345,7 +1345,7 @@ def test_tool_that_fails_does_not_say_that_the_cards_are_free(
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of these tests answers at once, and later on a busy machine."""
-    monkeypatch.setattr(http_api, "SECONDS", 60.0)
+    monkeypatch.setattr(http_api, "TIMEOUT_SECONDS", 60.0)
 
 
 def test_program_tells_systemd_that_it_lives_and_reports_what_it_runs(tmp_path: Path, hosts_library: Path) -> None:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A change of one server of a balancer: drain or undrain it, set its weight, and wait for its requests or its health.
 
-Each step reads the servers, changes them, and writes the records and the state file, all under the lock of the balancer. The
-waiting is done without the lock, so that other processes can change other servers meanwhile.
+A step reads the servers, changes them, and writes the records and the state file. It holds the lock of the balancer. The lock is
+free while a change waits, so that other processes can change other servers meanwhile.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers i
     Server,
 )
 
-# Seconds between two looks at the requests or the health: the first ones, and the later ones
-SHORT, LONG = 0.1, 1.0
-# Seconds in which closed requests have to end, and in which a reload has to end
-CLOSING, RELOADING = 15.0, 60.0
-# How often a change is repeated because HAProxy was reloaded meanwhile
-ATTEMPTS = 5
+# First and longest pause in seconds between two reads of the requests in flight or of the health
+FIRST_PAUSE, MAX_PAUSE = 0.1, 1.0
+# Time limits in seconds: until closed requests have ended, and until a reload has ended
+CLOSE_TIMEOUT, RELOAD_TIMEOUT = 15.0, 60.0
+# Largest number of attempts to make a change while HAProxy is reloaded again and again
+MAX_ATTEMPTS = 5
 UNIT = "haproxy.service"
 
 
 class Desired(NamedTuple):
-    """The desired state of a server, and the caller. `state` and `weight` may be None: they stay as they are."""
+    """The desired state of a server, and the caller. If `state` or `weight` is None, a change leaves it as it is."""
 
     name: str
     state: Optional[str]
     weight: Optional[int]
+    # Kind of the drain (drains.KINDS)
     kind: str
     run: str
     by: str
     reason: str
     allow_outage: bool
-    # Seconds to wait until nothing is in flight, and whether to close the rest then
+    # Seconds to wait until no request is in flight. If `close` is True, the requests that remain are closed then.
     wait: int
     close: bool
-    # Seconds to wait until health checks pass, before the server becomes ready. 0 does not wait.
+    # Seconds to wait until health checks pass, before the server becomes ready. With 0, the change does not wait.
     up_within: int
 
 
 class Step(NamedTuple):
-    """A step under the lock: what it has changed, and whether another owner's drain prevented it."""
+    """The result of one step. `kept` is True if the drain of another owner prevented the change."""
 
     changed: bool
     kept: bool
@@ -60,74 +61,74 @@ class Step(NamedTuple):
 
 
 class Change:
-    """A change of one server. `warn` is called with a message that is no error."""
+    """A change of one server. `warn` gets each warning."""
 
     def __init__(self, balancer: Balancer, home: str, desired: Desired, check_mode: bool, warn: Callable[[str], None]) -> None:
         servers.check_name(desired.name)
         self.balancer, self.home, self.desired, self.check_mode, self.warn = balancer, home, desired, check_mode, warn
-        # Process of HAProxy that has the change
+        # Process ID of the HAProxy worker that received the change
         self.pid = 0
 
     def apply(self) -> Dict[str, Any]:
         """Bring the server to the desired state, and return the result of the module. Raises BalancerError."""
         desired = self.desired
         if not self.balancer.sees_old_workers:
-            self.warn(f"{self.balancer.master} is missing, so requests in workers of earlier configurations are not seen.")
-        before = self.described()
-        fresh = self._recheck() if desired.state == READY and desired.up_within else False
-        step = self._settled()
+            self.warn(f"{self.balancer.master} is missing, so requests in workers of earlier configurations are not counted.")
+        before = self.server_result()
+        left_maintenance = self._await_new_checks() if desired.state == READY and desired.up_within else False
+        step = self._change_despite_reloads()
         result: Dict[str, Any] = {"in_flight": 0, "closed": 0, "waited": 0.0}
         if desired.state == DRAINED:
-            result.update(self._empty())
-        after = self.described() if not self.check_mode else self._predicted(before, step)
+            result.update(self._wait_for_requests())
+        after = self.server_result() if not self.check_mode else self._predict(before, step)
         return {
-            "changed": step.changed or fresh or result["closed"] > 0,
+            "changed": step.changed or left_maintenance or result["closed"] > 0,
             "kept": step.kept,
             "server": after,
             "before": before,
             **result,
         }
 
-    def described(self) -> Dict[str, Any]:
+    def server_result(self) -> Dict[str, Any]:
         """Return the server as the module returns it. Raises BalancerError."""
         server = self.balancer.server(self.desired.name)
         in_flight = server.in_flight + self.balancer.old_in_flight().get(server.name, 0)
         return describe(server, in_flight, drains.read(self.home).by_server.get(server.name))
 
-    def _settled(self) -> Step:
-        """Change the server until the change has outlasted every reload of HAProxy that ran at the same time."""
+    def _change_despite_reloads(self) -> Step:
+        """Change the server. Repeat that if HAProxy was reloaded meanwhile, because the new worker may lack the change."""
         changed, kept = False, False
-        for _attempt in range(ATTEMPTS):
+        for _attempt in range(MAX_ATTEMPTS):
             self.pid = process(self.balancer.runtime).pid
-            step = self._step()
+            step = self._change_once()
             changed, kept = changed or step.changed, step.kept
             if self.check_mode or not changed or kept:
                 return Step(changed, kept, step.server)
             self._await_reload()
             if process(self.balancer.runtime).pid == self.pid:
                 return Step(changed, kept, step.server)
-        raise BalancerError(f"HAProxy was reloaded during each of {ATTEMPTS} attempts to change {self.desired.name}. Run again")
+        raise BalancerError(f"HAProxy was reloaded during each of {MAX_ATTEMPTS} attempts to change {self.desired.name}. Run again")
 
     def _await_reload(self) -> None:
-        """Wait until systemd has ended a reload of HAProxy. A worker that starts may have read the state file before the change."""
+        """Wait until a reload of HAProxy has ended. The new worker may have read the state file before the change."""
         if not os.path.isdir("/run/systemd/system"):
             return
-        deadline = time.monotonic() + RELOADING
+        deadline = time.monotonic() + RELOAD_TIMEOUT
         while system.unit_states(UNIT)[UNIT]["active"] == "reloading":
             if time.monotonic() > deadline:
-                raise BalancerError(f"the reload of {UNIT} takes more than {RELOADING:.0f} s. See journalctl --unit {UNIT}")
-            time.sleep(SHORT)
+                raise BalancerError(f"the reload of {UNIT} takes more than {RELOAD_TIMEOUT:.0f} s. See journalctl --unit {UNIT}")
+            time.sleep(FIRST_PAUSE)
 
-    def _step(self) -> Step:
-        """Change state and weight once, under the lock."""
+    def _change_once(self) -> Step:
+        """Change the state and the weight once, under the lock."""
         desired = self.desired
         with drains.locked():
-            found = self.balancer.servers()
-            server = servers.one_of(found, desired.name)
-            records = self._records(found)
+            all_servers = self.balancer.servers()
+            server = servers.one_of(all_servers, desired.name)
+            records = self._records(all_servers)
             record = records.get(server.name)
             if desired.state is not None and server.state != READY and not drains.may_change(desired.kind, record):
-                return self._kept(server)
+                return self._keep_foreign_drain(server)
             commands: List[Callable[[], None]] = []
             weight = self._weight(server)
             if weight is not None and server.weights != (weight, weight):
@@ -135,25 +136,25 @@ class Change:
             if desired.state == DRAINED:
                 drains_now = not server.idle
                 if drains_now:
-                    self._refuse_outage(found, server)
+                    self._refuse_outage(all_servers, server)
                     commands.append(lambda: self.balancer.drain(server.name))
-                renewed = not self._owns(record)
-                if renewed:
-                    records[server.name] = self._record()
+                records_changed = not self._owns(record)
+                if records_changed:
+                    records[server.name] = self._new_record()
             elif desired.state == READY:
-                renewed = records.pop(server.name, None) is not None
+                records_changed = records.pop(server.name, None) is not None
                 if server.undrain:
                     commands.append(lambda: self.balancer.undrain(server))
             else:
-                renewed = False
-            if not (commands or renewed):
+                records_changed = False
+            if not (commands or records_changed):
                 return Step(False, False, server)
             if not self.check_mode:
                 self._carry_out(commands, records)
             return Step(True, False, server)
 
     def _carry_out(self, commands: List[Callable[[], None]], records: Dict[str, Dict[str, str]]) -> None:
-        """Run the commands, and write the files. The record of a drain is written first, and removed last."""
+        """Run the commands and write the files. Write the record of a drain before its commands, and remove it after them."""
         draining = self.desired.state == DRAINED
         if draining:
             drains.write(self.home, records)
@@ -177,8 +178,8 @@ class Change:
                 "Does the gRPC server track the HTTP server?"
             )
 
-    def _kept(self, server: Server) -> Step:
-        """Keep a drain of another owner. A server that still takes requests of one protocol is drained completely."""
+    def _keep_foreign_drain(self, server: Server) -> Step:
+        """Keep the drain of another owner. If the server still takes requests of one protocol, drain it for both protocols."""
         if self.desired.state == READY or server.idle:
             return Step(False, True, server)
         if not self.check_mode:
@@ -186,19 +187,19 @@ class Change:
             drains.save_state(self.home, self.balancer.runtime)
         return Step(True, True, server)
 
-    def _records(self, found: Dict[str, Server]) -> Dict[str, Dict[str, str]]:
-        """Return the records of the servers that are drained. The others belong to a drain that ended without its record."""
+    def _records(self, all_servers: Dict[str, Server]) -> Dict[str, Dict[str, str]]:
+        """Return the records of drained servers. A ready server may still have the record of an earlier drain."""
         records, flaw = drains.read(self.home)
         if flaw:
             path = os.path.join(self.home, drains.RECORDS)
             self.warn(f"{path} is damaged: {flaw}. Drained servers count as drained by an operator.")
-        return {name: record for name, record in records.items() if name in found and found[name].state != READY}
+        return {name: record for name, record in records.items() if name in all_servers and all_servers[name].state != READY}
 
-    def _record(self) -> Dict[str, str]:
+    def _new_record(self) -> Dict[str, str]:
         texts = {"by": self.desired.by, "run": self.desired.run, "reason": self.desired.reason}
         return {
             "kind": self.desired.kind,
-            **{field: text.replace("\0", "")[: drains.TEXT] for field, text in texts.items()},
+            **{field: text.replace("\0", "")[: drains.MAX_TEXT] for field, text in texts.items()},
             "since": system.timestamp(),
         }
 
@@ -206,14 +207,14 @@ class Change:
         return record is not None and (record["kind"], record["run"]) == (self.desired.kind, self.desired.run)
 
     def _weight(self, server: Server) -> Optional[int]:
-        """Return the weight to set, None to keep it. A server that an operator emptied by a weight of 0 gets its initial weight."""
+        """Return the weight to set, None to keep the current weight. A ready server with the weight 0 gets its initial weight."""
         if self.desired.weight is None and self.desired.state == READY and 0 in server.weights:
             return server.initial_weight
         return self.desired.weight
 
-    def _refuse_outage(self, found: Dict[str, Server], server: Server) -> None:
+    def _refuse_outage(self, all_servers: Dict[str, Server], server: Server) -> None:
         """Raise BalancerError if no other server would take requests."""
-        serving = servers.serving(found)
+        serving = servers.serving(all_servers)
         if serving == [server.name] and not self.desired.allow_outage:
             raise BalancerError(
                 f"{server.name} is the last server that takes requests, expected another one that is ready and up. "
@@ -222,18 +223,18 @@ class Change:
 
     # Health
 
-    def _recheck(self) -> bool:
-        """Wait until new health checks of a drained server pass. Return True if this ended the maintenance state of HAProxy."""
+    def _await_new_checks(self) -> bool:
+        """Wait until new health checks of a drained server pass. Return True if the server left HAProxy's maintenance state."""
         name, changed = self.desired.name, False
         with drains.locked():
-            found = self.balancer.servers()
-            server = servers.one_of(found, name)
-            if server.state != READY and not drains.may_change(self.desired.kind, self._records(found).get(name)):
+            all_servers = self.balancer.servers()
+            server = servers.one_of(all_servers, name)
+            if server.state != READY and not drains.may_change(self.desired.kind, self._records(all_servers).get(name)):
                 return False
             if self.check_mode:
                 return False
             if server.state == IN_MAINTENANCE:
-                # Servers in maintenance are not checked.
+                # HAProxy does not check servers in maintenance.
                 self.balancer.drain(name)
                 drains.save_state(self.home, self.balancer.runtime)
                 changed = True
@@ -243,7 +244,7 @@ class Change:
         return changed
 
     def _await_health(self) -> None:
-        deadline, pause = time.monotonic() + self.desired.up_within, SHORT
+        deadline, pause = time.monotonic() + self.desired.up_within, FIRST_PAUSE
         while True:
             server = self.balancer.server(self.desired.name)
             if server.health != DOWN:
@@ -254,32 +255,32 @@ class Change:
                     f"up. It stays {server.state}. See the log of HAProxy"
                 )
             time.sleep(pause)
-            pause = min(2 * pause, LONG)
+            pause = min(2 * pause, MAX_PAUSE)
 
     # Requests in flight
 
-    def _empty(self) -> Dict[str, Any]:
-        """Wait until nothing is in flight, and close the rest if that is desired. Return a part of the result."""
+    def _wait_for_requests(self) -> Dict[str, Any]:
+        """Wait until no request is in flight, and close the remaining requests if `close` is set. Return a part of the result."""
         name, began = self.desired.name, time.monotonic()
         at_drain = in_flight = self.balancer.in_flight(name)
         if self.check_mode:
             return {"in_flight": at_drain, "closed": 0, "waited": 0.0}
-        in_flight = self._await_empty(began + self.desired.wait)
+        in_flight = self._await_no_requests(began + self.desired.wait)
         waited = round(time.monotonic() - began, 1)
         closed = 0
         if in_flight and self.desired.close:
             self.balancer.close(name)
-            left = self._await_empty(time.monotonic() + CLOSING)
+            left = self._await_no_requests(time.monotonic() + CLOSE_TIMEOUT)
             if left:
                 raise BalancerError(
-                    f"{left} requests of {name} are in flight {CLOSING:.0f} s after they were closed, expected none"
+                    f"{left} requests of {name} are in flight {CLOSE_TIMEOUT:.0f} s after they were closed, expected none"
                 )
             closed = in_flight
         return {"in_flight": at_drain, "closed": closed, "waited": waited}
 
-    def _await_empty(self, deadline: float) -> int:
-        """Wait until nothing is in flight or the deadline. Return the number in flight. Raises BalancerError if the drain ends."""
-        name, pause = self.desired.name, SHORT
+    def _await_no_requests(self, deadline: float) -> int:
+        """Wait for the requests in flight until the deadline. Return how many remain. Raises BalancerError if the drain ends."""
+        name, pause = self.desired.name, FIRST_PAUSE
         while True:
             server = self.balancer.server(name)
             if not server.idle:
@@ -289,25 +290,25 @@ class Change:
             if not in_flight or left <= 0:
                 return in_flight
             time.sleep(min(pause, left))
-            pause = min(2 * pause, LONG)
+            pause = min(2 * pause, MAX_PAUSE)
 
     def _drain_again(self, server: Server) -> None:
-        """Drain a server again that lost its drain in a reload. Raises BalancerError if another caller made it ready."""
+        """Drain a server again if a reload has ended its drain. Raises BalancerError if another caller made the server ready."""
         with drains.locked():
             record = drains.read(self.home).by_server.get(server.name)
         if not self._owns(record) or process(self.balancer.runtime).pid == self.pid:
             raise BalancerError(f"{server.name} is {server.state} again, expected it to stay drained: another caller made it ready")
         self.warn(f"{server.name} lost its drain in a reload of HAProxy and is drained again.")
-        self._settled()
+        self._change_despite_reloads()
 
-    def _predicted(self, before: Dict[str, Any], step: Step) -> Dict[str, Any]:
+    def _predict(self, before: Dict[str, Any], step: Step) -> Dict[str, Any]:
         """Return the server as a run without check mode would leave it."""
         if step.kept or not step.changed:
             return before
         desired = self.desired
         weight = self._weight(step.server)
         state = {} if desired.state is None else {"state": desired.state}
-        owner = {} if desired.state is None else {"drained": None if desired.state == READY else self._record()}
+        owner = {} if desired.state is None else {"drained": None if desired.state == READY else self._new_record()}
         return {**before, **state, **owner, **({} if weight is None else {"weight": weight})}
 
 

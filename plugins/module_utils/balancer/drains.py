@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The files of drained servers on a balancer: the records of who drained them, and the server state that HAProxy reloads.
+"""Two files on a balancer: the records of drains, and the state of all servers, which HAProxy reads at a start or reload.
 
 HAProxy knows that a server is drained, but not who drained it. The record of a drain names its owner. A drained server without a
 record was drained by an operator on the runtime socket. A record is written before its drain begins, and removed after the drain
-has ended. If the process is killed in between, its drain still has a record, and does not look like a drain by an operator.
+has ended. So the drain of a killed process never looks like a drain by an operator.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HOME = "/var/lib/npufleet-balancer"
 RECORDS, STATE = "drains.json", "state"
 # A process holds this lock while it reads and changes the servers of a balancer.
 LOCK = "/run/npufleet-balancer.lock"
-# Longest time in seconds to wait for the lock. A process holds it for a few commands only.
+# Longest time in seconds to wait for the lock. A process needs the lock for a few commands only.
 LOCK_WAIT = 60.0
 # Kinds of drains, from the lowest priority to the highest. A caller may end or take over a drain of its own kind or a lower one.
 KINDS = ("rollout", "maintenance", "operator")
-# Limits of a record's texts and of the file
-TEXT, SIZE = 500, 1 << 22
-_TEXT = re.compile(rf"[^\0]{{0,{TEXT}}}", re.DOTALL)
+# Largest length of a text of a record in characters, and largest size of the file in bytes
+MAX_TEXT, MAX_SIZE = 500, 1 << 22
+_TEXT = re.compile(rf"[^\0]{{0,{MAX_TEXT}}}", re.DOTALL)
 SHAPE = {
     NAME: {
         "kind": re.compile("|".join(KINDS)),
@@ -52,8 +52,8 @@ class Records(NamedTuple):
 
 
 def read(home: str) -> Records:
-    """Return the records. If the file is unreadable, return none, so that each drained server counts as an operator's drain."""
-    found = shapes.read(os.path.join(home, RECORDS), SHAPE, SIZE)
+    """Return the records. If the file is damaged, return no record, so that each drain counts as a drain by an operator."""
+    found = shapes.read(os.path.join(home, RECORDS), SHAPE, MAX_SIZE)
     content = found.content if found.exists and not found.flaw else {}
     return Records({name: {field: record[field] for field in FIELDS} for name, record in content.items()}, found.flaw)
 
@@ -83,9 +83,9 @@ def save_state(home: str, runtime: Runtime) -> None:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock of the balancer. Raises BalancerError if another process holds it for longer than LOCK_WAIT seconds."""
+    """Hold the lock of the balancer. Raises BalancerError if another process holds it for LOCK_WAIT seconds."""
     try:
-        lock = locks.opened(LOCK)
+        lock = locks.open_lock(LOCK)
     except OSError as error:
         raise BalancerError(f"{LOCK} cannot be opened: {error.strerror}") from None
     with lock:

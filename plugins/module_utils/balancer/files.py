@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a load balancer, and what its haproxy.cfg says about itself."""
+"""The paths of the files of a load balancer, and functions that read its haproxy.cfg."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STATE = HOME + "/state"
 HEADER = "# Written by npufleet. A manual change is overwritten."
 # The address of a listener for IPv6 that also takes connections of IPv4
 BINDS_ALL_IPV6 = "::"
-# A server of the configuration of this project
+# A line of a server in a configuration of this project
 _SERVER = re.compile(r"^    server (\S+) ", re.MULTILINE)
 _DESCRIPTION = re.compile(r"^ *description:? npufleet ([0-9a-f]{16})$", re.MULTILINE)
 
 
 def described(digest: str) -> str:
-    """Return the line of a configuration that names its digest. `show info` of a running HAProxy repeats it."""
+    """Return the line that names the digest of a configuration. `show info` of a running HAProxy contains the same line."""
     return f"description npufleet {digest}".rstrip()
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a balancer and its traffic since a moment, as one document."""
+"""The result of balancer_info: the state of a balancer, and its traffic since a given time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ COUNTERS = (
     "client_aborts",
     "server_aborts",
 )
-# A window ends this many seconds before it is read, because HAProxy may still write lines of that time. So the next window, which
-# starts at this end, misses no request and counts none twice.
+# A window of traffic ends this many seconds before it is read, because HAProxy may still write lines for these seconds. The next
+# window starts where this one ended, so it misses no request and counts none twice.
 MARGIN = 0.05
 
 
@@ -62,7 +62,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         "servers": found,
     }
     if since is not None:
-        # The ring belongs to the configuration that has the servers.
+        # A configuration without servers is not ours and has no ring.
         requests, complete = _requests(balancer, current, since, now) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():
@@ -87,9 +87,9 @@ def _counters(row: Optional[StatRow]) -> Dict[str, int]:
 
 
 def _requests(balancer: Balancer, current: ProcessInfo, since: float, until: float) -> Tuple[List[traffic.Request], bool]:
-    """Return the requests that finished from `since` until `until` in all workers, and True if none is missing.
+    """Return the requests that finished from `since` until `until` in all workers, and True if no request is missing.
 
-    A window does not reach back beyond a reload, because a worker that has ended takes its requests along.
+    Requests are missing if HAProxy was reloaded after `since`, because the ring of an ended worker is lost.
     """
     rings = [
         traffic.parse_ring(answer, since, until)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands to a running HAProxy, and its answers as typed rows.
 
-HAProxy answers on two sockets: the runtime socket of the current worker, and the master socket, through which the workers that a
-reload left behind are reached until their last session ends. Both sockets are trusted only as far as `Runtime` limits them.
+HAProxy answers on two sockets. The runtime socket reaches the current worker. The master socket also reaches old workers: a reload
+leaves them running until their last session ends. `Runtime` limits the size and the time of each answer.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 SOCKET = "/run/haproxy/admin.sock"
 MASTER = "/run/haproxy-master.sock"
 # Limits of an answer: bytes, rows of a table, and seconds
-SIZE, ROWS, SECONDS = 1 << 26, 10_000, 10.0
-# Seconds for which a connection is retried, because the sockets refuse connections during a reload, and the pause in between
-RELOAD, PAUSE = 5.0, 0.1
-# Limits of an answer in a message, and of the number of workers
-SHOWN, WORKERS = 120, 100
+MAX_BYTES, MAX_ROWS, TIMEOUT_SECONDS = 1 << 26, 10_000, 10.0
+# Seconds for which a connection is retried, and the pause between two attempts. HAProxy refuses connections during a reload.
+RETRY_SECONDS, RETRY_PAUSE = 5.0, 0.1
+# Largest length of an answer in a message, and largest number of old workers
+MAX_SHOWN, MAX_OLD_WORKERS = 120, 100
 # The two backends, by protocol. A gRPC server tracks the HTTP server of the same name.
 BACKENDS = {"http": "npufleet_http", "grpc": "npufleet_grpc"}
 # Names of servers that may be a part of a command
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
-# Flags of srv_admin_state: own and inherited maintenance, own drain, inherited drain
+# Flags of srv_admin_state. `OWN_` flags were set on the server itself; the others include inherited flags.
 OWN_MAINTENANCE, MAINTENANCE, OWN_DRAIN, DRAIN = 0x01, 0x01 | 0x02 | 0x04 | 0x20 | 0x40, 0x08, 0x08 | 0x10
 # Values of srv_op_state of a server that takes requests: starting, running
 RUNNING = (1, 2)
 _SESSION = re.compile(r"0x[0-9a-f]{1,16}")
-# Start of the answer of the master for a worker that does not answer
+# Start of the master's answer if a worker does not answer
 UNREACHED = b"Can't connect to the target CLI"
 
 
@@ -49,13 +49,13 @@ class NotRunning(BalancerError):
 class Runtime:
     """A socket of HAProxy. `prefix` addresses a process on the master socket: `@master`, or a worker such as `@!123`."""
 
-    def __init__(self, path: str, prefix: str = "", seconds: float = SECONDS) -> None:
+    def __init__(self, path: str, prefix: str = "", seconds: float = TIMEOUT_SECONDS) -> None:
         self.path, self.prefix, self.seconds = path, prefix, seconds
 
     def command(self, text: str) -> str:
-        """Return the answer to one command. Raises BalancerError without an answer, or if it exceeds a limit."""
+        """Return the answer to one command. Raises BalancerError if HAProxy does not answer, or if the answer exceeds a limit."""
         if not re.fullmatch(r"[!-:<-~]+(?: [!-:<-~]+)*", text):
-            raise BalancerError(f"the command {text[:SHOWN]!r} is not one line of plain words")
+            raise BalancerError(f"the command {text[:MAX_SHOWN]!r} is not one line of plain words")
         # The master socket stays open after an answer.
         line = f"{self.prefix} {text}\nquit\n" if self.prefix else f"{text}\n"
         try:
@@ -66,15 +66,15 @@ class Runtime:
             raise NotRunning(f"HAProxy cannot be queried on {self.path}: {error.strerror or error}. Is it running?") from None
 
     def _answer(self, request: bytes) -> bytes:
-        """Return the answer, after a reload of HAProxy if one is running. All commands may be repeated."""
-        deadline = time.monotonic() + RELOAD
+        """Return the answer. Retry during a reload of HAProxy: each command may be repeated."""
+        deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:
                 return self._exchange(request)
             except ConnectionError:
                 if time.monotonic() >= deadline:
                     raise
-            time.sleep(PAUSE)
+            time.sleep(RETRY_PAUSE)
 
     def _exchange(self, request: bytes) -> bytes:
         deadline, answer = time.monotonic() + self.seconds, bytearray()
@@ -91,8 +91,8 @@ class Runtime:
                 if not block:
                     break
                 answer += block
-                if len(answer) > SIZE:
-                    raise BalancerError(f"the answer of HAProxy on {self.path} has more than {SIZE} bytes")
+                if len(answer) > MAX_BYTES:
+                    raise BalancerError(f"the answer of HAProxy on {self.path} has more than {MAX_BYTES} bytes")
         if not answer:
             # Even the answer to a command without output ends with an empty line.
             raise ConnectionResetError("the connection was closed without an answer")
@@ -110,12 +110,12 @@ class Runtime:
 
 def shown(text: str) -> str:
     """Return the start of an answer as one printable line, for messages."""
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * SHOWN]).split())
-    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * MAX_SHOWN]).split())
+    return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
 
 
 class StatRow(NamedTuple):
-    """A server in the answer to `show stat`. The counters start with the process."""
+    """A server in the answer to `show stat`. The counters begin at the start of the process."""
 
     backend: str
     name: str
@@ -142,7 +142,7 @@ class StateRow(NamedTuple):
 
 
 class ProcessInfo(NamedTuple):
-    """The process that answers `show info`. Its start is in seconds since 1970, by the clock of the host."""
+    """The process that answers `show info`. `started` is in seconds since 1970."""
 
     pid: int
     version: str
@@ -190,8 +190,8 @@ def parse_state(text: str) -> List[StateRow]:
 
 
 def parse_info(text: str, now: float) -> ProcessInfo:
-    """Return the process of `show info` at the time `now`. Raises BalancerError if a field is missing."""
-    fields = dict(line.split(": ", 1) for line in text.split("\n")[:ROWS] if ": " in line)
+    """Return the process from an answer to `show info` at the time `now`. Raises BalancerError if a field is missing."""
+    fields = dict(line.split(": ", 1) for line in text.split("\n")[:MAX_ROWS] if ": " in line)
     missing = [name for name in ("Pid", "Version", "Uptime_sec") if name not in fields]
     if missing:
         raise BalancerError(f"HAProxy's answer to `show info` has no {missing[0]}: {shown(text)}")
@@ -200,18 +200,18 @@ def parse_info(text: str, now: float) -> ProcessInfo:
 
 
 def parse_old_workers(text: str) -> List[int]:
-    """Return the process IDs of the workers that earlier configurations left, from the answer to `show proc`."""
+    """Return the process IDs of old workers from the answer to `show proc`."""
     if not text.startswith("#<PID>"):
         raise BalancerError(f"HAProxy's answer to `show proc` is {shown(text)}, expected its processes")
     section, found = "", []
-    for line in text.split("\n")[:ROWS]:
+    for line in text.split("\n")[:MAX_ROWS]:
         if line.startswith("# "):
             section = line
         words = line.split()
         if section == "# old workers" and words[1:2] == ["worker"]:
             found.append(_count(words[0], "show proc"))
-    if len(found) > WORKERS:
-        raise BalancerError(f"HAProxy has {len(found)} old workers, expected at most {WORKERS}. Set hard-stop-after")
+    if len(found) > MAX_OLD_WORKERS:
+        raise BalancerError(f"HAProxy has {len(found)} old workers, expected at most {MAX_OLD_WORKERS}. Set hard-stop-after")
     return found
 
 
@@ -221,8 +221,8 @@ def parse_sessions(text: str, name: str) -> List[str]:
     for line in text.split("\n"):
         session, _colon, rest = line.partition(":")
         words = rest.split()
-        here = f"srv={name}" in words and any(f"be={backend}" in words for backend in BACKENDS.values())
-        if here and _SESSION.fullmatch(session):
+        on_server = f"srv={name}" in words and any(f"be={backend}" in words for backend in BACKENDS.values())
+        if on_server and _SESSION.fullmatch(session):
             found.append(session)
     return found
 
@@ -239,11 +239,11 @@ def is_gone(answer: str) -> bool:
 
 
 def _rows(lines: Iterator[List[str]]) -> Iterator[List[str]]:
-    """Yield the rows of a table that are not empty. Raises BalancerError for a damaged or endless table."""
+    """Yield the rows of a table, without empty ones. Raises BalancerError if the table is damaged or too long."""
     try:
         for number, row in enumerate(lines):
-            if number > ROWS:
-                raise BalancerError(f"HAProxy's answer has more than {ROWS} rows")
+            if number > MAX_ROWS:
+                raise BalancerError(f"HAProxy's answer has more than {MAX_ROWS} rows")
             if any(row):
                 yield row
     except csv.Error as error:
@@ -278,7 +278,7 @@ def by_protocol(rows: Sequence[StatRow]) -> Dict[str, Dict[str, StatRow]]:
 def process(runtime: Runtime) -> ProcessInfo:
     """Return the process that answers on a socket. Raises BalancerError."""
     info = parse_info(runtime.command("show info"), time.time())
-    # HAProxy only knows whole seconds.
+    # HAProxy reports the uptime in whole seconds only.
     started = clock.process_started(info.pid)
     exact = time.time() - clock.uptime() + started if started is not None else info.started
     return info._replace(started=exact) if abs(exact - info.started) < 2 else info

@@ -34,8 +34,8 @@ UP, DOWN, UNKNOWN = "up", "down", "unknown"
 class Server(NamedTuple):
     """A server of both backends.
 
-    `health` is that of the HTTP server, because the gRPC server tracks it. `state` is
-    `drained` if at least one of the two servers is drained.
+    `health` is the health of the HTTP server, which the gRPC server tracks. `state` is
+    `drained` if the HTTP server or the gRPC server is drained.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Balancer:
         return self.server(name).in_flight + self.old_in_flight().get(name, 0)
 
     def drain(self, name: str) -> None:
-        """Drain a server. It finishes its requests and takes no new ones. The gRPC server tracks this. Raises BalancerError."""
+        """Drain a server. It finishes its requests and takes no new ones, over HTTP and gRPC. Raises BalancerError."""
         self.runtime.execute(f"set server {BACKENDS['http']}/{name} state drain")
 
     def undrain(self, server: Server) -> None:
@@ -110,7 +110,7 @@ class Balancer:
             self.runtime.execute(command)
 
     def expect_checks(self, name: str) -> None:
-        """Mark a drained server as down until new health checks pass, because the last checks may be older than its change."""
+        """Mark a drained server as down until new health checks pass, because the host may have changed since the last checks."""
         self.runtime.execute(f"set server {BACKENDS['http']}/{name} health down")
 
     def weigh(self, name: str, weight: int) -> None:
@@ -178,7 +178,7 @@ def _state(http: StateRow, grpc: StateRow) -> str:
 
 
 def _health(state: StateRow, stat: StatRow) -> str:
-    """Return the result of the health checks. It is UNKNOWN for a server that is not checked, such as a server in maintenance."""
+    """Return the result of the health checks. It is UNKNOWN if HAProxy does not check the server, for example in maintenance."""
     if state.admin & MAINTENANCE or stat.status == "no check":
         return UNKNOWN
     return UP if state.operational in RUNNING else DOWN

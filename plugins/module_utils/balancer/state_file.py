@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The saved state of the servers of a balancer, in which drains and weights survive a reload, a restart and a reboot of HAProxy.
+"""The saved state of the servers of a balancer. It keeps drains and weights across a reload, a restart and a reboot.
 
-HAProxy reads the file when it loads its configuration. It would take the ports of servers from there, and would regard a server
-without a row as healthy. Therefore the rows are completed from the configuration before HAProxy reads them.
+HAProxy reads the file when it loads its configuration. It would use the ports in the file, and would regard a server without a
+row as healthy. Therefore the rows are completed from the configuration before HAProxy reads them.
 
 `python3 LIBRARY balancer save` and `balancer reload` are commands of a drop-in of HAProxy's unit (commands.py).
 """
@@ -37,8 +37,8 @@ COLUMNS = (
     "srv_agent_state", "bk_f_forced_id", "srv_f_forced_id", "srv_fqdn", "srv_port", "srvrecord", "srv_use_ssl",
     "srv_check_port", "srv_check_addr", "srv_agent_addr", "srv_agent_port",
 )  # fmt: skip
-# Seconds until a reloaded HAProxy answers with its new configuration, and between two queries
-RELOAD, PAUSE = 60.0, 0.1
+# Time limit in seconds for HAProxy to answer with its new configuration after a reload, and pause between two queries
+RELOAD_TIMEOUT, PAUSE = 60.0, 0.1
 _BACKEND = re.compile(r"^backend (\S+)$")
 _SERVER = re.compile(r"^    server (\S+) (\S+):([0-9]+) (.*)$")
 _FAILED = re.compile(r"^\d+ +master .*\[failed: ([0-9]{1,9})\]", re.MULTILINE)
@@ -54,7 +54,7 @@ class Configured(NamedTuple):
 
 
 def configured(config: str) -> Dict[Tuple[str, str], Configured]:
-    """Return {(backend, server): its values} of a configuration of this project."""
+    """Return {(backend, server): address, port and weight} from a configuration of this project."""
     found: Dict[Tuple[str, str], Configured] = {}
     backend = ""
     for line in config.splitlines():
@@ -68,10 +68,10 @@ def configured(config: str) -> Dict[Tuple[str, str], Configured]:
 
 
 def completed(state: str, config: str) -> str:
-    """Return a saved state for the servers of a configuration. Drains, weights and results of checks are kept.
+    """Return the saved state with one row for each server of a configuration, with its drain, weight and result of checks.
 
-    A server that is new, or has moved to another address or port, is down until its checks pass. Servers that are not in the
-    configuration are left out.
+    A server that is new, or has moved to another address or port, is down until its checks pass. Rows of servers that are
+    not in the configuration are removed.
     """
     rows = _rows(state)
     lines = [VERSION, "# " + " ".join(COLUMNS)]
@@ -84,7 +84,7 @@ def completed(state: str, config: str) -> str:
 
 
 def _rows(state: str) -> Dict[Tuple[str, str], Dict[str, str]]:
-    """Return {(backend, server): row} of a saved state. A table of another form has no rows, so that all servers are new."""
+    """Return {(backend, server): row} of a saved state. Without COLUMNS, return no rows, so that all servers count as new."""
     lines = state.splitlines()
     header = lines[1].split()[1:] if len(lines) > 1 and lines[0] == VERSION else []
     if any(column not in header for column in COLUMNS):
@@ -97,13 +97,13 @@ def _new_row(backend: str, name: str, server: Configured) -> Dict[str, str]:
     row = dict.fromkeys(COLUMNS, "0")
     row.update(dict.fromkeys(("srv_fqdn", "srvrecord", "srv_check_addr", "srv_agent_addr"), "-"))
     values = {"be_name": backend, "srv_name": name, "srv_addr": "-", "srv_port": server.port}
-    # Status 1 is that of a server before its first check. State 6 is that of a check that is enabled.
+    # Status 1: the server was not checked yet. State 6: the check is enabled.
     checks = {"srv_check_status": "1", "srv_check_state": "6" if backend == BACKENDS["http"] else "0"}
     return {**row, **values, **checks, "srv_uweight": server.weight, "srv_iweight": server.weight}
 
 
 def _has_moved(before: str, address: str) -> bool:
-    """Return True if a server has another address. A name of a host is resolved by HAProxy, so that it cannot be compared."""
+    """Return True if a server has another IP address. The name of a host is not compared, because HAProxy resolves it."""
     return before != "-" and re.fullmatch(r"[0-9.]+|.*:.*", address) is not None and before != address
 
 
@@ -114,7 +114,7 @@ def save() -> None:
     """
     config = read_text(files.CONFIG) or ""
     if not configured(config):
-        # The configuration is not one of this project.
+        # This project did not write the configuration.
         return
     try:
         state = Runtime(SOCKET).command("show servers state")
@@ -127,7 +127,7 @@ def save() -> None:
 
 
 def reload(master: int) -> None:
-    """Let the main process `master` of HAProxy load its configuration, and wait until the new one answers. Raises BalancerError."""
+    """Let HAProxy, whose main process is `master`, load its configuration. Wait for its first answer. Raises BalancerError."""
     if master <= 1:
         raise BalancerError("MAINPID is not set, expected the main process of HAProxy. Run `systemctl reload haproxy`")
     runtime = Runtime(SOCKET)
@@ -136,7 +136,7 @@ def reload(master: int) -> None:
     save()
     os.kill(master, signal.SIGUSR2)
     expected = files.digest_in(read_text(files.CONFIG) or "")
-    deadline = time.monotonic() + RELOAD
+    deadline = time.monotonic() + RELOAD_TIMEOUT
     while time.monotonic() < deadline:
         now = _info(runtime)
         if now and _pid(now) != _pid(before) and (expected is None or files.digest_in(now) == expected):
@@ -144,7 +144,7 @@ def reload(master: int) -> None:
         if _failed_reloads() > failed:
             raise BalancerError(f"HAProxy refuses {files.CONFIG} and keeps its previous one. See `journalctl --unit {files.UNIT}`")
         time.sleep(PAUSE)
-    raise BalancerError(f"HAProxy has not loaded {files.CONFIG} within {RELOAD:.0f} s. See `journalctl --unit {files.UNIT}`")
+    raise BalancerError(f"HAProxy did not load {files.CONFIG} in {RELOAD_TIMEOUT:.0f} s. See `journalctl --unit {files.UNIT}`")
 
 
 def _info(runtime: Runtime) -> str:
@@ -156,7 +156,7 @@ def _info(runtime: Runtime) -> str:
 
 
 def _failed_reloads() -> int:
-    """Return how many reloads have failed since the last one that succeeded, 0 if the main process does not answer."""
+    """Return the number of failed reloads since the last successful one, 0 if the main process does not answer."""
     try:
         found = _FAILED.search(Runtime(MASTER, "@master").command("show proc"))
     except BalancerError:
@@ -170,7 +170,7 @@ def _pid(info: str) -> Optional[str]:
 
 
 def main(action: str) -> int:
-    """Run `save` or `reload` with the lock of the balancer, so that no other process changes a server meanwhile."""
+    """Run `save` or `reload` under the lock of the balancer, so that no other process changes a server meanwhile."""
     actions: List[str] = ["save", "reload"]
     if action not in actions:
         print(f"balancer {action}: expected one of {', '.join(actions)}", file=sys.stderr)

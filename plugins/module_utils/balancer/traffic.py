@@ -11,11 +11,11 @@ A window counts finished inference requests by server and protocol:
      "by_model": {"resnet50": {"requests": 120, "failed": {"5xx": 1}, "latency": {"14": 60, "21": 59}}},
      "other": {"requests": 7, "failed": {"4xx": 1}}}
 
-- `requests` includes `streams`, which are calls with any number of answers. gRPC requests do not name their model in the path, so
-  `by_model` has those of HTTP only.
+- `requests` includes `streams`: calls with any number of answers. `by_model` has only requests over HTTP, because the path of a
+  gRPC request does not contain the model.
 - `failed` has the number of failed requests by kind (KINDS). A request has one kind.
-- `latency` has the number of successful requests that are no streams, by upper bound of their latency in ms: from the connection to
-  the server until the headers of its response. Bounds up to 20 ms are exact, later ones are 5 % apart (BOUNDS).
+- `latency` has the number of successful requests without streams, by upper bound of their latency in ms. The latency is the time
+  from the connection to the server until the headers of the response. Bounds above 20 ms are 5 % apart (BOUNDS).
 - `other` has all calls that are no inference, such as metadata and health.
 """
 
@@ -33,16 +33,16 @@ RING, RING_SIZE = "npufleet", 16 << 20
 # First word of a line, which changes with the format
 MARK = "npufleet1"
 # The format of a line in HAProxy's configuration: time in ms, backend, server, status, gRPC status, time to the response's headers
-# and whole time in ms, state at the end, path without its query string. The path is the last one, because it may be cut.
+# and whole time in ms, state at the end, path without its query string. The path is last, because HAProxy may cut it.
 LOG_FORMAT = f"{MARK} %[date(0,ms)] %b %s %ST %[var(txn.npufleet_grpc_status)] %Tr %Ta %ts %HPO"
-# Longest line and most lines that are parsed
-LINE, LINES = 4096, 1 << 20
-# Most models that a window names. The others are counted together, because clients can send any name.
-MODELS, OTHER_MODELS = 200, "(other models)"
+# Largest length of a line, and largest number of lines that are parsed
+MAX_LINE_LENGTH, MAX_LINES = 4096, 1 << 20
+# Largest number of models in a window. The others are counted together, because clients can send any name.
+MAX_MODELS, OTHER_MODELS = 200, "(other models)"
 # Kinds of failures. `connect`: no connection to the server. `aborted`: the server closed the connection or was silent for too
 # long. `grpc`: a gRPC status in the response's headers. `client`: the client gave up. `closed`: a drain closed the request.
 KINDS = ("4xx", "5xx", "connect", "aborted", "grpc", "client", "closed")
-# Kinds for which the server is responsible. Clients that send invalid requests cause 4xx, too.
+# Kinds for which the server is responsible. Invalid requests of clients also cause 4xx.
 BY_SERVER = ("4xx", "5xx", "connect", "aborted", "grpc")
 # Name of HAProxy for the server of a request that no server received
 NO_SERVER = "<NOSRV>"
@@ -81,7 +81,7 @@ class Request(NamedTuple):
 
 def parse_line(line: str) -> Optional[Request]:
     """Return the request of a line of the ring, None for any other line."""
-    words = line.split(" ") if len(line) <= LINE else []
+    words = line.split(" ") if len(line) <= MAX_LINE_LENGTH else []
     if len(words) != 10 or words[0] != MARK:
         return None
     _mark, at, backend, server, status, grpc_status, response, active, termination, path = words
@@ -135,15 +135,15 @@ class Ring(NamedTuple):
 def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
     """Return the requests that finished from `since` until before `until` (seconds since 1970).
 
-    A ring that is not full still has all requests. A full one has those since its oldest line.
+    A full ring has lost the requests before its oldest line.
     """
     requests: List[Request] = []
     oldest = math.inf
-    lines = text.split("\n", LINES)
-    # Most lines of a full ring are older than the window. They are not parsed, except for the first one.
-    early = f"{MARK} {max(since, 0) * 1000:013.0f}"
-    for line in lines[:LINES]:
-        if oldest <= since and line[: len(early)] < early:
+    lines = text.split("\n", MAX_LINES)
+    # Most lines of a full ring are older than the window. Of these, only the first one is parsed.
+    window_start = f"{MARK} {max(since, 0) * 1000:013.0f}"
+    for line in lines[:MAX_LINES]:
+        if oldest <= since and line[: len(window_start)] < window_start:
             continue
         request = parse_line(line)
         if request is not None:
@@ -151,11 +151,11 @@ def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
             if since <= request.at < until:
                 requests.append(request)
     full = len(text) > RING_SIZE * 3 // 4
-    return Ring(requests, len(lines) <= LINES and (not full or oldest <= since))
+    return Ring(requests, len(lines) <= MAX_LINES and (not full or oldest <= since))
 
 
 def window(requests: Iterable[Request]) -> Dict[str, Dict[str, Dict[str, Any]]]:
-    """Return the windows of requests as {server: {protocol: window}}. Requests without a server are those of NO_SERVER."""
+    """Return the windows of requests as {server: {protocol: window}}. Requests that no server received count for NO_SERVER."""
     found: Dict[str, Dict[str, Dict[str, Any]]] = {}
     for request in requests:
         _count(found.setdefault(request.server, {}).setdefault(request.protocol, empty()), request)
@@ -186,15 +186,15 @@ def _count(counted: Dict[str, Any], request: Request) -> None:
 
 
 def _limited(by_model: Dict[str, Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """Return the models with the most requests by name, and all others as one."""
+    """Return the models with the most requests, and the sum of all other models."""
     names = sorted(by_model, key=lambda name: (name == OTHER_MODELS, -by_model[name]["requests"], name))
-    kept = {name: by_model[name] for name in names[:MODELS]}
-    rest = [by_model[name] for name in names[MODELS:]]
-    return {**kept, OTHER_MODELS: _sum(rest)} if rest else kept
+    largest = {name: by_model[name] for name in names[:MAX_MODELS]}
+    rest = [by_model[name] for name in names[MAX_MODELS:]]
+    return {**largest, OTHER_MODELS: _sum(rest)} if rest else largest
 
 
 def merge(windows: Iterable[Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return one window of several ones of the same length, such as those of all balancers, or of all servers of a group."""
+    """Return the sum of several windows of the same length, such as the windows of all balancers or of all servers of a group."""
     merged: Dict[str, Any] = _sum([empty(), *windows])
     return {**merged, "by_model": _limited(merged["by_model"])}
 

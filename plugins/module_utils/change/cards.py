@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
 
-# Prints the cards as JSON of SHAPE. Older SDKs lack the two functions.
+# A program that prints the cards as JSON of SHAPE. Older SDKs lack the two functions.
 PROGRAM = """
 import json, rebel
 count, name = (getattr(rebel, function, None) for function in ("device_count", "get_npu_name"))
@@ -17,8 +17,8 @@ npus = count() if count else None
 print(json.dumps({"npus": npus, "names": [name(npu) for npu in range(npus)] if name and npus else []}))
 """
 SHAPE = {"npus": (int, shapes.NULL), "names": [shapes.TEXT_OR_NULL]}
-# Seconds for the SDK to start and to list the cards
-LIMIT = 120.0
+# Time limit in seconds for the SDK to start and to list the cards
+TIMEOUT_SECONDS = 120.0
 
 
 def prove(engine: Docker, name: str, desired: Mapping[str, Any]) -> None:
@@ -29,38 +29,38 @@ def prove(engine: Docker, name: str, desired: Mapping[str, Any]) -> None:
 def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> None:
     """Raise ContainerError unless PROGRAM, which ran in `where` and ended with exit code `code`, printed the desired cards."""
     try:
-        seen: Dict[str, Any] = shapes.parse_as(output.strip().rpartition("\n")[2], SHAPE)
+        reported: Dict[str, Any] = shapes.parse_as(output.strip().rpartition("\n")[2], SHAPE)
     except ValueError:
-        seen = {}
-    if code or not seen:
+        reported = {}
+    if code or not reported:
         tail = " ".join(output.split())[-500:]
         raise ContainerError(f"the SDK in {where} does not report which cards it sees (it ended with {code}): {tail}")
-    if seen["npus"] is not None and seen["npus"] != desired["npus"]:
+    if reported["npus"] is not None and reported["npus"] != desired["npus"]:
         raise ContainerError(
-            f"the SDK in {where} sees {seen['npus']} NPUs, expected {desired['npus']}. See that the host has /dev/rsd0 "
+            f"the SDK in {where} sees {reported['npus']} NPUs, expected {desired['npus']}. See that the host has /dev/rsd0 "
             "and the driver's files (docs/troubleshooting/driver.md)"
         )
-    other = sorted({card for card in seen["names"] if card and card != desired["card"]})
-    if other:
+    other_cards = sorted({card for card in reported["names"] if card and card != desired["card"]})
+    if other_cards:
         raise ContainerError(
-            f"the SDK in {where} sees {', '.join(other)}, expected {desired['card']}. Set npufleet_card, or see "
+            f"the SDK in {where} sees {', '.join(other_cards)}, expected {desired['card']}. Set npufleet_card, or see "
             "which cards the host has"
         )
 
 
 def _query_sdk(engine: Docker, name: str) -> Tuple[int, str]:
     """Return (exit code, output) of PROGRAM in a copy of the new container."""
-    upcoming = engine.inspect(name + "-next")
-    if upcoming is None:
+    next_container = engine.inspect(name + "-next")
+    if next_container is None:
         raise ContainerError(f"container {name}-next is missing, expected it before it replaces {name}")
-    config, host = upcoming["Config"], upcoming["HostConfig"]
+    config, host = next_container["Config"], next_container["HostConfig"]
     client_config = {
-        "Image": upcoming["Image"],
+        "Image": next_container["Image"],
         "Env": config.get("Env"),
         "User": config.get("User"),
         "Entrypoint": ["python3", "-c", PROGRAM],
         "Healthcheck": {"Test": ["NONE"]},
-        # The mounts, devices and limits are the same as for the server
+        # The server has the same mounts, devices and limits.
         "HostConfig": {
             **host,
             "PortBindings": {},
@@ -70,6 +70,6 @@ def _query_sdk(engine: Docker, name: str) -> Tuple[int, str]:
         },
     }
     try:
-        return engine.run(name + "-cards", client_config, LIMIT)
+        return engine.run(name + "-cards", client_config, TIMEOUT_SECONDS)
     except OSError as error:
         raise ContainerError(f"the SDK in the new container could not run: {error}") from None

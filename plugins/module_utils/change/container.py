@@ -3,7 +3,7 @@
 """Replace, restore, start and restart the container of the server. A later run can finish steps that were interrupted.
 
 Besides the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous` was
-proven last, and stays, stopped, until `<name>` is proven. replacement.py records the steps.
+proven last. It is stopped, and it is removed when `<name>` is proven. replacement.py records the steps.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def replace(
     `manual` is {"pid", "options" of docker exec} of a server that was started manually in the old container, or empty. If `<name>`
     was never proven, it is removed, because the proven container still exists as `<name>-previous`. Raises ContainerError.
     """
-    _end_kept(engine, root, name)
-    current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
-    if upcoming is None:
+    _finish_proven(engine, root, name)
+    current, previous, next_container = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
+    if next_container is None:
         raise ContainerError(f"container {name}-next is missing, expected it to exist before it replaces {name}")
-    refuse_absent(upcoming)
+    refuse_absent(next_container)
     before = replacement.read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
     recorded = before["inside"] if before and previous else _with_command(manual)
@@ -72,18 +72,18 @@ def replace(
                 f"{why} {settings['free_timeout']} s after the old container ended, expected the cards free. See "
                 f"{vendor_tool.find_tool()} for who holds them, and reload the module or reboot the host"
             )
-    engine.rename(upcoming["Id"], name)
-    engine.start(upcoming["Id"])
+    engine.rename(next_container["Id"], name)
+    engine.start(next_container["Id"])
     replacement.advance(root, replacement.SWAPPED)
-    return [*done, f"started {upcoming['Id'][:12]}"]
+    return [*done, f"started {next_container['Id'][:12]}"]
 
 
 def stop(engine: Docker, root: str, holder: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
-    """Stop the container for another change, such as one of the driver. The stop stays recorded until `keep` or `restore`.
+    """Stop the container for another change, such as a change of the driver. `keep` or `restore` removes the record of the stop.
 
     Returns False if the container did not run.
     """
-    _end_kept(engine, root, name)
+    _finish_proven(engine, root, name)
     found = engine.inspect(name)
     if not found or not found["State"]["Running"]:
         return False
@@ -109,9 +109,9 @@ def _stop(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, A
 
 
 def wait_for_cards(settings: Mapping[str, Any]) -> str:
-    """Wait until the vendor's tool lists no context on a card. Returns why the cards are not free, empty if they are free.
+    """Wait until the vendor's tool lists no context on a card. Returns the reason why the cards are not free, or an empty text.
 
-    A server that starts while another process has a context can wedge the card. If the host has no tool, the cards count as free.
+    A server that starts while another process has a context can wedge the card. Without the tool, the cards count as free.
     If the tool fails or hangs, they do not count as free.
     """
     deadline = time.monotonic() + settings["free_timeout"]
@@ -136,14 +136,14 @@ def keep(engine: Docker, root: str, name: str) -> bool:
     """Mark the container as proven and remove the previous one. Return True if a replacement was open."""
     previous, entry = engine.inspect(name + "-previous"), replacement.read(root)
     if previous:
-        # From here on the previous container is never restored, even if the engine fails to remove it
+        # From now on `restore` never uses the previous container, even if the engine fails to remove it.
         replacement.advance(root, replacement.PROVEN)
         engine.remove(previous["Id"])
     replacement.close(root)
     return bool(previous) or entry is not None
 
 
-def _end_kept(engine: Docker, root: str, name: str) -> None:
+def _finish_proven(engine: Docker, root: str, name: str) -> None:
     """Remove the previous container if the new one is already proven."""
     entry = replacement.read(root)
     if entry is not None and entry["phase"] == replacement.PROVEN:
@@ -155,7 +155,7 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
 
     An interrupted call can be repeated. Raises ContainerError if the restored server does not answer.
     """
-    _end_kept(engine, root, name)
+    _finish_proven(engine, root, name)
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
     entry = replacement.read(root, previous is not None)
     if entry is None or not (previous or (current and entry["old"] == current["Id"])):
@@ -168,13 +168,13 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
         return None
     manual = entry["inside"]
     if not previous and current and current["State"]["Running"] and (not manual or _is_server(manual["pid"])):
-        # The replacement was interrupted before its first step. In phase STOPPED, the container still has to be proven.
+        # In phase SWAPPING, the replacement has not changed the container. In phase STOPPED, the container still has to be proven.
         if entry["phase"] == replacement.SWAPPING:
             _remove_if_present(engine, name + "-next")
             replacement.close(root)
         return None
     if previous:
-        # After the rename, only the record shows that this container has to be started
+        # If this call is interrupted after the rename, only the record shows that the container has to be started.
         replacement.write(root, {**entry, "old": previous["Id"], "phase": replacement.SWAPPING})
         if current:
             with suppress(ContainerError):
@@ -191,7 +191,7 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
 
 
 def _serve_again(engine: Docker, old: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
-    """Start the old container and, if its server was started manually, also that server. Wait until it serves."""
+    """Start the old container, and its server if that was started manually. Wait until the server is ready."""
     # The container may still run although the server in it has ended
     engine.stop(old["Id"], settings["stop_timeout"])
     # Start even if the cards are not free: this is the last server that is known to work
@@ -213,7 +213,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(manual: Mapping[str, Any]) -> Dict[str, Any]:
-    """Add the command line, from /proc, to a manually started server. It may contain keys, so it never leaves the host."""
+    """Add the command line from /proc to the facts of a manually started server. It may contain keys, so it stays on the host."""
     if not manual:
         return {}
     raw = read_text(f"/proc/{int(manual['pid'])}/cmdline") or ""
@@ -265,7 +265,7 @@ def _existing(engine: Docker, name: str) -> Dict[str, Any]:
 def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
     """Return address and port of the server's HTTP service on this host, None if it is not published.
 
-    Both are read from the container, because the port in the inventory may have changed since.
+    They are read from the container, because the port in the inventory may have changed.
     """
     host = container.get("HostConfig") or {}
     command = [str(element) for element in (container.get("Config") or {}).get("Cmd") or []]
@@ -306,17 +306,17 @@ def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.
     """Return the guard that ends stuck loads in the container that currently has this name."""
 
     def first_process() -> Optional[int]:
-        # The guard's thread must survive an engine that does not answer or returns nonsense
+        # The guard's thread must survive an engine that does not answer or answers with invalid data.
         with suppress(ContainerError, AttributeError, TypeError, ValueError):
             return int(((engine.inspect(name) or {}).get("State") or {}).get("Pid") or 0) or None
         return None
 
     # A lease that an older version wrote has no limit
-    return stuck_load.Guard(first_process, float(settings.get("stuck_load_limit", stuck_load.LIMIT)))
+    return stuck_load.Guard(first_process, float(settings.get("stuck_load_limit", stuck_load.DEFAULT_LIMIT)))
 
 
 def ending(container: Mapping[str, Any]) -> Optional[str]:
-    """Return how the process of a container ended permanently or repeatedly, None if it may still start."""
+    """Return a message if the process of a container has ended for good or ends again and again. None: it may still start."""
     state = container["State"]
     count = container.get("RestartCount") or 0
     if state["Status"] in ("exited", "dead"):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host change in its own process, which survives the end of the connection.
 
-A module starts the process and waits for its result. If the module is killed with its connection, the process continues within
-the time limits of its order and leaves the result on the host. The process holds a lock as long as it runs.
+A module starts the process and waits for its result. If the module is killed with its connection, the process continues. It ends
+within the time limits of its order (the parameters of the change), and writes the result to a file. It holds a lock while it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, s
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, read_text, timestamp, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import MAX_OUTPUT, read_text, timestamp, which
 
 # ORDER is removed as soon as it is read, because the checks' headers may be secret. STEPS gets one JSON line for each started step.
 ORDER, RESULT, STEPS = "change.order.json", "change.result.json", "change.steps"
@@ -32,10 +32,10 @@ LOCK = "change.lock"
 # The report on the rollback of a change that failed outside of its own error handling
 UNKNOWN = "the serving state is unknown: run playbooks/status.yml"
 # Largest size of a result in bytes. The checks' results in it can be as long as their client's output.
-MAX_RESULT = 2 * OUTPUT
-# Number of characters of its output that the error for a process without a result shows
+MAX_RESULT = 2 * MAX_OUTPUT
+# Largest number of characters of the output in the error for a process that left no result
 MAX_OUTPUT_SHOWN = 2000
-# First pause in seconds of a call that waits for the result, and the factor by which each pause grows
+# First pause in seconds between two looks for the result, and the factor by which each pause grows
 FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
 # Exists if systemd runs. A process in its own scope survives the end of its session, even if logind kills user processes.
 SYSTEMD = "/run/systemd/system"
@@ -67,19 +67,19 @@ class NoResult(Exception):
 
 def begin(root: str, order: Mapping[str, Any]) -> None:
     """Start the change with the library on the host. Raises NoResult if another change is running."""
-    with locks.opened(os.path.join(root, LOCK)) as lock:
-        # A call that only tests the lock holds it for less time than this
+    with locks.open_lock(os.path.join(root, LOCK)) as lock:
+        # Other calls test the lock, and hold it for less time than this
         if not locks.take(lock, time.monotonic() + locks.POLL_SECONDS):
             raise NoResult("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(root, name))
-        # A controller that lost its connection during this call finds the change by this id
+        # If the controller loses its connection during this call, it finds the change by this id
         lock.truncate(0)
         lock.write(str(order["id"]))
         lock.flush()
         lease.write(os.path.join(root, ORDER), order, 0o600)
-        # Output other than steps is read only if the process leaves no result
+        # Besides the steps, the file gets all other output, which `wait` reports if the process leaves no result
         steps_file = os.open(os.path.join(root, STEPS), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(steps_file, "w", encoding="utf-8") as output:
             subprocess.Popen(
@@ -110,7 +110,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
         raise NoResult("this host does not know the change that was started: run again") from None
     deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
     with lock:
-        while locks.held(lock):
+        while locks.is_held(lock):
             found = waiting(root) if proven else None
             if found or time.monotonic() >= deadline:
                 return found
@@ -130,7 +130,7 @@ def waiting(root: str) -> Optional[Dict[str, Any]]:
         return None
     with open(os.path.join(root, LOCK), "rb") as lock:
         # A change that was killed while it waited can no longer be accepted
-        return found if locks.held(lock) else None
+        return found if locks.is_held(lock) else None
 
 
 def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
@@ -139,9 +139,9 @@ def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
 
 
 def change_begun_by(root: str, ident: str) -> str:
-    """Return the id of the change that the call `ident` began or decided, empty if it did neither.
+    """Return the id of the change that the call `ident` began, accepted or rejected. Return an empty text for another call.
 
-    The caller repeats a call whose response was lost, and needs to know whether the first attempt arrived.
+    A caller that lost the response to a call repeats the call with the same id.
     """
     latest = read_text(os.path.join(root, LOCK)) or ""
     if ident and latest == ident:

@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, missing_binds
 
-# Seconds for the engine to answer a request, in addition to the stop timeout of the container
+# Time limit in seconds of a request, in addition to the stop timeout of the container
 ENGINE_EXTRA = 60.0
 
 
@@ -41,7 +41,7 @@ class Docker(Engine):
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
 
     def stop(self, identity: str, patience: float) -> None:
-        """Stop a container, whose own stop timeout is `patience` seconds. This also ends a restart loop."""
+        """Stop a container. `patience` is the stop timeout of the container in seconds. This also ends a restart loop."""
         self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_EXTRA)
 
     def start(self, identity: str) -> None:

@@ -104,11 +104,11 @@ class Driver(ABC):
 
     @abstractmethod
     def prepare(self) -> List[str]:
-        """Prepare the new server and prove that it sees the cards, while the old server still runs. Return what was done."""
+        """Prepare the new server and prove that it sees the cards. The old server still runs. Return what was done."""
 
     @abstractmethod
     def replace(self) -> List[str]:
-        """Replace the old server by the new one. Until `keep`, `restore` can undo that. Return what was done."""
+        """Replace the old server by the new one. `restore` can undo that until `keep` is called. Return what was done."""
 
     @abstractmethod
     def start(self) -> bool:
@@ -146,7 +146,7 @@ class Driver(ABC):
         """Run the continuous probe now. Return a warning if that fails."""
         return None
 
-    def masked(self, message: str) -> str:
+    def mask_secrets(self, message: str) -> str:
         """Return a message without the secrets that a server may have printed into it."""
         return message
 
@@ -201,11 +201,11 @@ class ContainerDriver(Driver):
 
     def remove_unused_files(self) -> List[str]:
         # Each container has its own file with Triton's keys to object stores
-        kept = (self.server.get("credentials") or {}).get("path")
-        gone = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != kept]
-        for path in gone:
+        current = (self.server.get("credentials") or {}).get("path")
+        unused = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != current]
+        for path in unused:
             os.unlink(path)
-        return gone
+        return unused
 
     def runner(self) -> Optional[control.Runner]:
         return control.container_runner(self.name) if self.server["grpc"] else None
@@ -228,22 +228,22 @@ class ProcessDriver(Driver):
         self.guard = supervised.Guard(self.root)
 
     def log_lines(self, since: float) -> List[str]:
-        return self.masked(supervised.log_since(self.root, self.guard.since)).splitlines()
+        return self.mask_secrets(supervised.log_since(self.root, self.guard.since)).splitlines()
 
     def existed(self, actual: Mapping[str, Any]) -> bool:
-        return bool((actual.get("process") or {}).get("command") or self._previous())
+        return bool((actual.get("process") or {}).get("command") or self._replaced_config())
 
     def prepare(self) -> List[str]:
         did = [f"wrote {state.key_path(self.root)}"] if state.write_key(self.server, self.key) else []
         did += ["made the directory of backends"] if state.make_backends(self.server) else []
         if self.server["cards"] is not None:
             environment = {**state.config(self.server)["environment"], "LC_ALL": "C", "LANGUAGE": "C"}
-            done = capture([state.python_path(self.root), "-c", cards.PROGRAM], cards.LIMIT, env=environment)
+            done = capture([state.python_path(self.root), "-c", cards.PROGRAM], cards.TIMEOUT_SECONDS, env=environment)
             cards.judge(done.returncode, done.stderr + done.stdout, self.server["cards"], "this container")
         return did
 
     def replace(self) -> List[str]:
-        previous = self._previous() or supervised.running(self.root) or {}
+        previous = self._replaced_config() or supervised.running(self.root) or {}
         replacement.begin(self.root, self.holder, config=previous)
         stopped = supervised.stop(self.root)
         self._start(state.config(self.server))
@@ -262,7 +262,7 @@ class ProcessDriver(Driver):
         self._start(found)
 
     def restore(self) -> Optional[str]:
-        previous, running = self._previous(), supervised.running(self.root)
+        previous, running = self._replaced_config(), supervised.running(self.root)
         if not previous:
             # Without a previous server, the new server stays, and the next run proves it
             if replacement.interrupted(self.root):
@@ -283,23 +283,23 @@ class ProcessDriver(Driver):
         return state.remove_backends(self.root)
 
     def runner(self) -> Optional[control.Runner]:
-        return self._run if self.server["grpc"] else None
+        return self._run_grpc_client if self.server["grpc"] else None
 
     def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
         client = state.python_path(self.root)
         return check_client.prove(client, document, checks["program"], headers, check_client.run_in_process)
 
-    def masked(self, message: str) -> str:
-        return state.masked(self.server, message)
+    def mask_secrets(self, message: str) -> str:
+        return state.mask_secrets(self.server, message)
 
-    def _previous(self) -> Dict[str, Any]:
+    def _replaced_config(self) -> Dict[str, Any]:
         """Return the configuration of the server that an open replacement has replaced, empty if no replacement is open."""
         return dict((replacement.read(self.root) or {}).get("config") or {})
 
     def _start(self, config: Mapping[str, Any]) -> None:
         supervised.start(self.root, config, self.server["supervisor"]["archive"], state.python_path(self.root))
 
-    def _run(self, command: List[str], seconds: float) -> Tuple[int, str]:
+    def _run_grpc_client(self, command: List[str], seconds: float) -> Tuple[int, str]:
         """Run the gRPC client with the Python that has the SDK, on the gRPC port of the inventory."""
         request = json.dumps({**json.loads(command[3]), "port": self.server["grpc_port"]})
         try:

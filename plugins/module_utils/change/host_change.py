@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change what a host serves: make the change, then prove and keep it, or restore the previous state.
 
-The caller holds the lease of the host. It has already copied the blobs and created the container `<name>-next`, so this code needs
-no controller. resume.py ends a change that was killed between two steps.
+The caller holds the lease of the host. Before, the caller has copied the blobs and created the container `<name>-next`, so this
+code needs no controller. resume.py ends a change that was killed between two steps.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 
 # The report of a rollback that had nothing to undo
 NOTHING = "nothing was changed"
-# Seconds for a server that does not poll to list the models that it loaded
-SETTLE = 5.0
-# Steps that a change without loads may need, each at most as long as one stop and one start
-STEPS = 4
+# Seconds to wait until a server that does not poll lists the models that it has loaded
+SETTLE_SECONDS = 5.0
+# Largest number of steps of a change besides loads. A step takes at most as long as one stop and one start.
+MAX_STEPS = 4
 
 
 class Unproven(Exception):
@@ -52,8 +52,7 @@ class Outcome(NamedTuple):
     # The models that were switched
     moves: Mapping[str, store.Move] = {}
     warnings: Sequence[str] = ()
-    # None if the change did not have to be accepted
-    accepted: Optional[bool] = None
+    accepted: Optional[bool] = None  # None if the change did not have to be accepted
     restored: bool = False  # The previous state is in place: it was restored and read back, or nothing was changed
     # The change released the lease of the host
     released: bool = False
@@ -77,7 +76,7 @@ class HostChange:
         self.log_step, self.decide = log_step, decide
         self.root, self.settings = order["root"], order["container"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
-        # The models of the inventory. A rollback replaces those without a link by the models of the previous server.
+        # The models of the inventory. A rollback adds the models that the previous server read from object stores.
         self.models: Mapping[str, Any] = self.server["models"]
         self.run_of_store = store.Run(order["run"], order["by"], order["host"])
         self.did: List[str] = []
@@ -90,12 +89,12 @@ class HostChange:
         self.guard = self.driver.guard
 
     def run(self) -> Outcome:
-        """Make and prove the change, or restore the previous state. Raises LeaseError if this run does not hold the host."""
+        """Make and prove the change, or restore the previous state. Raises LeaseError if this run does not have the lease."""
         holder = self.driver.holder
         # The guard may end loads only while this run holds the lease. pylint: disable-next=confusing-with-statement
-        with lease.working(self.root, holder, self._limit()) as held, self.guard:
+        with lease.working(self.root, holder, self._limit()) as current_lease, self.guard:
             # Maintenance may have begun after the lease was taken
-            lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))
+            lease.refuse_maintenance(self.root, bool(current_lease and current_lease["maintenance"]))
             try:
                 observation = self._observe_actions()
             except Exception as error:
@@ -123,17 +122,18 @@ class HostChange:
         step = sum(float(self.settings.get(name) or 0) for name in ("ready_timeout", "stop_timeout", "free_timeout"))
         models = len(self.order["desired"]["models"].get("models") or {}) + len(self.server.get("models") or {})
         checking = check_client.time_limit(self.order["checks"]["document"]) if self.order["checks"] else 0.0
-        return 2 * (STEPS + models) * (step + 2 * control.GRACE) + checking + self.order["acceptance_timeout"] + lease.CALL_LIMIT
+        change_and_rollback = 2 * (MAX_STEPS + models) * (step + 2 * control.GRACE)
+        return change_and_rollback + checking + self.order["acceptance_timeout"] + lease.CALL_LIMIT
 
     def _reason(self, error: Exception) -> str:
-        return self.driver.masked(failures.reason(error, EXPECTED))
+        return self.driver.mask_secrets(failures.reason(error, EXPECTED))
 
     def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:
         did = [*self.did, *self.guard.did()]
         return Outcome(did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted, self.restored)
 
     def _observe_actions(self) -> proof.Observation:
-        """Return the state of the host, and set the actions that its differences need."""
+        """Return the state of the host, and set `actions` to the actions in its plan."""
         observation = self.observe()
         opened = (observation.actual.get("models") or {}).get("transaction")
         # The response cache may still contain responses of the previous release
@@ -183,7 +183,7 @@ class HostChange:
                 lines = "".join(f"\n  - {reason}" for reason in reasons)
                 raise Unproven(f"the cards are not free, end what holds them and run again:{lines}")
         if actions & self.driver.prepares:
-            self.log_step(f"ask the SDK in the new {noun} for the cards")
+            self.log_step(f"list the cards with the SDK in the new {noun}")
             self.did += self.driver.prepare()
         self.server_touched = True
         if self.replaces:
@@ -200,7 +200,7 @@ class HostChange:
         elif actions & {"load", "unload"}:
             self._load(self.models if not self.order["serve_current"] else store.current_models(self.root, self.models))
         if self.server["mode"] == "poll" and not self.order["serve_current"]:
-            self._renew_lost(observation)
+            self._release_lost_models(observation)
 
     def _restart(self) -> None:
         self.log_step(f"restart the {self.driver.noun}")
@@ -211,7 +211,7 @@ class HostChange:
         self.log_step("load and unload")
         address, timeout = str(self.server["address"]), float(self.settings["ready_timeout"])
         triton = Server(address, self.server["http_port"], timeout, self.settings["key"], self.driver.runner())
-        ended, change = len(self.guard.ended), Change(triton, models)
+        ended, change = len(self.guard.ended_loads), Change(triton, models)
         change.apply()
         self.did += [f"loaded {name}" for name in change.loaded] + [f"unloaded {name}" for name in change.unloaded]
         if change.why() and self.guard.repeats(ended):
@@ -219,8 +219,8 @@ class HostChange:
         elif change.why():
             raise Unproven(change.why(), change.hung)
 
-    def _renew_lost(self, observation: proof.Observation) -> None:
-        """Make new releases of models that a polling server refused or lost, because it only loads releases that are newer."""
+    def _release_lost_models(self, observation: proof.Observation) -> None:
+        """Make new releases of models that a polling server does not serve, because it only loads newer files."""
         opened = store.read_transaction(self.root)
         switched = {name for name, move in opened["models"].items() if move["to"]} if opened else set()
         waiting = {entry["name"] for entry in observation.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
@@ -233,14 +233,14 @@ class HostChange:
     # The proof
 
     def _prove(self) -> None:
-        self.log_step("prove that it serves what it should")
+        self.log_step("prove that the server serves the desired models")
         observation = self._wait_until_served(["models", "server"], self.order["serve_current"])
         if observation.plan:
-            raise Unproven(f"{self.order['host']} is not in sync:{observation.describe()}", self._hanging(observation))
+            raise Unproven(f"{self.order['host']} is not in sync:{observation.describe()}", self._hanging_models(observation))
 
     def _wait_until_served(self, concerns: List[str], serve_current: bool) -> proof.Observation:
-        """Wait until nothing differs, repeating loads that were stuck. Return the last result."""
-        ended = len(self.guard.ended)
+        """Wait until nothing differs, and repeat loads that were stuck. Return the last observation."""
+        ended = len(self.guard.ended_loads)
         observation = self._observe(concerns, serve_current, prove=True, timeout=self.settings["ready_timeout"])
         if not observation.plan or not self.guard.repeats(ended):
             return observation
@@ -257,8 +257,8 @@ class HostChange:
             releases.touch_served(self.root, self.run_of_store, sorted(set(left) & set(self.models)))
         return self._wait_until_served(concerns, serve_current)
 
-    def _hanging(self, observation: proof.Observation) -> List[str]:
-        """Return the models whose load hangs: in mode poll, those whose load neither succeeded nor failed."""
+    def _hanging_models(self, observation: proof.Observation) -> List[str]:
+        """Return the models whose load hangs. In mode poll, these loads have neither succeeded nor failed."""
         if self.server["mode"] != "poll" or self.replaces:
             return []
         if observation.refusals:
@@ -297,7 +297,7 @@ class HostChange:
             return
         with self._warn_on_error(f"the previous {self.driver.noun} was not removed, the next change removes it"):
             if self.driver.keep():
-                self.did.append(f"the {self.driver.noun} is the one to go back to from now on")
+                self.did.append(f"from now on, a rollback restores this {self.driver.noun}")
         with self._warn_on_error("the checks were not kept, a rollback is proven with the checks of the inventory"):
             self.driver.keep_checks()
         if self.replaces:
@@ -311,7 +311,7 @@ class HostChange:
 
     @contextmanager
     def _warn_on_error(self, problem: str) -> Iterator[None]:
-        """Turn an error into a warning, because the steps in the `with` block must not fail a proven change."""
+        """Turn an error in the `with` block into a warning, because the change is already proven."""
         try:
             yield
         except Exception as error:
@@ -325,8 +325,8 @@ class HostChange:
         try:
             self.log_step("restore the previous state")
             if not self.driver.existed(previous):
-                return "there was no server before; the next run goes on from here"
-            self.models = self._models_before(previous)
+                return "there was no server before; the next run continues from this state"
+            self.models = self._previous_models(previous)
             # Restore the server even if the links could not be restored. It then starts with the links as they are.
             moves, failure = self._restore_links(why, hung)
             restored = self.driver.restore()
@@ -353,7 +353,7 @@ class HostChange:
         except Exception as error:
             return {}, error
 
-    def _models_before(self, previous: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _previous_models(self, previous: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the models of the store in the inventory, and the models that the previous server read from object stores.
 
         If the previous server did not answer, return all models of the inventory.
@@ -369,9 +369,9 @@ class HostChange:
         try:
             if self.server["mode"] == "explicit":
                 self._load(store.current_models(self.root, self.models))
-            wait = self.order["poll_seconds"] * 2 + 30 if polls else SETTLE
+            wait = self.order["poll_seconds"] * 2 + 30 if polls else SETTLE_SECONDS
             if self._observe(["server"], serve_current=True, prove=True, timeout=wait).plan:
-                raise Unproven("it does not serve it by itself")
+                raise Unproven("the server does not serve the releases without a restart")
         except Exception:
             self._restart()
         else:

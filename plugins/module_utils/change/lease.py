@@ -3,7 +3,7 @@
 """The lease of a host: the file by which one run holds the host, from its first change to its last.
 
 `lease.json` names the run and the person who started it. A call is one execution of a module on the host that changes or proves
-the host for the run. The lease is live during each call, which holds a lock, and for `patience` seconds after the last call. Only
+the host for the run. The lease is live during each call, which locks a file, and for `patience` seconds after the last call. Only
 its own run releases a live lease. Another run waits until the lease is no longer live, and then takes it over. A reboot ends every
 lease. If a call hangs, the kernel ends its process at its time limit.
 """
@@ -48,8 +48,8 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal. Unlike the time of day (`renewed`), nobody can set them. Earlier versions wrote only
-    # `renewed`.
+    # Seconds since boot at the last renewal. Nobody can set this clock, unlike the time of day in `renewed`. Earlier versions wrote
+    # only `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
     # Name and time limits of the container (container.py). The host needs them to end an interrupted change by itself.
@@ -61,7 +61,7 @@ SHAPE = {
         "key?": ({"name": str, "path": str}, shapes.NULL),
     },
 }
-# The lease that stands for a file that cannot be read: its run is unknown, and it is not live
+# The lease that `read` returns for a file that cannot be read. It is not live.
 UNREADABLE: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -95,7 +95,7 @@ class Holder(NamedTuple):
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the lease, None without a lease file, or UNREADABLE if the file cannot be read: an unknown run may change the host."""
+    """Return the lease, None without a lease file, or UNREADABLE if the file cannot be read."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
     if not found.exists:
         return None
@@ -116,58 +116,58 @@ def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
 def remaining(lease: Mapping[str, Any]) -> float:
     """Return the seconds until the lease ends if no call renews it.
 
-    Return 0 for a lease from before the last boot, and for a renewal that seems to be in the future.
+    Return 0 if the last renewal was before the last boot, or if its time is in the future.
     """
     if lease["boot"] != boot():
         return 0.0
     if "uptime" in lease:
         age = clock.uptime() - lease["uptime"]
     else:
-        # The lease stays live if the clock was set back by at most the patience
+        # The lease stays live if the clock was set back by at most `patience`.
         age = time.time() - lease["renewed"]
         age = max(age, 0.0) if age >= -lease["patience"] else age
     return max(lease["patience"] - age, 0.0) if age >= 0 else 0.0
 
 
-def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
-    """Return True if the run of the lease may still work.
+def live(root: str, lease: Mapping[str, Any], dead_run: str = "") -> bool:
+    """Return True if the run of the lease may still change the host.
 
-    `ended` is the ID of a run that is known to be gone. Its lease is live only while one of its calls is still running.
+    `dead_run` is the ID of a run that is known to have ended. Its lease is live only while one of its calls is still running.
     """
-    return (lease["run"] != ended and remaining(lease) > 0) or at_work(root)
+    return (lease["run"] != dead_run and remaining(lease) > 0) or at_work(root)
 
 
 def at_work(root: str) -> bool:
     """Return True if a call of the run that holds the lease is running. All calls of the run share a lock."""
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
-            # A process that only tests the lock holds it for a moment, a call for longer
+            # Another test of the lock holds it for a moment only, a call holds it for longer.
             return not locks.take(calls, time.monotonic() + locks.POLL_SECONDS)
     except FileNotFoundError:
         return False
 
 
 @contextmanager
-def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
+def _file_lock(path: str, deadline: float, busy: str) -> Iterator[None]:
     """Hold the lock of a file. Raises Held with the message `busy` at the deadline."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    with locks.opened(path) as lock:
+    with locks.open_lock(path) as lock:
         if not locks.take(lock, deadline):
             raise Held(busy, None)
         yield
 
 
 @contextmanager
-def _locked(root: str) -> Iterator[None]:
+def _lease_lock(root: str) -> Iterator[None]:
     """Hold the lock of lease.json while it is read and written. Raises Held after 60 s."""
     path = os.path.join(root, LOCK)
-    with _flocked(path, time.monotonic() + 60, f"{path} has been locked for 60 s. See `fuser {path}`"):
+    with _file_lock(path, time.monotonic() + 60, f"{path} has been locked for 60 s. See `fuser {path}`"):
         yield
 
 
 def watchdog_idle() -> Any:
     """Hold the lock of the watchdog, which then takes no action. Raises Held."""
-    return _flocked(
+    return _file_lock(
         WATCHDOG,
         time.monotonic() + WATCHDOG_WAIT,
         f"the watchdog has been working for {WATCHDOG_WAIT:.0f} s, expected it to end. See journalctl --unit npufleet-watchdog",
@@ -197,20 +197,20 @@ def acquire(
     patience: float,
     container: Mapping[str, Any],
     wait: float = 0.0,
-    ended: str = "",
+    dead_run: str = "",
     watchdog: bool = True,
 ) -> Tuple[bool, Optional[Dict[str, Any]]]:
-    """Take or renew the lease. Returns (True if it was taken, False if renewed; the lease of a dead run that it replaced).
+    """Take or renew the lease. Returns (True if it was taken or False if renewed, the lease of a dead run that was replaced).
 
-    `ended` is a run that is known to be gone. `watchdog` is False on hosts that have no watchdog. Raises Held if another run holds
-    the lease after `wait` seconds, and LeaseError if the host is in maintenance.
+    `dead_run` is a run that is known to have ended. `watchdog` is False on hosts without a watchdog. Raises Held if another run
+    holds the lease after `wait` seconds, and LeaseError if the host is in maintenance.
     """
     deadline = time.monotonic() + wait
     while True:
-        with watchdog_idle() if watchdog else nullcontext(), _locked(root):
+        with watchdog_idle() if watchdog else nullcontext(), _lease_lock(root):
             before = read(root)
             is_renewal = before is not None and before["run"] == holder.run
-            if before is None or is_renewal or not live(root, before, ended):
+            if before is None or is_renewal or not live(root, before, dead_run):
                 if is_renewal and before is not None:
                     # Once a run may change a host in maintenance, it keeps this permission for its later calls.
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
@@ -226,7 +226,7 @@ def acquire(
 
 def _held_message(lease: Mapping[str, Any]) -> str:
     left = remaining(lease)
-    until = f"ends in {left:.0f} s without it" if left else "ends with its running call"
+    until = f"ends in {left:.0f} s" if left else "ends with its running call"
     return (
         f"another run is changing this host: {lease['by']} since {lease['since']}. Wait for it to end and run again; "
         f"if it is dead, its lease {until}"
@@ -254,29 +254,29 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
     """Keep the lease live during a call, and renew it at the end. The kernel ends a process that takes too long.
 
-    `limit` is a time limit in seconds. It counts if it is longer than the default. With `holder`, LeaseError is raised if this run
-    does not hold the lease. Without `holder`, the call belongs to the run that holds the lease. If no run holds it then, there is
-    nothing to renew, and the call has no time limit.
+    `limit` is a time limit in seconds. It is ignored if it is shorter than the default. With `holder`, raise LeaseError if this run
+    does not hold the lease. Without `holder`, the call belongs to the run that holds the lease. If no run holds it, the call renews
+    nothing and has no time limit.
     """
     if holder is None and not os.path.exists(os.path.join(root, LEASE)):
         yield None
         return
-    with _locked(root):
+    with _lease_lock(root):
         lease = read(root)
         if holder and (lease is None or lease["run"] != holder.run):
             found = f"that of {lease['by']} since {lease['since']}" if lease else "none"
             raise LeaseError(
-                f"the lease of the host is {found}, expected that of this run. It has ended, and its change was rolled "
-                "back or taken over. Run again"
+                f"the lease of the host is {found}, expected that of this run. The lease of this run has ended, "
+                "and its change was rolled back or taken over. Run again"
             )
-        calls = _shared(root) if lease else None
+        calls = _lock_calls(root) if lease else None
     try:
         default = CALL_LIMIT
         if lease:
             # The inventory sets the time limits of the container
             times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
             default = max(CALL_LIMIT + LIMIT_REPEATS * sum(times), float(lease["patience"]))
-        with _limited(max(limit, default)):
+        with _time_limit(max(limit, default)):
             yield lease
     finally:
         if calls is not None and lease is not None:
@@ -289,7 +289,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _time_limit(seconds: float) -> Iterator[None]:
     """Have the kernel end this process after `seconds`. If limits are nested, the limit with the latest end counts."""
     before = signal.alarm(0)
     signal.alarm(max(before, math.ceil(min(seconds, MAX_ALARM))))
@@ -300,14 +300,14 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _renew(root: str, run: str) -> None:
-    with _locked(root):
+    with _lease_lock(root):
         after = read(root)
         if after is not None and after["run"] == run:
             write(os.path.join(root, LEASE), {**after, "renewed": time.time(), "uptime": clock.uptime()})
 
 
-def _shared(root: str) -> int:
-    with locks.opened(os.path.join(root, CALLS)) as calls:
+def _lock_calls(root: str) -> int:
+    with locks.open_lock(os.path.join(root, CALLS)) as calls:
         handle = os.dup(calls.fileno())
     fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
@@ -316,10 +316,10 @@ def _shared(root: str) -> int:
 def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """Release the lease of this run. Return False if this run does not hold it.
 
-    `rollout` is the result of the host's change, for the record of rollouts. It is empty if only the success of the change is
-    known. Raises ValueError if `rollout` is invalid.
+    `rollout` is the result of the host change, for the record of rollouts. It is empty if the caller only knows that the change
+    has succeeded. Raises ValueError if `rollout` is invalid.
     """
-    with _locked(root):
+    with _lease_lock(root):
         lease = read(root)
         if lease is None or lease["run"] != holder.run:
             return False
@@ -330,7 +330,7 @@ def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxy
         return True
 
 
-def held_by_another(root: str, run: str, ended: str = "") -> Optional[Dict[str, Any]]:
-    """Return the live lease of another run, None if no other run has one."""
+def held_by_another(root: str, run: str, dead_run: str = "") -> Optional[Dict[str, Any]]:
+    """Return the lease of another run if it is live, otherwise None."""
     lease = read(root)
-    return lease if lease is not None and lease["run"] != run and live(root, lease, ended) else None
+    return lease if lease is not None and lease["run"] != run and live(root, lease, dead_run) else None

@@ -18,14 +18,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 
 # Seconds between two reads of the host
 POLL_SECONDS = 0.5
-# Characters of an actual value that a failed proof shows. The value may contain Triton's reasons for every model.
-SHOWN = 2000
+# Largest length of an actual value in the message of a failed proof. The value may contain Triton's reasons for every model.
+MAX_SHOWN = 2000
 # Number of restarts of a crashing server that a proof waits for
 MAX_RESTARTS = 2
 
 
 def read_host(
-    desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "", driver: Any = None
+    desired: Mapping[str, Any], root: str = "", run: str = "", dead_run: str = "", driver: Any = None
 ) -> Tuple[Dict[str, Any], List[Item]]:
     """Return the actual state of each concern in `desired`, and the plan, including what a dead run left unfinished."""
     actual: Dict[str, Any] = {}
@@ -37,7 +37,7 @@ def read_host(
             actual[name] = {**host_side.read(desired[name]), **units.get(concern.unit, {})}
             plan += host_side.diff(desired[name], actual[name])
     if "server" in desired and root:
-        plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), ended)
+        plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), dead_run)
     return actual, plan
 
 
@@ -51,8 +51,8 @@ def cannot_recover(plan: List[Item]) -> bool:
     )
 
 
-def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that does not answer has restarted since `first`, because it tries every model before it ends."""
+def restarted_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return True if a silent server has restarted since `first`. It had tried to load every model before it ended."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
@@ -66,11 +66,11 @@ def will_log_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
     """Return the relevant items of a plan.
 
-    A proof ignores its own open transaction. `serve_current` ignores the differences from the inventory.
+    With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore differences from the inventory.
     """
     # A release without a record is removed when the next release is proven
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
-    # These files are for the next container. The serving container has already mounted its own.
+    # Only the next container mounts these files. The serving container has mounted its files at its start.
     ignored += [item for item in plan if (prove or serve_current) and item["name"] in server.TO_MOUNT]
     if serve_current:
         ignored += [
@@ -89,13 +89,13 @@ def poll_results(desired: Mapping[str, Any], plan: List[Item], driver: Any = Non
 
     Only the log of a server in mode poll is read, because in that mode no request returns the result of a load.
     """
-    wanted = desired.get("server") or {}
+    desired_server = desired.get("server") or {}
     names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
-    opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
+    opened = store.read_transaction(desired_server["root"]) if names and desired_server.get("mode") == "poll" else None
     if not opened:
         return {}, set()
     since = store.renewal_time(opened)
-    lines = driver.log_lines(since) if driver else log.log_lines(Engine(), wanted["name"], since)
+    lines = driver.log_lines(since) if driver else log.log_lines(Engine(), desired_server["name"], since)
     return log.reasons(lines, names), log.loading(lines) & set(names)
 
 
@@ -115,7 +115,7 @@ class Observation(NamedTuple):
         """Return the differences, one line each."""
         return "".join(
             "\n  - "
-            + sentence(entry, SHOWN)
+            + sentence(entry, MAX_SHOWN)
             + (f"; Triton says: {self.refusals[entry['name']]}" if entry["name"] in self.refusals else "")
             for entry in self.plan
         )
@@ -126,14 +126,14 @@ def is_final(first: Mapping[str, Any], observation: Observation) -> bool:
     now = observation.actual.get("server") or {}
     if will_log_more(first, now):
         return cannot_recover([item for item in observation.plan if (item["concern"], item["action"]) != ("server", "start")])
-    return cannot_recover(observation.plan) or ended_since(first, now)
+    return cannot_recover(observation.plan) or restarted_since(first, now)
 
 
 def observe(
     desired: Mapping[str, Any],
     root: str = "",
     run: str = "",
-    ended: str = "",
+    dead_run: str = "",
     serve_current: bool = False,
     prove: bool = False,
     timeout: float = 0,
@@ -141,18 +141,18 @@ def observe(
 ) -> Observation:
     """Read the host. With `prove`, repeat this until nothing differs, waiting cannot help, or `timeout` seconds have passed.
 
-    With `serve_current`, `desired` contains the linked releases. `run` is the caller's run, and `ended` a run that is known to be
-    gone. `driver` reads the server instead of the concern `server`.
+    With `serve_current`, `desired` contains the linked releases. `run` is the caller's run, and `dead_run` a run that is
+    known to have ended. `driver` reads the server instead of the concern `server`.
     """
     deadline = time.monotonic() + timeout
-    actual, plan = read_host(desired, root, run, ended, driver)
+    actual, plan = read_host(desired, root, run, dead_run, driver)
     latest = Observation(actual, relevant(plan, serve_current, prove), {})
     first: Mapping[str, Any] = actual.get("server") or {}
     # A proof is a step of a change, so it keeps the lease of the run live.
     with lease.working(root, limit=timeout + lease.CALL_LIMIT) if prove and root else nullcontext():
         while prove and latest.plan and time.monotonic() < deadline and not (latest.is_complete() or is_final(first, latest)):
             time.sleep(POLL_SECONDS)
-            actual, plan = read_host(desired, root, run, ended, driver)
+            actual, plan = read_host(desired, root, run, dead_run, driver)
             plan = relevant(plan, serve_current, prove)
             latest = Observation(actual, plan, *poll_results(desired, plan, driver))
     return latest

@@ -69,9 +69,9 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     """Apply state `released`: make the releases and switch to them."""
     refuse_directories(root, [*params["releases"], *params["withdraw"]])
     releases = releases_to_make(root, params["releases"])
-    fresh = [entry for name, entry in releases.items() if entry is params["releases"][name]]
+    new_entries = [entry for name, entry in releases.items() if entry is params["releases"][name]]
     blobs.ingest(
-        root, params["incoming"], sorted({file["sha256"] for new in fresh for file in new["files"].values() if file["blob"]})
+        root, params["incoming"], sorted({file["sha256"] for new in new_entries for file in new["files"].values() if file["blob"]})
     )
     # Complete every release before the first link moves
     made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
@@ -80,12 +80,14 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     if not moves and store.read_transaction(root) is None:
         return dict(UNCHANGED)
     holds = store.read_holds(root)
-    ended = [name for name in moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")]
-    kept = {name: hold for name, hold in holds.items() if name not in ended}
-    for name in set(kept) & set(made):
-        kept[name] = {**kept[name], "label": made[name]}
-    # Even without moves, because this run takes over the open transaction of another run
-    return switch(root, run, moves, kept)
+    ended_holds = [
+        name for name in moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")
+    ]
+    kept_holds = {name: hold for name, hold in holds.items() if name not in ended_holds}
+    for name in set(kept_holds) & set(made):
+        kept_holds[name] = {**kept_holds[name], "label": made[name]}
+    # This opens a transaction even without moves, because this run takes over that of another run.
+    return switch(root, run, moves, kept_holds)
 
 
 def touch_served(root: str, run: store.Run, names: List[str]) -> None:
@@ -135,12 +137,12 @@ def prove(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any
 def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `forgotten`: end the holds of the given models, or all holds."""
     holds = store.read_holds(root)
-    ended = sorted(set(holds) & set(params["models"] or holds))
-    served = {name: store.served_label(root, name) for name in ended}
-    moves: Moves = {name: {"from": served[name], "to": served[name], "what": history.FORGET} for name in ended}
+    forgotten_models = sorted(set(holds) & set(params["models"] or holds))
+    served = {name: store.served_label(root, name) for name in forgotten_models}
+    moves: Moves = {name: {"from": served[name], "to": served[name], "what": history.FORGET} for name in forgotten_models}
     store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
-    store.write_holds(root, {name: hold for name, hold in holds.items() if name not in ended})
-    return {"changed": bool(ended), "forgotten": ended}
+    store.write_holds(root, {name: hold for name, hold in holds.items() if name not in forgotten_models})
+    return {"changed": bool(forgotten_models), "forgotten": forgotten_models}
 
 
 STEPS: Dict[str, Callable[[str, store.Run, Mapping[str, Any]], Dict[str, Any]]] = {

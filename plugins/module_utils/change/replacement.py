@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 REPLACEMENT = "replacement.json"
-# From SWAPPING to SWAPPED, one call makes all steps. STOPPED: the container was stopped for another change, such as one of the
-# driver, and a server has to run again. PROVEN: only the removal of the previous container is left.
+# From SWAPPING to SWAPPED, one call makes all steps. STOPPED: the container was stopped for another change, such as a change
+# of the driver, and has to run again. PROVEN: only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
     # Id of the run that started the replacement
@@ -29,7 +29,7 @@ SHAPE = {
     # Configuration of a previous server that is a process (process/supervised.py)
     "config?": dict,
 }
-# The record that replaces a missing or unreadable record
+# The record that `read` returns for an unreadable record
 UNKNOWN: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -44,7 +44,7 @@ UNKNOWN: Dict[str, Any] = {
 def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
     """Return the open replacement, None if no replacement is open. Return UNKNOWN if the record cannot be read.
 
-    With `previous`, a previous container exists. Without a record, it counts as an unknown replacement.
+    `previous` is True if a previous container exists. In this case, a missing record also counts as UNKNOWN.
     """
     found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
     if not found.exists:
@@ -84,7 +84,7 @@ def recover(
 ) -> Optional[str]:
     """Restore the server that an interrupted replacement stopped. Return what was done, None if there was no such server.
 
-    An error is only returned as text, because the run continues with its own server. `failure` returns the message of an error.
+    Return an error as text instead of raising it, because the run continues with its own server. `failure` returns this text.
     """
     try:
         with lease.working(root, holder):

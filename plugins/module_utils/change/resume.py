@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import damag
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served, served_without_release
 
-WHY = "its run is gone, the host rolled it back"
+ROLLBACK_REASON = "its run is gone, the host rolled it back"
 # Errors whose message is meant for an operator
 EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
 # Default time limits in seconds, for a lease that does not have them (container.py)
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
-    """End a change whose run is gone. Do nothing if no run holds the host, or if its run may still be working."""
+    """End a change whose run is gone. Do nothing without a lease, or if the run of the lease may still be working."""
     found = lease.read(root)
     if found is None:
         return Outcome()
@@ -50,7 +50,7 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
         return Outcome(busy=f"{found['by']} since {found['since']}")
     host = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
     try:
-        lease.acquire(root, host, patience=0.0, container=found["container"], ended=found["run"])
+        lease.acquire(root, host, patience=0.0, container=found["container"], dead_run=found["run"])
     except lease.LeaseError as error:
         return Outcome(busy=str(error))
     try:
@@ -69,10 +69,10 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
             lease.release(root, host)
 
 
-def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Item]:
+def unfinished(root: str, run: str, previous: bool, dead_run: str = "") -> List[Item]:
     """Return plan items for an open replacement, and for the lease of a dead run.
 
-    `previous` is True if a previous container exists. `ended` is a run that is known to be gone.
+    `previous` is True if a previous container exists. `dead_run` is a run that is known to have ended.
     """
     items = []
     entry = replacement.read(root, previous)
@@ -81,9 +81,9 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
         if entry["phase"] == replacement.PROVEN:
             found = "the container before the replacement by {by} since {since}, which was not removed".format(**entry)
         items.append(item(server.CONCERN, "replacement", found, "proven or rolled back", PROVE))
-    held = lease.read(root)
-    if held is not None and held["run"] != run and not lease.live(root, held, ended):
-        found = "that of {by} since {since}, whose run is gone".format(**held)
+    current = lease.read(root)
+    if current is not None and current["run"] != run and not lease.live(root, current, dead_run):
+        found = "that of {by} since {since}, whose run is gone".format(**current)
         items.append(item(server.CONCERN, "lease", found, "released", PROVE))
     return items
 
@@ -102,9 +102,9 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
         try:
             with store.locked(root, time.monotonic() + STORE_WAIT):
                 damage.mend(root)
-                moves = store.restore(root, run, f"{owner}: {WHY}")
+                moves = store.restore(root, run, f"{owner}: {ROLLBACK_REASON}")
         except Exception as error:
-            # Restore the container even if the links could not be restored
+            # The container is restored even if the links could not be restored.
             failure = error
     name = settings.get("name")
     entry = replacement.read(root)
@@ -125,10 +125,10 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
         raise failure
     if opened:
         with store.locked(root, time.monotonic() + STORE_WAIT):
-            store.close_transaction(root, run, "proven", f"{owner}: {WHY}")
+            store.close_transaction(root, run, "proven", f"{owner}: {ROLLBACK_REASON}")
     if done:
         return f"rolled back what {owner} had begun: {'; '.join(done)}"
-    return f"ended the lease of {owner}, under which nothing was begun"
+    return f"ended the lease of {owner}, whose run had changed nothing"
 
 
 def serve_current_releases(
@@ -141,7 +141,7 @@ def serve_current_releases(
     if not fresh and mode != "poll":
         container.restart(engine, name, settings)
     container.wait_ready(engine, name, settings["ready_timeout"])
-    ended = 0
+    ended_loads = 0
     desired: Dict[str, Any] = {"mode": mode, "models": store.current_models(root, {})}
     while True:
         at = container.endpoint(engine.inspect(name) or {})
@@ -154,8 +154,8 @@ def serve_current_releases(
         left = None if served is None else server.diff_models(desired, relevant)
         if left == []:
             return
-        if left and mode == "poll" and guard.repeats(ended):
-            ended = len(guard.ended)
+        if left and mode == "poll" and guard.repeats(ended_loads):
+            ended_loads = len(guard.ended_loads)
             releases.touch_served(root, _run_of_host(), [entry["name"] for entry in left])
         if time.monotonic() >= deadline:
             differences = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"

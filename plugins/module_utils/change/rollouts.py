@@ -3,7 +3,7 @@
 """The record of the last rollouts on a host, in `rollouts.json`. Only the run that holds the lease of the host writes it.
 
 An entry is written when a rollout takes the lease, and completed when the lease is released. The entry of a run that was killed
-therefore has no end. Nothing in the record decides what a host does.
+therefore has no end. No decision depends on the record.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import dura
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 RECORD = "rollouts.json"
-# The most entries, the largest size of the file in bytes, and the most concerns of an entry
-MOST, SIZE, CONCERNS = 50, 1 << 18, 20
+# Largest number of entries, size of the file in bytes, and number of concerns in an entry
+MAX_ENTRIES, MAX_SIZE, MAX_CONCERNS = 50, 1 << 18, 20
 _TEXT = re.compile(r".{0,500}", re.DOTALL)
 _TEXT_OR_NULL = (_TEXT, shapes.NULL)
 _COUNT = (int, shapes.NULL)
-# What the controller knows at the end of a host change
+# Fields that the controller sends at the end of a host change
 END = {
     "failure": _TEXT,
     "verdict": ({"verdict": _TEXT, "text": _TEXT}, shapes.NULL),
     "in_flight": _COUNT,
     "closed": _COUNT,
 }
-# What the controller knows at its begin
+# Fields that the controller sends at the begin of a host change
 BEGIN = {
     "playbook": _TEXT,
     "commit": _TEXT_OR_NULL,
@@ -45,46 +45,53 @@ _OPEN: Dict[str, Any] = {"ended": None, "failure": "", "verdict": None, "in_flig
 
 
 def read(root: str) -> List[Dict[str, Any]]:
-    """Return the valid entries, newest first. A missing or damaged file has none."""
-    found = shapes.read(os.path.join(root, RECORD), [dict], SIZE)
+    """Return the valid entries, newest first. If the file is missing or damaged, return no entry."""
+    found = shapes.read(os.path.join(root, RECORD), [dict], MAX_SIZE)
     if found.flaw or not found.exists:
         return []
-    return [{name: entry[name] for name in ENTRY} for entry in found.content if not shapes.mismatch(entry, ENTRY)][:MOST]
+    return [{name: entry[name] for name in ENTRY} for entry in found.content if not shapes.mismatch(entry, ENTRY)][:MAX_ENTRIES]
 
 
-def begin(root: str, run: str, by: str, given: Mapping[str, Any]) -> None:
+def begin(root: str, run: str, by: str, facts: Mapping[str, Any]) -> None:
     """Add the entry of a rollout that begins to change this host. Raises OSError, and ValueError for an invalid entry."""
-    _require(given, BEGIN)
-    known = {name: given[name] for name in BEGIN}
-    entry = {**_OPEN, **known, "concerns": given["concerns"][:CONCERNS], "run": run[:500], "by": by[:500], "began": timestamp()}
+    _require(facts, BEGIN)
+    fields = {name: facts[name] for name in BEGIN}
+    entry = {
+        **_OPEN,
+        **fields,
+        "concerns": facts["concerns"][:MAX_CONCERNS],
+        "run": run[:500],
+        "by": by[:500],
+        "began": timestamp(),
+    }
     _write(root, [entry, *read(root)])
 
 
-def end(root: str, run: str, given: Mapping[str, Any]) -> None:
+def end(root: str, run: str, facts: Mapping[str, Any]) -> None:
     """Complete the newest entry, if it is the open one of this run. Raises OSError, and ValueError for an invalid end.
 
-    `given` may be empty, if all that is known is that the change has succeeded.
+    `facts` is empty if the caller only knows that the change has succeeded.
     """
     entries = read(root)
-    if given:
-        _require(given, END)
+    if facts:
+        _require(facts, END)
     if not entries or entries[0]["run"] != run[:500] or entries[0]["ended"] is not None:
         return
-    known = {name: given[name] for name in END if name in given}
-    _write(root, [{**entries[0], **known, "ended": timestamp()}, *entries[1:]])
+    fields = {name: facts[name] for name in END if name in facts}
+    _write(root, [{**entries[0], **fields, "ended": timestamp()}, *entries[1:]])
 
 
-def _require(given: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
-    flaw = shapes.mismatch(given, shape)
+def _require(facts: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
+    flaw = shapes.mismatch(facts, shape)
     if flaw:
         raise ValueError(f"the entry of the rollout is invalid: {flaw}")
 
 
 def _write(root: str, entries: List[Dict[str, Any]]) -> None:
-    kept = entries[:MOST]
-    text = json.dumps(kept, sort_keys=True)
-    # The newest entries are kept. Each one alone is small.
-    while len(text) > SIZE:
-        kept = kept[: len(kept) // 2]
-        text = json.dumps(kept, sort_keys=True)
+    newest = entries[:MAX_ENTRIES]
+    text = json.dumps(newest, sort_keys=True)
+    # The newest entries stay. A single entry is always below the limit.
+    while len(text) > MAX_SIZE:
+        newest = newest[: len(newest) // 2]
+        text = json.dumps(newest, sort_keys=True)
     durable.write(os.path.join(root, RECORD), text + "\n")

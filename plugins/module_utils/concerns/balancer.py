@@ -20,8 +20,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import li
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text, run
 
 CONCERN = "balancer"
-# Limit of the changed lines of a configuration in a plan, and days before the end of a certificate from which on a warning is shown
-SHOWN, SOON = 20, 21
+# Largest number of changed lines of a configuration in a plan, and number of days for which a certificate must still be valid
+MAX_LINES, MIN_DAYS = 20, 21
 # Parts of a line that may be secret: the digest of a login, and the headers of a health check
 _LOGIN = re.compile(r"(acl npufleet_known .* -m str )(\S+)")
 _HEADER = re.compile(r"( hdr (?!host |content-type )\S+ )('(?:[^']|'\\'')*')")
@@ -35,17 +35,17 @@ def content_digest(content: str, mode: int, key: str) -> str:
 def shown_lines(config: str, key: str) -> List[str]:
     """Return the lines of a configuration with digests instead of secrets."""
 
-    def shown(line: str) -> str:
+    def seal(line: str) -> str:
         pattern = _HEADER if line.lstrip().startswith("http-check send ") else _LOGIN
         return pattern.sub(lambda found: found[1] + secret.seal(found[2], key), line)
 
-    return [shown(line) for line in config.splitlines()]
+    return [seal(line) for line in config.splitlines()]
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the packages, the files, the running HAProxy and its servers."""
     key, config = desired["seal"], read_text(files.CONFIG)
-    answers = _answers()
+    answers = _running_facts()
     return {
         "packages": sorted(installed_packages(desired["packages"])),
         "owner": owner(config),
@@ -77,28 +77,28 @@ def owner(config: Optional[str]) -> str:
         return "npufleet"
     listed = run("dpkg-query", "--show", "--showformat=${Conffiles}", "haproxy")[1]
     known = re.search(f"^ *{re.escape(files.CONFIG)} ([0-9a-f]{{32}})", listed, re.MULTILINE)
-    # dpkg records its own files by MD5.
+    # dpkg records the MD5 of the files of a package.
     digest = hashlib.md5(config.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
     return "package" if known and known[1] == digest else "site"
 
 
-def _answers() -> Dict[str, Any]:
-    """Return the facts of the running HAProxy: `running` is its configuration, `records` are the drains."""
+def _running_facts() -> Dict[str, Any]:
+    """Return facts of the running HAProxy: `running` is the digest of its configuration, `records` are the records of drains."""
     try:
         balancer = Balancer(SOCKET, MASTER)
         running = files.digest_in(balancer.runtime.command("show info")) or "another configuration"
         servers = balancer.servers() if running != "another configuration" else {}
     except BalancerError as error:
         return {"running": None, "reason": str(error), "servers": {}, "records": {}}
-    shown = {
+    facts = {
         name: {"state": server.state, "health": server.health, "weight": server.weights[0], "in_flight": server.in_flight}
         for name, server in servers.items()
     }
-    return {"running": running, "reason": "", "servers": shown, "records": drains.read(files.HOME).by_server}
+    return {"running": running, "reason": "", "servers": facts, "records": drains.read(files.HOME).by_server}
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences of packages and files, and those of the HAProxy that runs."""
+    """Return the differences of packages, files and the running HAProxy."""
     plan = []
     missing = sorted(set(desired["packages"]) - set(actual["packages"]))
     if missing:
@@ -122,11 +122,11 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     elif actual["running"] != desired["digest"]:
         plan.append(item(CONCERN, "loaded configuration", actual["running"], desired["digest"], "reload"))
     else:
-        unknown, extra = (
+        missing_servers, extra_servers = (
             sorted(set(desired["servers"]) - set(actual["servers"])),
             sorted(set(actual["servers"]) - set(desired["servers"])),
         )
-        if unknown or extra:
+        if missing_servers or extra_servers:
             plan.append(item(CONCERN, "servers", ", ".join(actual["servers"]) or None, ", ".join(desired["servers"]), "reload"))
     if actual["running"] is not None and not actual["enabled"]:
         plan.append(item(CONCERN, files.UNIT, "disabled", "enabled", "start"))
@@ -143,11 +143,13 @@ def _config_item(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Item:
     current, expected = (
         [line[1:].strip() for line in changed if line[0] == sign and "description npufleet" not in line] for sign in "-+"
     )
-    return item(CONCERN, files.CONFIG, "; ".join(current[:SHOWN]) or "another version", "; ".join(expected[:SHOWN]), "configure")
+    return item(
+        CONCERN, files.CONFIG, "; ".join(current[:MAX_LINES]) or "another version", "; ".join(expected[:MAX_LINES]), "configure"
+    )
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """Return a warning about servers that get no requests, and about a certificate that ends soon. None if there is nothing."""
+    """Return a warning about servers without requests and about a certificate that expires soon, or None."""
     return "; ".join(_warnings(actual)) or None
 
 
@@ -163,5 +165,5 @@ def _warnings(actual: Mapping[str, Any]) -> Iterator[str]:
             yield f"server {name} is down for its health check"
     for name in sorted(set(actual.get("records") or {}) - set(actual.get("pool") or [])):
         yield f"{drains.HOME}/{drains.RECORDS} has a drain of {name}, which is not in the pool"
-    if actual.get("expires_in") is not None and actual["expires_in"] < SOON:
+    if actual.get("expires_in") is not None and actual["expires_in"] < MIN_DAYS:
         yield "the certificate of the balancer expires in {} days".format(actual["expires_in"])

@@ -25,7 +25,7 @@ UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
 # The plan item about a required reboot, and the marker file that the role writes. The reboot removes the file.
 REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
-# Forms of a driver besides `deb`. A PRESENT driver was installed by somebody else: it is checked and held, but not installed.
+# Forms of a driver besides `deb`. Somebody else installs a PRESENT driver: this project checks and holds it only.
 # A RUN driver comes from the vendor's installer.
 PRESENT, RUN = "present", "run"
 # The plan item about a wrong version of a PRESENT driver
@@ -51,7 +51,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     version = read_text(f"/sys/module/{MODULE}/version")
     return {
         "package": installed.get(desired["package"]),
-        # {package of any driver: True if it is held}. "installed" and "dkms" are read unless the form is `deb`.
+        # {package of any driver: True if it is held}. "installed" and "dkms" are None if the form is `deb`.
         "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
         "installed": _installed() if built else None,
         "dkms": _dkms() if built else None,
@@ -109,10 +109,10 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     elif not same_version(package.get("version"), desired["version"]):
         plan.append(item(CONCERN, "package", package.get("version"), desired["version"], "install"))
     if desired["hold"]:
-        mine = {desired["package"]: bool(package.get("held"))} if desired["form"] == "deb" else actual["packages"]
-        loose = [name for held in (mine, actual["kernel_packages"]) for name in sorted(held) if not held[name]]
-        if loose:
-            plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(loose), "held", "hold"))
+        driver_packages = {desired["package"]: bool(package.get("held"))} if desired["form"] == "deb" else actual["packages"]
+        not_held = [name for held in (driver_packages, actual["kernel_packages"]) for name in sorted(held) if not held[name]]
+        if not_held:
+            plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(not_held), "held", "hold"))
     if not actual["boot"]:
         plan.append(item(CONCERN, "boot", "not loaded at boot", "loaded at boot", "configure"))
     if actual["unit"] != desired["unit"]:
@@ -122,18 +122,22 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     loaded = actual["module"]
     # Only a module that is on the disk, or that this plan installs, can be loaded.
     loadable = not present or same_version(actual["installed"], desired["version"])
-    lost = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
+    stale_reason = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
     if loadable and not same_version(loaded, desired["version"]):
         plan.append(item(CONCERN, "module", loaded, desired["version"], "load" if loaded is None else "reload"))
-    elif lost:
-        plan.append(item(CONCERN, "module", f"stale: {lost}", "reloaded", "reload"))
+    elif stale_reason:
+        plan.append(item(CONCERN, "module", f"stale: {stale_reason}", "reloaded", "reload"))
     if actual["reboot"] and any(entry["name"] == "module" for entry in plan):
         plan.append(item(CONCERN, REBOOT, "required", "rebooted", "reboot" if desired["reboots"] else INSPECT))
     if len(actual["bus"]) < desired["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(desired["npus"]), INSPECT))
-    cards = _diff_cards(desired, actual, judged=lost is None) if loaded is not None else []
+    cards = _diff_cards(desired, actual, compare_listed=stale_reason is None) if loaded is not None else []
     # The CDI spec is compared only if all cards are in order, because a repair of the cards changes the spec.
-    return [*plan, *cards, *cdi.diff(CONCERN, actual["toolkit"], desired["cdi"], loaded is not None and not lost and not cards)]
+    return [
+        *plan,
+        *cards,
+        *cdi.diff(CONCERN, actual["toolkit"], desired["cdi"], loaded is not None and not stale_reason and not cards),
+    ]
 
 
 def _diff_present(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
@@ -158,7 +162,7 @@ def _diff_run(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Ite
 
 
 def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return an item for the cards whose firmware does not match the driver. Without a loaded module no firmware is known."""
+    """Return an item for the cards whose firmware does not match the driver. The firmware is unknown if no module is loaded."""
     devices = actual["tool"].get("devices") or []
     other = [
         f"{card['device']} {card['firmware'] or 'unknown'}"
@@ -170,8 +174,8 @@ def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Lis
     return [item(CONCERN, "firmware", ", ".join(other), desired["version"], INSPECT)]
 
 
-def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: bool) -> List[Item]:
-    """Return the differences of the cards of a loaded module. The cards that the tool lists are compared only if `judged`."""
+def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], compare_listed: bool) -> List[Item]:
+    """Return the differences of the cards of a loaded module. With `compare_listed`, also compare the cards that the tool lists."""
     plan = []
     if not actual["rsd0"]:
         plan.append(item(CONCERN, "/dev/rsd0", None, "a character device", INSPECT))
@@ -183,21 +187,21 @@ def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], judged: b
         return plan
     if not same_version(tool["version"], desired["version"]):
         plan.append(item(CONCERN, "tool", tool["version"], desired["version"], INSPECT))
-    if not judged:
+    if not compare_listed:
         return plan
     if "groups_error" in tool:
-        # A reload might help, but would end the servers of all groups. So this needs an operator.
+        # An operator has to decide on a reload of the module, because a reload ends the servers of all groups.
         plan.append(item(CONCERN, "groups", tool["groups_error"], "the group of every NPU", INSPECT))
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]
-    sick = ["{device} {status}".format(**device) for device in tool["devices"] if device["status"] != "normal"]
-    sick += [f"{address} not listed" for address in unlisted]
-    if sick or len(listed) < desired["npus"]:
-        found = "{} listed{}".format(len(listed), "".join(", " + card for card in sick))
+    faulty_cards = ["{device} {status}".format(**device) for device in tool["devices"] if device["status"] != "normal"]
+    faulty_cards += [f"{address} not listed" for address in unlisted]
+    if faulty_cards or len(listed) < desired["npus"]:
+        found = "{} listed{}".format(len(listed), "".join(", " + card for card in faulty_cards))
         plan.append(item(CONCERN, "cards", found, "{} listed `normal`".format(max(desired["npus"], len(actual["bus"]))), INSPECT))
-    foreign = sorted({device["name"] for device in tool["devices"]} - set(desired["cards"]))
-    if foreign:
-        plan.append(item(CONCERN, "card type", ", ".join(foreign), " or ".join(desired["cards"]), INSPECT))
+    other_types = sorted({device["name"] for device in tool["devices"]} - set(desired["cards"]))
+    if other_types:
+        plan.append(item(CONCERN, "card type", ", ".join(other_types), " or ".join(desired["cards"]), INSPECT))
     return plan
 
 

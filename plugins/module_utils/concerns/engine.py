@@ -19,16 +19,16 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import cand
 CONCERN = "engine"
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
 # Options of daemon.json whose values are not secret
-CLEAR = (
+PUBLIC_OPTIONS = (
     "log-driver", "storage-driver", "storage-opts", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent",
     "registry-mirrors", "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
 )  # fmt: skip
 # Packages that contain an engine
-ENGINES = ("docker.io", "docker-ce", "moby-engine")
+ENGINE_PACKAGES = ("docker.io", "docker-ce", "moby-engine")
 # The client program, and its package on Debian 13, where it is not part of the engine's package
 CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
-# The oldest engine whose containers can request devices by their CDI names
-OLDEST_CDI = 25
+# The oldest major version of the engine whose containers can request devices by CDI names
+OLDEST_CDI_VERSION = 25
 # The plan item about the version of the engine
 VERSION = "version"
 # Directories that are searched for programs in addition to PATH
@@ -41,13 +41,13 @@ ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
 
 def has_secrets(daemon: Mapping[str, Any]) -> bool:
     """Return True if a daemon.json has values that other users must not read."""
-    return bool(secret.seal_values(daemon, "", CLEAR) != daemon)
+    return bool(secret.seal_values(daemon, "", PUBLIC_OPTIONS) != daemon)
 
 
 def digested(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """Return the desired or actual daemon.json and drop-ins, with digests instead of secrets."""
     return {
-        "daemon": secret.seal_values(part["daemon"], key, CLEAR),
+        "daemon": secret.seal_values(part["daemon"], key, PUBLIC_OPTIONS),
         "drop_ins": {
             path: content if content is None else secret.seal_unit(content, key) for path, content in part["drop_ins"].items()
         },
@@ -105,7 +105,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences of packages, files and the running engine."""
     plan = []
     missing = missing_packages(desired["packages"], actual["packages"])
-    # The package of an engine may include the client. So a missing client counts only if no package is missing.
+    # The package of an engine may include the client. So a missing client is a difference only if no package is missing.
     if not missing and not actual["client"]:
         missing = [CLIENT_PACKAGE]
     if missing:
@@ -115,15 +115,15 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "daemon.json", broken, desired["daemon"], "repair by hand"))
     elif merge(actual["daemon"], desired["daemon"]) != actual["daemon"]:
         merged = merge(actual["daemon"], desired["daemon"])
-        # `ours` also has the options that the merge removes, such as options of another log driver.
-        ours = {key: actual["daemon"].get(key) for key in (*desired["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
-        plan.append(item(CONCERN, "daemon.json", ours, desired["daemon"], "configure"))
+        # `current` also has the options that the merge removes, such as options of another log driver.
+        current = {key: actual["daemon"].get(key) for key in (*desired["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
+        plan.append(item(CONCERN, "daemon.json", current, desired["daemon"], "configure"))
     clashes = daemon_config.clashes(merge(actual["daemon"], desired["daemon"]), actual["flags"])
     if clashes:
         plan.append(item(CONCERN, FLAGS, ", ".join(clashes), f"options in {DAEMON_JSON} alone", INSPECT))
     for path, content in desired["drop_ins"].items():
         if actual["drop_ins"][path] != content:
-            # The order only matters at the next boot, so the running engine does not need a restart.
+            # This drop-in only has an effect at the next boot, so the running engine does not need a restart.
             action = "order" if path == ORDER_FILE else "configure"
             plan.append(item(CONCERN, path, actual["drop_ins"][path], content, action))
     if desired["ca"] is not None and actual["ca"] != desired["ca"]:
@@ -163,10 +163,10 @@ def cdi_refusals(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
         found, todo = actual["running"]["version"], "Upgrade it"
     else:
         desired = [name for entry in plan if entry["name"] == "packages" for name in entry["desired"]]
-        candidates = [candidate_version(name) for name in desired if name in ENGINES]
+        candidates = [candidate_version(name) for name in desired if name in ENGINE_PACKAGES]
         found, todo = next(iter(candidates), None), "Install a newer one first, such as docker-ce of Docker's own repository"
-    if older(found, OLDEST_CDI):
+    if older(found, OLDEST_CDI_VERSION):
         yield (
-            f"Docker is {found}, expected {OLDEST_CDI} or newer, which finds devices by name. {todo}, or set "
+            f"Docker is {found}, expected {OLDEST_CDI_VERSION} or newer, which finds devices by name. {todo}, or set "
             "npufleet_device_access: devices"
         )

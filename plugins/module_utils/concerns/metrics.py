@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `metrics`: node exporter, and timer, program and configuration of the metrics that it reads."""
+"""The concern `metrics`: node exporter, and the timer, program and configuration that write metrics for it."""
 
 from __future__ import annotations
 

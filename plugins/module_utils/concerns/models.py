@@ -44,16 +44,16 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         release = served_label(root, name)
         model = desired["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
-        if model and release and _path(root, name, release) in damaged:
+        if model and release and _record_path(root, name, release) in damaged:
             lost = damage.lost_record(root, name, release)
             differs += [f"its record cannot be written again: {lost}"] if lost else []
         served[name] = {"release": release, "differs": differs}
         if model and release and not release.endswith("-" + model["release"][:12]) and model["cached"]:
-            served[name]["in_place"] = _in_place(root, name, release, model)
+            served[name]["in_place"] = _keeps_number(root, name, release, model)
     found: Dict[str, Any] = {
         "served": served,
         "missing": [digest for digest in flaws if flaws[digest]],
-        "transaction": _opened(root),
+        "transaction": _open_transaction(root),
         "store": is_complete(root),
     }
     if damaged:
@@ -63,21 +63,21 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def _path(root: str, name: str, label: str) -> str:
+def _record_path(root: str, name: str, label: str) -> str:
     """Return the path of a release's record relative to the store, as in the damage report."""
     return os.path.relpath(record_path(root, name, label), root)
 
 
-def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
-    """Return True if the new release changes a served version without giving it a new number, or if the old one is unknown."""
+def _keeps_number(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
+    """Return True if the new release changes a version but not its number, or if the record of the old release is unreadable."""
     try:
         return changes_version(read_record(root, name, old), new)
     except StoreError:
         return True
 
 
-def _opened(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open transaction or None. "stale" are its models of which Triton's response cache may have outdated answers."""
+def _open_transaction(root: str) -> Optional[Dict[str, Any]]:
+    """Return the open transaction or None. "stale" lists its models with perhaps outdated answers in Triton's response cache."""
     opened = read_transaction(root)
     if opened is None:
         return None
@@ -88,7 +88,7 @@ def _opened(root: str) -> Optional[Dict[str, Any]]:
             new = read_record(root, name, here) if here else None
         except StoreError:
             continue
-        if new and new["cached"] and move["from"] and _in_place(root, name, move["from"], new):
+        if new and new["cached"] and move["from"] and _keeps_number(root, name, move["from"], new):
             stale.append(name)
     return {**opened, "stale": sorted(stale)}
 
@@ -106,7 +106,7 @@ def drift(
     """
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)
-    differs = _unreadable(root, base, files)
+    differs = _read_problems(root, base, files)
     for path in sorted(files):
         full = os.path.join(base, path)
         digest = files[path]["sha256"]
@@ -132,7 +132,7 @@ def drift(
     return differs
 
 
-def _unreadable(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
+def _read_problems(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """Return a message for each path of a release, or parent of such a path, that a server without root rights cannot read."""
     directories = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
     directories += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
@@ -166,7 +166,7 @@ def _digest(path: str) -> Optional[str]:
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: models to release or to withdraw, damaged files of the store, and an open transaction."""
     plan = []
-    # The store only needs an item of its own without models, because the first release creates the store.
+    # If there are models, their first release creates the store.
     if not desired["models"] and not actual["store"]:
         plan.append(item(CONCERN, "store", None, "empty", "prepare"))
     for name in sorted(desired["models"]):

@@ -17,11 +17,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 CONCERN = "monitoring"
 # The file in the directory of node exporter in which status.yml writes its metrics
 STATUS_FILE = "npufleet_status.prom"
-# The jobs of this project, and the one whose targets every fleet has
-JOBS, TRITON = re.compile("npufleet-(triton|node|balancer|cards)"), "npufleet-triton"
+# The jobs of this project, and the job that every fleet has
+JOBS, TRITON_JOB = re.compile("npufleet-(triton|node|balancer|cards)"), "npufleet-triton"
 # A target that was up within this time is in sync, because a restart of a server causes a failed scrape or two.
 WINDOW = "2m"
-# The marked block with the jobs
+# The block of jobs between the two marker lines
 BLOCK = re.compile("^# BEGIN npufleet\n(.*?)^# END npufleet$", re.MULTILINE | re.DOTALL)
 # The key in Prometheus' configuration that lists the files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
@@ -68,7 +68,7 @@ def _rules(port: int, paths: List[str]) -> List[str]:
 def _targets(port: int) -> Optional[Dict[str, Dict[str, str]]]:
     """Return {job: {host: `up` or the last error}} of the targets, None if Prometheus does not answer."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
-    # A response of another shape comes from another program.
+    # If the response has another shape, another program listens on the port.
     if status != 200 or shapes.mismatch(answer, TARGETS):
         return None
     found: Dict[str, Dict[str, str]] = {}
@@ -115,11 +115,11 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     rules = Counter(name for text in desired["rules"].values() for name in RULE.findall(text))
     loaded = Counter(actual["rules_loaded"])
     if loaded != rules:
-        shown = [", ".join(sorted(set(names))) or None for names in (loaded - rules, rules - loaded)]
-        plan.append(item(CONCERN, "loaded rules", shown[0], shown[1], "configure"))
+        differences = [", ".join(sorted(set(names))) or None for names in (loaded - rules, rules - loaded)]
+        plan.append(item(CONCERN, "loaded rules", differences[0], differences[1], "configure"))
     for job in sorted({*desired["hosts"], *actual["health"]}):
         hosts, health = desired["hosts"].get(job, []), actual["health"].get(job, {})
-        of_job = "" if job == TRITON else f" in {job}"
+        of_job = "" if job == TRITON_JOB else f" in {job}"
         for host in hosts:
             if health.get(host) != "up":
                 plan.append(item(CONCERN, f"up of {host}{of_job}", health.get(host, "not scraped"), "up", "wait"))

@@ -23,10 +23,10 @@ TIMER_FILE = "/etc/systemd/system/" + TIMER
 CONFIG = "/etc/npufleet/probe.json"
 # The file of the checks. Only root may read it, because it has golden data and perhaps the key of a restricted API.
 CHECKS_FILE = "/etc/npufleet/probe_checks.json"
-# Number of intervals without a run after which the probe is late
-LATE = 5
-# Limits of a warning: failed checks (SHOWN), and characters of each check (CHARACTERS). The journal has all checks.
-SHOWN, CHARACTERS = 3, 120
+# Number of intervals without a run after which a warning is shown
+LATE_INTERVALS = 5
+# Largest number of failed checks in a warning, and of characters of each check. The journal has all checks.
+MAX_CHECKS, MAX_CHARACTERS = 3, 120
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
@@ -60,21 +60,21 @@ def _state(path: str) -> Dict[str, Any]:
         state = shapes.parse(read_text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
         names = ("when", "at", "boot", "uptime", "interval", "paused", "unavailable", "document")
-        kept = {key: state[key] for key in names if key in state}
-        kept.update({key: float(kept[key]) for key in ("at", "uptime", "interval") if key in kept})
-        kept.update({"age": clock.age(kept, kept["at"])} if "at" in kept else {})
-        return {**kept, "count": len(state.get("checks", [])), "failed": failed} if kept else {}
+        result = {key: state[key] for key in names if key in state}
+        result.update({key: float(result[key]) for key in ("at", "uptime", "interval") if key in result})
+        result.update({"age": clock.age(result, result["at"])} if "at" in result else {})
+        return {**result, "count": len(state.get("checks", [])), "failed": failed} if result else {}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
 def moment() -> Dict[str, Any]:
-    """Return the present moment as a mark, and as the time of day for comparison with results of older probes."""
+    """Return the present time as a mark of the clock, and as the time of day, which results of older versions have."""
     return {**clock.mark(), "at": time.time()}
 
 
 def renew(since: Mapping[str, Any]) -> Optional[str]:
-    """Repeat the probe if its last result is a failure. Return the reason if no probe after `since` has a result, else None."""
+    """Repeat the probe if its last result is a failure. Return the reason if no probe since `since` has a result, else None."""
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
@@ -84,16 +84,16 @@ def renew(since: Mapping[str, Any]) -> Optional[str]:
         return None
     # If the probe is running, the first start only waits for its end, and the second start runs the probe again.
     for _attempt in range(2):
-        code, words = run("systemctl", "start", SERVICE)
+        code, output = run("systemctl", "start", SERVICE)
         if code:
-            return f"the probe cannot be repeated: {short(words, CHARACTERS)}"
+            return f"the probe cannot be repeated: {short(output, MAX_CHARACTERS)}"
         if _is_after(_state(path), since):
             return None
     return "the repeated probe has no result. See journalctl --unit npufleet-probe"
 
 
 def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
-    """Return True if the probe that has written a state started after a moment."""
+    """Return True if the probe with this result started after the moment `since`."""
     if "uptime" in state:
         return state.get("boot") == since.get("boot") and bool(state["uptime"] >= since["uptime"])
     return bool(state.get("at", 0) >= since["at"])
@@ -124,14 +124,14 @@ def warning(actual: Mapping[str, Any]) -> Optional[str]:
     if actual.get("active") != "active" or not state or state.get("paused"):
         return None
     when = state.get("when", "")
-    if state.get("age", float("inf")) > LATE * state.get("interval", 0):
+    if state.get("age", float("inf")) > LATE_INTERVALS * state.get("interval", 0):
         return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
     if state.get("unavailable"):
-        return "the probe cannot run its checks, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * CHARACTERS))
+        return "the probe cannot run its checks, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * MAX_CHARACTERS))
     # A result counts only if it comes from the checks that are installed now.
     if state["failed"] and state.get("document") == actual.get("checks"):
-        shown = "; ".join(short(check, CHARACTERS) for check in state["failed"][:SHOWN])
-        more = len(state["failed"]) - SHOWN
+        shown = "; ".join(short(check, MAX_CHARACTERS) for check in state["failed"][:MAX_CHECKS])
+        more = len(state["failed"]) - MAX_CHECKS
         rest = f"; and {more} more, see journalctl --unit npufleet-probe" if more > 0 else ""
         return "{} of {} checks of the probe failed, {}: {}{}".format(len(state["failed"]), state["count"], when, shown, rest)
     return None

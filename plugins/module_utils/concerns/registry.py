@@ -31,7 +31,7 @@ class HostSide(Protocol):
     CONCERN: str
 
     def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the actual state. This method runs as root and changes nothing. It also works on a host with nothing installed."""
+        """Return the actual state. This runs as root and changes nothing. It also works on a new host."""
 
     def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         """Return the differences between desired and actual state."""
@@ -45,8 +45,8 @@ class Concern(NamedTuple):
     """A part of a host that is planned, applied and proven on its own."""
 
     host_side: HostSide
-    # The role that applies the concern, and the tags with which site.yml runs the role. Without a role, the frame of a rollout
-    # applies the concern.
+    # The role that applies the concern, and the tags with which site.yml runs the role. `traffic` has no role: the tasks around
+    # each host change apply it.
     role: str
     tags: Tuple[str, ...]
     # The groups of the inventory whose hosts have the concern
@@ -65,7 +65,7 @@ class Concern(NamedTuple):
 
 # With these tags, site.yml applies the server and the concerns that depend on it.
 SERVER_TAGS = ("server", "models")
-LOADS = ("load", "unload", "restart", "wait", "prove")
+LOAD_ACTIONS = ("load", "unload", "restart", "wait", "prove")
 CONCERNS: Dict[str, Concern] = {
     concern.host_side.CONCERN: concern
     for concern in (
@@ -74,7 +74,12 @@ CONCERNS: Dict[str, Concern] = {
         Concern(image, "triton_image", ("image",)),
         Concern(models, "model_repository", SERVER_TAGS, playbooks=("models", "recover", "rollback"), models_actions=None),
         Concern(
-            server, "triton_server", SERVER_TAGS, playbooks=("models", "recover", "rollback"), models_actions=LOADS, sealed=True
+            server,
+            "triton_server",
+            SERVER_TAGS,
+            playbooks=("models", "recover", "rollback"),
+            models_actions=LOAD_ACTIONS,
+            sealed=True,
         ),
         Concern(watchdog, "triton_server", SERVER_TAGS, unit=watchdog.UNIT, warning=watchdog.warning),
         Concern(
@@ -115,7 +120,7 @@ def concerns_of(names: Sequence[str], npu_group: str) -> List[str]:
 
 def needs_site(item: Item) -> bool:
     """Return True if only site.yml may perform the action of a difference, and models.yml must not."""
-    # The plan comes from a host, so its concern may be unknown here.
+    # The plan comes from a host, so the concern may be unknown to the controller.
     concern = CONCERNS.get(item["concern"])
     allowed = concern.models_actions if concern else ()
     return allowed is not None and item["action"] not in allowed

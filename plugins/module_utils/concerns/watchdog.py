@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `watchdog`: unit, program and configuration of the watchdog, and the versions that the running process uses."""
+"""The concern `watchdog`: unit, program and configuration of the watchdog, and the versions of them in the running process."""
 
 from __future__ import annotations
 

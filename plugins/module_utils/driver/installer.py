@@ -11,15 +11,15 @@ import subprocess
 from contextlib import suppress
 from typing import IO, List, Optional
 
-# Limit of the log lines in a message (SHOWN), and the bytes at the end of the log from which they are taken (TAIL)
-SHOWN = 30
-TAIL = 16384
+# Largest number of log lines in a message, and number of bytes at the end of the log that are read for them
+MAX_LINES = 30
+TAIL_BYTES = 16384
 # Seconds between SIGTERM and SIGKILL, in which the installer may end by itself
 MAX_WAIT_SECONDS = 30.0
 
 
 def run(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
-    """Run an installer, and return its exit code, or None if it was ended after the timeout."""
+    """Run an installer. Return its exit code, or None if the installer was ended after the timeout."""
     # The installer has a session of its own, so that its children can be ended with it. pylint: disable=consider-using-with
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -38,6 +38,6 @@ def run(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
 def last_lines(path: str) -> str:
     """Return the last non-empty lines of a log."""
     with open(path, "rb") as source:
-        source.seek(max(os.path.getsize(path) - TAIL, 0))
+        source.seek(max(os.path.getsize(path) - TAIL_BYTES, 0))
         lines = source.read().decode("utf-8", "replace").splitlines()
-    return "\n".join([line.rstrip() for line in lines if line.strip()][-SHOWN:])
+    return "\n".join([line.rstrip() for line in lines if line.strip()][-MAX_LINES:])

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readings of the cards, such as temperature and power, in base units, from the JSON of all versions of the vendor's tool.
 
-The tool changed its units with driver 3.0: before, a power is `6.1W`, since then `6100000uW`, and a temperature may be in
-thousandths of a degree. Most numbers are texts. A reading that is missing, `N/A`, of an unknown unit or impossible is None.
+The tool changed its units with driver 3.0: a power such as `6.1W` became `6100000uW`, and a temperature may be in thousandths of a
+degree. Most numbers are texts. A reading is None if it is missing, `N/A`, impossible or of an unknown unit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 # A number of the tool, with a unit or without
 QUANTITY = re.compile(r"([+-]?[0-9]{1,19}(?:\.[0-9]{1,19})?) *([A-Za-z/%°]{0,8})")
-# Factor of each unit. Units of temperatures are compared in lower case, those of others as written.
+# Factor of each unit. Only units of temperatures are compared in lower case.
 TEMPERATURE = {"c": 1.0, "°c": 1.0, "mc": 0.001, "m°c": 0.001}
 POWER = {"W": 1.0, "mW": 1e-3, "uW": 1e-6}
 MEMORY = {
@@ -26,21 +26,21 @@ MEMORY = {
 }
 PERCENT = {"": 0.01, "%": 0.01}
 SPEED = {"": 1.0, "GT/s": 1.0}
-# The limits of possible readings. A number beyond a limit has another unit than assumed, so the reading is None.
+# Limits of possible readings. A number beyond a limit probably has another unit, so the reading is None.
 MAX_CELSIUS, MIN_CELSIUS, MAX_WATTS, MAX_BYTES, MAX_SPEED, MAX_WIDTH = 200.0, -50.0, 2000.0, 2.0**50, 256.0, 32
 # A temperature without a unit is in thousandths of a degree from MILLI_CELSIUS on. A power without a unit is in microwatts from
 # MICROWATTS on. No card reaches 1000 degrees or 100 kW, and every card needs more than 0.1 W.
 MILLI_CELSIUS, MICROWATTS = 1000.0, 100_000.0
-# A total memory without a unit is in bytes if it is at least BYTES, because the smallest card has 16 GiB.
-BYTES = 2.0**30
-# The status of a card that works. Other texts are faults, except those that say nothing.
-NORMAL, SILENT = "normal", ("", "n/a", "na", "none", "unknown", "-")
-# The most cards in one output of the tool, and the most characters of a text
-CARDS, TEXT = 256, 100
+# A total memory without a unit is in bytes if it is at least this number, because the smallest card has 16 GiB.
+MIN_BYTES = 2.0**30
+# The status of a card that works, and texts that mean an unknown status. All other texts are faults.
+NORMAL, UNKNOWN_STATUS = "normal", ("", "n/a", "na", "none", "unknown", "-")
+# Largest number of cards in one output of the tool, and of characters of a text
+MAX_CARDS, MAX_TEXT = 256, 100
 
 
 class Card(NamedTuple):
-    """The readings of a card. A text that is unknown is empty, a number that is unknown is None."""
+    """The readings of a card. An unknown text is empty, an unknown number is None."""
 
     npu: str
     device: str
@@ -62,8 +62,8 @@ class Card(NamedTuple):
 def parse(output: str) -> List[Card]:
     """Return the cards in the JSON of the tool. Raises ValueError if the output has no list of devices."""
     answer = shapes.parse_as(output, {"devices": [dict]})
-    if len(answer["devices"]) > CARDS:
-        raise ValueError(f"it has {len(answer['devices'])} devices, expected at most {CARDS}")
+    if len(answer["devices"]) > MAX_CARDS:
+        raise ValueError(f"it has {len(answer['devices'])} devices, expected at most {MAX_CARDS}")
     return [card(device) for device in answer["devices"]]
 
 
@@ -74,14 +74,14 @@ def card(device: Mapping[str, Any]) -> Card:
     used, size = memory_bytes(memory.get("used"), memory.get("total"))
     width = quantity(str(pci.get("link_width", "")).lstrip("xX"), {"": 1.0})
     return Card(
-        npu=_whole(device.get("npu")),
+        npu=_number_text(device.get("npu")),
         device=text(device.get("device")),
         bus_id=text(pci.get("bus_id")),
         name=text(device.get("name")),
         uuid=text(device.get("uuid")),
         firmware=text(device.get("fw_ver")),
-        group=_whole(device.get("group_id")),
-        healthy=None if status in SILENT else status == NORMAL,
+        group=_number_text(device.get("group_id")),
+        healthy=None if status in UNKNOWN_STATUS else status == NORMAL,
         celsius=celsius(device.get("temperature")),
         watts=watts(device.get("card_power")),
         memory_used=used,
@@ -96,7 +96,7 @@ def text(value: Any) -> str:
     """Return a text of the tool without control characters, empty for any other value and for `N/A`."""
     if not isinstance(value, str):
         return ""
-    line = "".join(character for character in value if character.isprintable())[:TEXT].strip()
+    line = "".join(character for character in value if character.isprintable())[:MAX_TEXT].strip()
     return "" if line.lower() in ("n/a", "none", "null") else line
 
 
@@ -128,15 +128,15 @@ def watts(value: Any) -> Optional[float]:
 
 
 def memory_bytes(used: Any, size: Any) -> Tuple[Optional[float], Optional[float]]:
-    """Return the used and the whole memory of a card in bytes. Without units both are bytes if the whole is large enough."""
+    """Return the used and the total memory of a card in bytes. Numbers without units are bytes if the total is large enough."""
     total, unit = _split(size)
-    known = total is not None and (unit in MEMORY or (not unit and total >= BYTES))
-    units = {**MEMORY, "": 1.0} if known and not unit else MEMORY
-    whole = _within(quantity(size, units), 1, MAX_BYTES) if known else None
+    is_unit_known = total is not None and (unit in MEMORY or (not unit and total >= MIN_BYTES))
+    units = {**MEMORY, "": 1.0} if is_unit_known and not unit else MEMORY
+    limited_total = _within(quantity(size, units), 1, MAX_BYTES) if is_unit_known else None
     # 0 is the same in every unit.
-    taken = 0.0 if _split(used)[0] == 0 else quantity(used, units)
-    taken = _within(taken, 0, MAX_BYTES if whole is None else whole)
-    return taken, whole
+    limited_used = 0.0 if _split(used)[0] == 0 else quantity(used, units)
+    limited_used = _within(limited_used, 0, MAX_BYTES if limited_total is None else limited_total)
+    return limited_used, limited_total
 
 
 def _split(value: Any) -> Tuple[Optional[float], str]:
@@ -151,8 +151,8 @@ def _within(value: Optional[float], least: float, most: float) -> Optional[float
     return value if value is not None and least <= value <= most else None
 
 
-def _whole(value: Any) -> str:
-    """Return a whole number as text, which the tool prints as a number or as text; an empty text for any other value."""
+def _number_text(value: Any) -> str:
+    """Return a limited_total number as text, and an empty text for any other value. The tool prints numbers also as texts."""
     return str(int(value)) if shapes.mismatch(value, (int, re.compile("[0-9]{1,9}"))) is None and int(value) >= 0 else ""
 
 

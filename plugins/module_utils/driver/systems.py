@@ -30,7 +30,7 @@ def system_refusals(row: Mapping[str, Any], os_release: str, kernel: str) -> Lis
 def kernel_fits(kernel: str, rule: str) -> bool:
     """Return True if a kernel such as `6.8.0-49-generic` matches a rule such as `==6.8.0,<=6.8.0-138` or `<=5.14.0-570.116.1`.
 
-    Numbers of the kernel that a part of the rule does not have are not compared: `==6.8.0` matches every build.
+    A part of a rule is compared only up to its last number: `==6.8.0` matches every build.
     """
     version, _dash, rest = kernel.partition("-")
     build = re.match(r"\d+(?:\.\d+)*", rest)

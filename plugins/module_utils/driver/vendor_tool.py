@@ -53,7 +53,8 @@ def query_tool() -> Dict[str, Any]:
     """Return {"path", "version", "devices", "contexts", "holders"} or {"error"}, in one format for all versions of the tool.
 
     "contexts" is the number of contexts, "holders" the contexts with their cards. A device has a "group" if the tool reports one.
-    If numbers of NPUs repeat, the groups are queried. "groups_error" is the reason why that failed on a host with several groups.
+    If two NPUs have the same number, the groups are queried. "groups_error" is the reason if that fails and the
+    host has several groups.
     """
     path = find_tool()
     if path is None:
@@ -79,18 +80,18 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order in which a process numbers them: by group and number, or as listed if these repeat."""
-    places = {(device.get("group", 0), device["npu"]) for device in devices}
-    if len(places) < len(devices):
+    """Return the devices in the order in which a process numbers them: by group and number, or as listed if two are equal."""
+    group_and_number = {(device.get("group", 0), device["npu"]) for device in devices}
+    if len(group_and_number) < len(devices):
         return list(devices)
     return sorted(devices, key=lambda device: (device.get("group", 0), device["npu"]))
 
 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
-    """Return how the driver has lost its cards, None if it has not. This happens after processes with open cards were killed.
+    """Return a message if the driver has lost its cards, else None. The kill of a process with open cards can cause this.
 
     The tool then numbers all cards of a group 0, or lists no card although `nodes` exist. Only a reload of the module or a reboot
-    helps. If the groups are unknown, no card counts as lost, because a needless reload would end the servers on all cards.
+    helps. If the groups are unknown, no card counts as lost, because a reload ends the servers on all cards.
     """
     devices = tool.get("devices")
     if devices is None:
@@ -108,9 +109,9 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
 
 
 def query_readings(timeout: float) -> List[readings.Card]:
-    """Return the readings of the cards. Raises ValueError with the reason if the tool has none.
+    """Return the readings of the cards. Raises ValueError with the reason if the tool reports no cards.
 
-    Unlike query_tool it accepts devices of which a field is missing. With several groups, the tool is called with `-g`.
+    Unlike query_tool, this function accepts devices without some of the fields. With several groups, the tool is called with `-g`.
     """
     path = find_tool()
     if path is None:
@@ -154,21 +155,25 @@ def _group(device: Mapping[str, Any]) -> Optional[int]:
 
 
 def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """Return {"npu", "cards", "pid", "process"} of each context. "cards" are the cards on which it may be.
+    """Return {"npu", "cards", "pid", "process"} of each context. "cards" are the cards on which the context may be.
 
     The SDK opens the node of only one group, so all contexts of a process are on NPUs of the same group.
     """
     numbers: Dict[int, Set[int]] = {}
     for device in devices if _grouped(devices) else ():
         numbers.setdefault(device["group"], set()).add(device["npu"])
-    held: Dict[int, Set[int]] = {}
+    npus_by_pid: Dict[int, Set[int]] = {}
     for context in contexts:
-        held.setdefault(int(context["pid"]), set()).add(int(context["npu"]))
+        npus_by_pid.setdefault(int(context["pid"]), set()).add(int(context["npu"]))
     holders = []
     for context in contexts:
         npu, pid, group = int(context["npu"]), int(context["pid"]), _group(context)
-        fitting = {group} if group is not None else {other for other in numbers if held[pid] <= numbers[other]}
-        cards = [device["device"] for device in devices if device["npu"] == npu and (not fitting or device.get("group") in fitting)]
+        possible_groups = {group} if group is not None else {other for other in numbers if npus_by_pid[pid] <= numbers[other]}
+        cards = [
+            device["device"]
+            for device in devices
+            if device["npu"] == npu and (not possible_groups or device.get("group") in possible_groups)
+        ]
         holders.append({"npu": npu, "cards": cards, "pid": pid, "process": str(context["process"])})
     return holders
 

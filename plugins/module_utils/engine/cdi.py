@@ -19,18 +19,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import cand
 
 PACKAGE, TOOLKIT = "rbln-container-toolkit", "/usr/bin/rbln-ctk"
 # Older toolkits have no names for single NPUs.
-OLDEST = "0.2"
+MIN_VERSION = "0.2"
 # Older drivers lack a library that the toolkit needs.
 OLDEST_DRIVER = 3
-# The vendor's own unit writes this file, too. Each boot removes the file. An engine prefers this directory to /etc/cdi, which has
-# the outdated spec that the package wrote during its installation.
+# The vendor's own unit also writes this file. Each boot removes the file. An engine prefers this directory to /etc/cdi, where the
+# package wrote a spec during its installation, which is outdated.
 SPEC = "/var/run/cdi/rbln.yaml"
 KIND = "rebellions.ai/npu"
 # The node of the default group of NPUs. The SDK opens only this name, and finds no NPU without it.
 GROUP_NODE = "/dev/rsd0"
 SPEC_UNIT, START_UNIT = "npufleet-cdi.service", "npufleet-cdi-start.service"
 SYSTEMD = "/etc/systemd/system"
-# Every start of the engine starts START_UNIT, not only the start at boot.
+# START_UNIT runs at every start of the engine, not only at boot.
 WANTED_BY = {SPEC_UNIT: "multi-user.target", START_UNIT: "docker.service"}
 GENERATE_COMMAND = (TOOLKIT, "cdi", "generate", "--output")
 UNIT_TEXT = f"""# Written by npufleet
@@ -80,7 +80,7 @@ def unit_texts(container: str) -> Dict[str, str]:
 def read(npus: Optional[int]) -> Dict[str, Any]:
     """Return {"units", "enabled"} and, unless `npus` is None, also {"version", "spec", "flaws", "error", "link"}.
 
-    "units" has the text of each unit, or None. "version" is that of the toolkit. "spec" is "current", "outdated" or None (no file).
+    "units" has the text of each unit, or None. "version" is of the toolkit. "spec" is "current", "outdated" or None (no file).
     "flaws" and "error" describe the spec that the toolkit generates now. "link" is {"path", "to"} of a missing link to a library.
     """
     installed: Dict[str, Any] = {
@@ -113,7 +113,7 @@ def version() -> Optional[str]:
 
 def is_too_old(found: str) -> bool:
     """Return True if this version has no names for single NPUs. A version without a number is a custom build and not too old."""
-    numbers = [[int(part) for part in re.findall(r"\d+", text.rpartition(":")[2])[:2]] for text in (found, OLDEST)]
+    numbers = [[int(part) for part in re.findall(r"\d+", text.rpartition(":")[2])[:2]] for text in (found, MIN_VERSION)]
     return bool(numbers[0]) and numbers[0] < numbers[1]
 
 
@@ -124,13 +124,13 @@ def refusals(found: Optional[str]) -> Iterator[str]:
     offered = candidate_version(PACKAGE)
     if offered is None or is_too_old(offered):
         yield (
-            f"{PACKAGE} is {found or 'missing'} and {offered or 'missing'} in the host's repositories, expected {OLDEST} or newer, "
-            "which names each NPU. Set rbln_driver_toolkit_repository, or install it"
+            f"{PACKAGE} is {found or 'missing'} and {offered or 'missing'} in the host's repositories, expected {MIN_VERSION} or "
+            "newer, which names each NPU. Set rbln_driver_toolkit_repository, or install it"
         )
 
 
 def _missing_link() -> Optional[Dict[str, str]]:
-    """Return the link that the SDK opens and the driver lacks. The toolkit can only copy links that the host already has."""
+    """Return the link that the SDK opens, if the host lacks it. The toolkit can only copy links that the host already has."""
     target = f"{driver_files.CONTAINER_LIBRARIES}/{driver_files.NEEDED}"
     for bind in driver_files.find({"libraries": True, "driver": ""})["binds"]:
         path, name, _rights = bind.split(":")
@@ -169,7 +169,7 @@ def spec_flaws(as_json: str, npus: int, unlinked: bool = False) -> Iterator[str]
 
 
 def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool) -> Iterator[str]:
-    """Yield a description of each driver file that a spec does not mount, and of each of its mounts whose source is missing."""
+    """Yield a description of each driver file that a spec does not mount, and of each mount whose source is missing."""
     yield from (f"a mount of {path}, which does not exist" for path in sorted(set(mounts.values())) if not os.path.exists(path))
     mounted = {os.path.realpath(path) for path in mounts.values()}
     of_driver = {bind.split(":")[0] for bind in driver_files.find({"libraries": True, "driver": ""})["binds"]}
@@ -187,7 +187,7 @@ def diff(concern: str, found: Mapping[str, Any], desired: Mapping[str, str], loa
         return [item(concern, name, "installed", None, REMOVE) for name, unit in found["units"].items() if unit is not None]
     plan = []
     if found["version"] is None or is_too_old(found["version"]):
-        plan.append(item(concern, PACKAGE, found["version"], f"{OLDEST} or newer", INSTALL))
+        plan.append(item(concern, PACKAGE, found["version"], f"{MIN_VERSION} or newer", INSTALL))
     for name, unit in desired.items():
         if found["units"][name] != unit:
             plan.append(item(concern, name, found["units"][name], unit, "configure"))

@@ -13,14 +13,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, OutputTooLarge, capture, untranslated, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import MAX_OUTPUT, OutputTooLarge, capture, untranslated, which
 
 # The last line of the client's output
 ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
-# Limit of the failed checks in a message
-SHOWN = 20
-# Seconds to start and remove a container, and the most requests of one check: two protocols, each perhaps repeated
+# Largest number of failed checks in a message
+MAX_SHOWN = 20
+# Seconds to start and remove a container, and the largest number of requests of a check: one per protocol, each repeated once
 ENGINE_SECONDS, REQUESTS_PER_CHECK = 300.0, 4
 # The exit code of `docker run` if the engine cannot run the container
 ENGINE_FAILED = 125
@@ -29,7 +29,7 @@ EXTRA_PATH = "/sbin:/usr/sbin:/usr/local/sbin"
 # The client needs only the network, and /tmp for its own program.
 LEAST_PRIVILEGES = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 # The first program of python3 in the container, which reads the client and its document from standard input. It limits numpy to one
-# thread, because more threads would only wait actively. Rare garbage collection and an exit without cleanup save time.
+# thread, because more threads only use CPU time while they wait. Rare garbage collection and an exit without cleanup save time.
 START = f"""
 import base64, gc, json, os, sys, tempfile
 gc.set_threshold(50000)
@@ -51,7 +51,7 @@ def standard_input(document: Mapping[str, Any], program: str) -> bytes:
 
 
 def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
-    """Return the command line that runs the container. It pulls no image, because only the delivered image was proven."""
+    """Return the command line that runs the container. The command pulls no image, because only the delivered image was proven."""
     options = [
         "--rm",
         "--interactive",
@@ -85,7 +85,7 @@ def run_in_container(
 ) -> List[Dict[str, Any]]:
     """Run the checks in a container, remove the container, and return the results. Raises ClientError.
 
-    Only one caller uses a `name`, and never twice at once. So an older container of this name is removed.
+    A caller uses its `name` for one container at a time. So an older container with this name is removed.
     """
     docker = which("docker", EXTRA_PATH)
     if not docker:
@@ -132,8 +132,8 @@ def _end(output: str) -> str:
 def _results(done: subprocess.CompletedProcess[str], source: str) -> List[Dict[str, Any]]:
     """Return the results that the client has printed. Raises ClientError."""
     try:
-        # The size limit is that of any command's output, because each result may include a picture.
-        answer = shapes.parse_as(done.stdout.strip().rpartition("\n")[2], ANSWER, OUTPUT)
+        # The size limit is large (MAX_OUTPUT), because each result may include a picture.
+        answer = shapes.parse_as(done.stdout.strip().rpartition("\n")[2], ANSWER, MAX_OUTPUT)
         if "error" in answer:
             raise ClientError(f"{source} has no client ({answer['error']}), expected numpy and tritonclient[http,grpc]")
         checks: List[Dict[str, Any]] = answer["checks"]
@@ -148,9 +148,9 @@ def report(host: str, results: List[Dict[str, Any]], excluded: Sequence[str] = (
     """Return {"msg", "proven", "passed", "checks"} for the module's result; `excluded` models need no proof."""
     failed = [result for result in results if not result["ok"]]
     passed = len(results) - len(failed)
-    lines = [f"  - {check['name']}: {check['why']}" for check in failed[:SHOWN]]
-    if len(failed) > SHOWN:
-        lines.append(f"  - and {len(failed) - SHOWN} more")
+    lines = [f"  - {check['name']}: {check['why']}" for check in failed[:MAX_SHOWN]]
+    if len(failed) > MAX_SHOWN:
+        lines.append(f"  - and {len(failed) - MAX_SHOWN} more")
     no_checks = "no checks ran for " + ", ".join(excluded) if excluded else "no model to check"
     count = f"{passed} of {len(results)} checks passed" if results else no_checks
     return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that have cards open, from the contexts that the vendor's tool lists: their names, containers and cards.
 
-If NPUs are in groups, the NPU number of a context does not identify a card. The device nodes that a process has open do.
+If NPUs are in groups, the NPU number of a context does not identify a card, but the open device nodes of a process do.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ POLL_SECONDS = 0.5
 NODES = "/dev/rbln[0-9]*"
 PROC = "/proc"
 # The kernel truncates the name of a process to 15 characters.
-COMM = 15
+MAX_COMM_LENGTH = 15
 
 
 def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
     """Return {"running": True if the container runs, "reasons": messages about contexts that keep the cards from being free}.
 
-    Contexts of the running container itself are not included. With `ignore_gone`, contexts of ended processes are not either.
+    Contexts of the running container itself are left out. With `ignore_gone`, contexts of ended processes are left out, too.
     """
     engine = Engine()
     own = _inspect(engine, container)
@@ -41,7 +41,7 @@ def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
     foreign = []
     for holder in tool["holders"]:
         owner = owner_of(holder)
-        # A process that is not found may belong to the container, which numbers its processes itself.
+        # A process that is not found may belong to the container, whose processes may have other IDs.
         if not (ignore_gone and owner["gone"]) and not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
             foreign.append({**holder, **owner, "open": open_cards(holder["pid"]) if not owner["gone"] else set()})
     names = {}
@@ -77,7 +77,7 @@ def owner_of(holder: Mapping[str, Any]) -> Dict[str, Any]:
     """Return {"gone": True if the process of a context has ended, "container": the ID of its container or None}."""
     pid = holder["pid"]
     name = (read_text(f"/proc/{pid}/comm") or "").strip()
-    if not name or name != holder["process"][:COMM]:
+    if not name or name != holder["process"][:MAX_COMM_LENGTH]:
         return {"gone": True, "container": None}
     found = CONTAINER.search(read_text(f"/proc/{pid}/cgroup") or "")
     return {"gone": False, "container": found.group(1) if found else None}

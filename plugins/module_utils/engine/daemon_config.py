@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Options of dockerd: how desired options are merged into daemon.json, and which options its command line sets.
+"""Options of dockerd: merge desired options into daemon.json, and read the options that the command line of dockerd sets.
 
 The names are from the source of moby (cmd/dockerd/config.go and config_unix.go, daemon/config/config.go). Some options can be set
 several times. Their flag has a singular name, and their key in the file has a plural name. dockerd does not start if an option is
@@ -19,13 +19,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
-# Options that are valid only for one value of another option, each with the name of that other option
-DEPENDENT = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
+# {option: the option that selects its driver}. The values of an option are valid only for one driver.
+DRIVER_OPTIONS = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
 # Defaults of dockerd. The storage driver has no fixed default: it depends on the host.
-DEFAULTS = {"log-driver": "json-file"}
+DEFAULT_DRIVERS = {"log-driver": "json-file"}
 # Maps whose entries are replaced as a whole. If entries were merged, a runtime could have both a path and a type.
-OBJECTS = ("runtimes", "default-ulimits")
-# Maps that are one option of dockerd. In other maps, such as `proxies`, each entry is an option.
+WHOLE_ENTRIES = ("runtimes", "default-ulimits")
+# Maps that count as one option of dockerd. In other maps, such as `proxies`, each entry is an option.
 ONE_OPTION = ("builder", "cluster-store-opts", "default-network-opts", "default-ulimits", "features", "log-opts", "runtimes")
 # dockerd accepts this option in the file and as a flag, and merges both.
 MERGED_BY_DOCKERD = "runtimes"
@@ -50,8 +50,8 @@ UNIT_PATHS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system",
 )  # fmt: skip
 PROGRAM = "dockerd"
-# The unit of Debian's package. It stands in for a missing unit, because drop-ins and variables may exist before the package.
-PACKAGED = (
+# The unit of Debian's package. It replaces a missing unit, because drop-ins may exist before the package is installed.
+PACKAGED_UNIT = (
     "the package's docker.service",
     "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
 )
@@ -84,32 +84,32 @@ def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> D
     """
     merged = {}
     for option, value in (current or {}).items():
-        kept = _kept(option, value, current or {}, desired)
-        if kept is not None:
-            merged[option] = kept
+        valid_part = _valid_part(option, value, current or {}, desired)
+        if valid_part is not None:
+            merged[option] = valid_part
     for option, value in desired.items():
-        merged[option] = _merge_value(merged.get(option), value, objects=option in OBJECTS)
+        merged[option] = _merge_value(merged.get(option), value, whole_entries=option in WHOLE_ENTRIES)
     return merged
 
 
-def _kept(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[str, Any]) -> Any:
-    """Return the current value of an option without the parts that the desired driver does not know, None if no part remains."""
-    owner = DEPENDENT.get(option)
+def _valid_part(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[str, Any]) -> Any:
+    """Return the current value of an option without the parts that are invalid for the desired driver, None if no part remains."""
+    owner = DRIVER_OPTIONS.get(option)
     if owner is None or owner not in desired:
         return value
-    before = current.get(owner, DEFAULTS.get(owner))
-    if before == desired[owner]:
+    current_driver = current.get(owner, DEFAULT_DRIVERS.get(owner))
+    if current_driver == desired[owner]:
         return value
-    if before is None and isinstance(value, list):
+    if current_driver is None and isinstance(value, list):
         # A storage option begins with the name of its driver, as in `overlay2.size=20G`.
         return [entry for entry in value if str(entry).startswith(f"{desired[owner]}.")] or None
     return None
 
 
-def _merge_value(current: Any, desired: Any, objects: bool = False) -> Any:
+def _merge_value(current: Any, desired: Any, whole_entries: bool = False) -> Any:
     if not (isinstance(current, Mapping) and isinstance(desired, Mapping)):
         return desired
-    return {**current, **{key: desired[key] if objects else _merge_value(current.get(key), desired[key]) for key in desired}}
+    return {**current, **{key: desired[key] if whole_entries else _merge_value(current.get(key), desired[key]) for key in desired}}
 
 
 def options(config: Mapping[str, Any]) -> Iterator[str]:
@@ -124,10 +124,10 @@ def options(config: Mapping[str, Any]) -> Iterator[str]:
 def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
     """Return the flags (from `read_flags`) that conflict with daemon.json.
 
-    dockerd does not start if a flag sets an option of daemon.json. With the flag `--config-file`, it reads another file.
+    dockerd does not start if a flag sets an option of daemon.json. With the flag `--config-file`, dockerd reads another file.
     """
-    both = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
-    return [*both, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]
+    set_twice = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
+    return [*set_twice, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]
 
 
 def read_flags() -> Dict[str, str]:
@@ -171,7 +171,7 @@ def _unit_files() -> List[Tuple[str, str]]:
         for path in UNIT_PATHS:
             for found in glob.glob(os.path.join(glob.escape(path), directory, "*.conf")):
                 drop_ins.setdefault(os.path.basename(found), found)
-    main = (unit, read_text(unit) or "") if unit else PACKAGED
+    main = (unit, read_text(unit) or "") if unit else PACKAGED_UNIT
     return [main, *((drop_ins[name], read_text(drop_ins[name]) or "") for name in sorted(drop_ins))]
 
 
@@ -191,10 +191,10 @@ def _command_line(units: Sequence[Tuple[str, str]]) -> List[Tuple[str, str]]:
     for pattern in files:
         for path in sorted(glob.glob(pattern)):
             environment.update(_environment_file(read_text(path) or "", path))
-    return list(_expanded(_split(start), environment, source))
+    return list(_expand(_split(start), environment, source))
 
 
-def _expanded(words: Sequence[str], environment: Mapping[str, Tuple[str, str]], source: str) -> Iterator[Tuple[str, str]]:
+def _expand(words: Sequence[str], environment: Mapping[str, Tuple[str, str]], source: str) -> Iterator[Tuple[str, str]]:
     for word in words:
         name = word[1:] if re.fullmatch(r"\$\w+", word) else ""
         if name:
@@ -214,11 +214,11 @@ def _settings(content: str) -> Iterator[Tuple[str, str]]:
         if line.endswith("\\"):
             continued += line[:-1] + " "
             continue
-        whole, continued = continued + line, ""
-        if re.fullmatch(r"\[[^\]]*\]", whole):
-            section = whole
-        elif section == "[Service]" and "=" in whole:
-            name, _equals, value = whole.partition("=")
+        setting, continued = continued + line, ""
+        if re.fullmatch(r"\[[^\]]*\]", setting):
+            section = setting
+        elif section == "[Service]" and "=" in setting:
+            name, _equals, value = setting.partition("=")
             yield name.strip(), value.strip()
 
 

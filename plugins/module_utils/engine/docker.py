@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
 
 ANY = re.compile(".*", re.DOTALL)
-# An ID becomes a part of a request's path.
+# An ID is used in the path of requests, so its characters are checked.
 ID = re.compile(r"[\w.-]{1,128}")
 
 
@@ -124,8 +124,8 @@ class Engine:
         identity = _data(self._post(f"/containers/{container}/exec", options), {"Id": ID})["Id"]
         # The response ends when the command ends.
         output = decode_stream(self._post(f"/exec/{identity}/start", {"Detach": False, "Tty": False}))
-        ended = self.get(f"/exec/{identity}/json")
-        code = ended["ExitCode"] if ended and not shapes.mismatch(ended, {"ExitCode": int}) else 0
+        state = self.get(f"/exec/{identity}/json")
+        code = state["ExitCode"] if state and not shapes.mismatch(state, {"ExitCode": int}) else 0
         return int(code), output.decode("utf-8", "replace")
 
     def run(self, name: str, config: Mapping[str, Any], limit: float) -> Tuple[int, str]:
@@ -133,18 +133,18 @@ class Engine:
         from urllib.parse import quote
 
         resource = "/containers/" + quote(name)
-        # A previous call that was killed may have left its container.
+        # An earlier call may have been killed before it removed its container.
         self.exchange("DELETE", resource + "?force=true")
         self._post(f"/containers/create?name={quote(name)}", config)
         try:
             self._post(resource + "/start", None)
-            ended = _data(self._post(resource + "/wait", None, limit), {"StatusCode": int})
+            exit_status = _data(self._post(resource + "/wait", None, limit), {"StatusCode": int})
             output = decode_stream(self.exchange("GET", resource + "/logs?stdout=1&stderr=1")[1])
         except socket.timeout:
             raise OSError(f"the container did not end within {limit:.0f} s") from None
         finally:
             self.exchange("DELETE", resource + "?force=true")
-        return int(ended["StatusCode"]), output.decode("utf-8", "replace")
+        return int(exit_status["StatusCode"]), output.decode("utf-8", "replace")
 
     def _post(self, resource: str, body: Any, timeout: Optional[float] = None) -> bytes:
         status, raw = self.exchange("POST", resource, body, timeout)

@@ -27,8 +27,8 @@ IMAGE = {
 def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
     """Return the SHA-256 of an image's unpacked layers and configuration, None if the layers are unknown.
 
-    An image has no common ID: Docker's own store uses the digest of the configuration, and the store of containerd (default of new
-    installations of Docker 29) the digest of the manifest. So the IDs differ between hosts that loaded the same archive.
+    Two hosts that loaded the same archive may have different image IDs. Docker's own store uses the digest of the configuration as
+    ID. The store of containerd, the default of new installations of Docker 29, uses the digest of the manifest.
     """
     layers = (inspected.get("RootFS") or {}).get("Layers")
     if not layers:

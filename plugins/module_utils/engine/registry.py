@@ -24,10 +24,10 @@ DOCKER_HUB = "https://index.docker.io/v1/"
 
 
 def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Return the reason why the engine cannot use a supplier, None if it can or if no engine is running yet.
+    """Return the reason why the engine cannot use a supplier. Return None if it can use it, or if no engine runs yet.
 
-    `entry` is {"name", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest. If
-    `pushes` is true, it is the repository to which an image will be pushed.
+    `entry` is {"name", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest, or,
+    if `pushes` is true, the repository to which an image will be pushed.
     """
     login = (str(entry.get("user") or ""), passwords.get(entry["name"], ""))
     try:
@@ -46,7 +46,7 @@ def _unreachable(answer: str) -> str:
 
 
 def _check_login(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[str]:
-    """Return the reason why the registry rejects the login. The right to push is not checked: only a push can prove it."""
+    """Return the reason why the registry rejects the login. The right to push is not checked, because only a push proves it."""
     credentials = {"username": login[0], "password": login[1], "serveraddress": entry["registry"] or DOCKER_HUB}
     return _reason(*_request("POST", "/auth", credentials), login)
 

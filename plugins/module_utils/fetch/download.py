@@ -3,8 +3,8 @@
 """Downloads of large files from web servers, object stores and bundles, by the controller or by hosts.
 
 An interrupted download is resumed: from web servers by a Range request, from object stores by an offset of rclone. The caller
-verifies the digest. `options` are settings that may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
-"gs": {"endpoint"}}. `secrets` must not be shown: {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
+verifies the digest. `options` are settings that are not secret: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
+"gs": {"endpoint"}}. `secrets` is {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def display_name(origin: Mapping[str, Any]) -> str:
 
 
 def bundled(path: str) -> Dict[str, int]:
-    """Return {digest: size} of the blobs in a bundle. A bundle is a directory with blobs/sha256/<digest>, or a tar of it."""
+    """Return {digest: size} of the blobs in a bundle: a directory with blobs/sha256/<digest>, or a tar of such a directory."""
     if not path:
         return {}
     with _source_errors(path):
@@ -149,11 +149,11 @@ def fetch(
     secrets: Mapping[str, str],
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download a file to `target`, or the rest of it. `check_cancelled` is called between blocks, and raises an error to end it.
+    """Download a file to `target`, or the rest of a partial file. `check_cancelled` is called between blocks and may raise.
 
     An interrupted connection is opened again as long as bytes arrive at the minimum rate (source.py). The download fails if the
-    file does not have the `size` of its origin. A partial file is kept for the next run, unless the disk is full or the file is
-    larger than announced.
+    file does not have the `size` of its origin. The next run resumes a partial file. If the disk is full, or the file is larger
+    than announced, the partial file is removed.
     """
     source = Source(origin.get("size"))
     while True:
@@ -182,18 +182,18 @@ def fetch(
 
 @contextmanager
 def _partial(target: str) -> Iterator[Any]:
-    """Open a partial file at its end. An entry that is not a regular file, such as a planted link, is replaced by an empty file."""
+    """Open a partial file at its end. Replace another type of file, such as a is_planted link, by an empty file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)
-        planted = not foreign.plain(os.fstat(handle))
-        if planted:
+        is_planted = not foreign.plain(os.fstat(handle))
+        if is_planted:
             os.close(handle)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        planted = True
-    if planted:
+        is_planted = True
+    if is_planted:
         os.unlink(target)
         handle = os.open(target, flags | os.O_EXCL, 0o600)
     # Unbuffered, so that tell() returns the bytes that are written
@@ -219,7 +219,7 @@ def _from_web(
     budget = FileBudget(source)
     try:
         with http_probe.send(url, access, headers, "GET", budget) as answer:
-            start, end, total = _announced(answer, have)
+            start, end, total = _announced_range(answer, have)
             source.announced(total)
             tag, before = str(answer.headers.get("ETag", "")), source.tag
             source.tag = tag
@@ -252,15 +252,17 @@ def _from_web(
         raise ConnectionLost(str(error) or type(error).__name__) from None
 
 
-def _announced(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int]]:
-    """Return the first byte of a response, the byte after its last byte, and the size of the file. Raises SourceError."""
+def _announced_range(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int]]:
+    """Return (position of the first byte of a response, position after its last byte, size of the file). Raises SourceError."""
     if answer.status != 206:
         length = http_probe.whole_number(str(answer.headers.get("Content-Length", "")))
         return 0, length, length
-    given = str(answer.headers.get("Content-Range", ""))
-    found = RANGE.fullmatch(given)
+    content_range = str(answer.headers.get("Content-Range", ""))
+    found = RANGE.fullmatch(content_range)
     if found:
         start, end, total = int(found[1]), int(found[2]) + 1, int(found[3]) if found[3] else None
         if start in (0, have) and start < end <= (total or end):
             return start, end, total
-    raise SourceError(f"it answers with the Content-Range {given[:80]!a}, expected a range from byte {have}: correct the source")
+    raise SourceError(
+        f"it answers with the Content-Range {content_range[:80]!a}, expected a range from byte {have}: correct the source"
+    )

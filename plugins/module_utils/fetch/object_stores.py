@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads from object stores with rclone. download.py describes `access` and `secrets`."""
+"""Downloads from object stores with rclone. download.py describes `options` and `secrets`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source import (
-    INTERVAL,
+    INTERVAL_SECONDS,
     ConnectionLost,
     FileBudget,
     Source,
@@ -39,7 +39,7 @@ def store_of(url: str) -> Optional[str]:
 
 def size(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
     """Return the size of an object in bytes. Raises SourceError if the object is missing or cannot be accessed."""
-    budget = Budget(INTERVAL, MAX_OUTPUT)
+    budget = Budget(INTERVAL_SECONDS, MAX_OUTPUT)
     output = b""
     with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, options, secrets) as process:
         read = _reader(process, budget)
@@ -109,23 +109,23 @@ def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
 
 
 def environment(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment that configures rclone. `ps` shows rclone to other users, but not the environment."""
+    """Return the environment that configures rclone. Other users can see the arguments of rclone, but not its environment."""
     kind = str(store_of(url))
-    given = dict(options.get(kind) or {})
-    rclone = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
+    store_options = dict(options.get(kind) or {})
+    rclone = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": store_options.get("endpoint")}
     if kind == "s3":
-        rclone.update(provider=given.get("provider"), region=given.get("region"))
+        rclone.update(provider=store_options.get("provider"), region=store_options.get("region"))
         rclone.update(access_key_id=secrets.get("s3_access_key"), secret_access_key=secrets.get("s3_secret_key"))
         # If no keys are configured, rclone uses the credentials of the machine, such as its IAM role.
         rclone["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
     else:
-        rclone.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))
-    made = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in rclone.items() if value}
+        rclone.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=store_options.get("anonymous"))
+    variables = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in rclone.items() if value}
     proxies = options.get("proxies") or {}
-    made.update({f"{scheme}_proxy".upper(): proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)})
+    variables.update({f"{scheme}_proxy".upper(): proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)})
     if proxies.get("no_proxy"):
-        made["NO_PROXY"] = proxies["no_proxy"]
-    return made
+        variables["NO_PROXY"] = proxies["no_proxy"]
+    return variables
 
 
 @contextmanager
@@ -137,52 +137,50 @@ def _rclone(arguments: List[str], url: str, options: Mapping[str, Any], secrets:
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
     settings = {**untranslated(), **environment(url, options, secrets)}
-    # rclone's transport cannot work with this variable of Amazon's tools, so set its own variable instead
+    # rclone fails with this variable of Amazon's tools, so its own variable is set instead.
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:
         settings.setdefault("RCLONE_CA_CERT", bundle)
     # pylint: disable=contextmanager-generator-missing-cleanup
-    with tempfile.TemporaryFile() as complaints, _authorities(options.get("ca")) as authorities:
+    with tempfile.TemporaryFile() as errors, _authorities(options.get("ca")) as authorities:
         if authorities:
             settings["RCLONE_CA_CERT"] = authorities
         command.append(f"{kind}:{url[len(STORES[kind]) :]}")
-        with subprocess.Popen(
-            command, env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
-        ) as process:
-            process.complaints = complaints  # type: ignore[attr-defined]
+        with subprocess.Popen(command, env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as process:
+            process.errors = errors  # type: ignore[attr-defined]
             process.secrets = secrets  # type: ignore[attr-defined]
             yield process
 
 
 @contextmanager
 def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
-    """Yield the path of a file with the authorities of the site and of the system, because rclone takes only one file."""
+    """Yield the path of a file with the authorities of the site and of the system. rclone reads only one file."""
     if not ca:
         yield None
         return
     import ssl
 
     system = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as all_authorities:
         if os.path.isfile(system):
             with open(system, encoding="utf-8") as source:
-                shutil.copyfileobj(source, both)
-        both.write("\n" + ca)
-        both.flush()
-        yield both.name
+                shutil.copyfileobj(source, all_authorities)
+        all_authorities.write("\n" + ca)
+        all_authorities.flush()
+        yield all_authorities.name
 
 
 def _exit_error(process: Any) -> Optional[str]:
     """Return the last error message of rclone if it failed, otherwise None."""
     try:
-        code = process.wait(INTERVAL)
+        code = process.wait(INTERVAL_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        return f"rclone did not end within {INTERVAL:.0f} s after its output"
+        return f"rclone did not end within {INTERVAL_SECONDS:.0f} s after its output"
     if not code:
         return None
-    process.complaints.seek(0)
-    output = process.complaints.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
+    process.errors.seek(0)
+    output = process.errors.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
     for secret in process.secrets.values():
         output = output.replace(secret, "***") if secret else output
     if code in MISSING:

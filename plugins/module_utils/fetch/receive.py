@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The host's steps of a transfer: prepare the directory, download the files that it fetches itself, and take over all files.
+"""The steps of a transfer on the host: prepare the directory, download files, and move all files into the store.
 
 `order` is the request of the controller: {"do": the step, "user": the connecting user, "by": the person, "blobs": {digest: origin},
-"fetch_options": `options` of download.py, "bundle": a path on this host}. An origin has the fields of download.py, `size` if known,
-and `source`, a name for messages.
+"fetch_options": `options` of download.py, "bundle": a path on this host}. An origin has the fields of download.py,
+perhaps `size`, and `source`, a name for messages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign
 
-# Seconds without a new time stamp of the controller after which a download ends and releases its lock
-SILENCE = 60.0
+# Seconds without a sign of the controller after which a download ends and releases its lock
+MAX_SILENCE = 60.0
 # Largest size of a controller's name in bytes, and the name of an unknown controller
 MAX_NAME, UNKNOWN = 800, "another controller"
 
@@ -34,7 +34,7 @@ def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 
 
 def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Prepare the directory of the connecting user. Returns the blobs that are needed. Raises StoreError without room for them."""
+    """Prepare the directory of the connecting user. Returns the needed blobs. Raises StoreError if the disk has no room."""
     store.make_directory(root)
     os.makedirs(incoming, exist_ok=True)
     try:
@@ -54,7 +54,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """Make the connecting user the owner of the directory and its files, because rsync only resumes its own files."""
+    """Make the connecting user the owner of the directory and the files in it, because rsync only resumes files of its user."""
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
@@ -88,7 +88,7 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
     pulls = {digest: blob for digest, blob in order["blobs"].items() if blob.get("pull") and blobs.flaw(root, digest)}
     if pulls:
         _pull(root, incoming, pulls, order, secrets)
-    # New blobs do not affect another run, so this needs no lock of the store
+    # New blobs do not affect other runs, so the lock of the store is not needed.
     store.make_directories(root)
     blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: blob["source"] for digest, blob in order["blobs"].items()})
     return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
@@ -134,19 +134,19 @@ def _pull(
 
 
 def cancellation(incoming: str) -> Callable[[], None]:
-    """Return a function that raises StoreError if the controller has not renewed the time stamp of its file for SILENCE seconds."""
+    """Return a function that raises StoreError if the controller has not touched its file for MAX_SILENCE seconds."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
-    # The clock of the time stamp may be set, so only changes of the time stamp count
-    renewed, seen = 0, time.monotonic()
+    # The clock may be set, so only a change of the time stamp counts.
+    latest_stamp, last_change = 0, time.monotonic()
 
     def check_cancelled() -> None:
-        nonlocal renewed, seen
+        nonlocal latest_stamp, last_change
         with suppress(FileNotFoundError):
             now = os.lstat(mark).st_mtime_ns
-            if now != renewed:
-                renewed, seen = now, time.monotonic()
-        if time.monotonic() - seen > SILENCE:
-            raise store.StoreError(f"the controller was silent for {SILENCE:.0f} s: run again to resume the transfer")
+            if now != latest_stamp:
+                latest_stamp, last_change = now, time.monotonic()
+        if time.monotonic() - last_change > MAX_SILENCE:
+            raise store.StoreError(f"the controller was silent for {MAX_SILENCE:.0f} s: run again to resume the transfer")
 
     return check_cancelled
 

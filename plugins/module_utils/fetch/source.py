@@ -7,21 +7,20 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.exchange import FRAMING, LINE, LINES, Budget
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import FRAMING_FACTOR, MAX_LINE, MAX_LINES, Budget
 
-BLOCK = 1 << 20
-# A download fails if this many attempts in a row were slower than RATE and were interrupted. It also fails if it has to restart
-# from the first byte more often than this.
-TRIES = 3
+BLOCK_BYTES = 1 << 20
+# A download fails after this many interrupted attempts in a row that were slower than MIN_RATE. It also fails if it restarts from
+# the first byte more often than this.
+MAX_TRIES = 3
 # A download fails after this many interrupted attempts, even if they were fast
-ATTEMPTS = 100
-# INTERVAL: seconds within which a response has to begin. Its body is then divided into intervals of this length. RATE: bytes per
-# second that have to arrive in each interval of the body.
-INTERVAL, RATE = 60.0, 1 << 16
+MAX_ATTEMPTS = 100
+# A response has to begin within INTERVAL_SECONDS. In each interval of this length, the body needs MIN_RATE (bytes per second).
+INTERVAL_SECONDS, MIN_RATE = 60.0, 1 << 16
 # Largest number of bytes before the body, including redirects
-HEAD = 8 << 20
+MAX_HEAD = 8 << 20
 # Largest file in bytes if the source does not announce the size
-LARGEST = 1 << 36
+MAX_FILE = 1 << 36
 
 
 class SourceError(Exception):
@@ -39,16 +38,16 @@ class Source:
         self.size, self.tag = size, ""
         self.deadline = 0.0
         self._began = self._attempt = time.monotonic()
-        self._idle = self._attempts = self._restarts = 0
+        self._slow_attempts = self._attempts = self._restarts = 0
         self._limit()
 
     @property
     def most(self) -> int:
         """The largest allowed size of the file in bytes."""
-        return LARGEST if self.size is None else self.size
+        return MAX_FILE if self.size is None else self.size
 
     def _limit(self) -> None:
-        self.deadline = self._began + TRIES * INTERVAL + self.most / RATE
+        self.deadline = self._began + MAX_TRIES * INTERVAL_SECONDS + self.most / MIN_RATE
 
     def announced(self, size: Optional[int]) -> None:
         """Record the size that the source announces. Raises SourceError if it announced another size before."""
@@ -64,32 +63,32 @@ class Source:
         """Empty the partial file to start from its first byte. Raises SourceError after too many restarts."""
         empty(sink)
         self._restarts += 1
-        if self._restarts > TRIES:
-            raise SourceError(f"it started the file more than {TRIES + 1} times ({why}): correct the source")
+        if self._restarts > MAX_TRIES:
+            raise SourceError(f"it started the file more than {MAX_TRIES + 1} times ({why}): correct the source")
 
     def count_interruption(self, why: object, before: int, now: int) -> None:
         """Count an interrupted attempt. Raises SourceError if no further attempt is allowed."""
         time_now = time.monotonic()
-        slow = now - before <= RATE * (time_now - self._attempt)
+        slow = now - before <= MIN_RATE * (time_now - self._attempt)
         self._attempt = time_now
         self._attempts += 1
-        self._idle = self._idle + 1 if slow else 0
-        again = f"after {now} bytes ({why}): run again to resume the download"
-        if self._idle >= TRIES:
-            raise SourceError(f"it broke off {again}")
-        if self._attempts >= ATTEMPTS:
-            raise SourceError(f"it broke off {ATTEMPTS} times, the last time {again}")
+        self._slow_attempts = self._slow_attempts + 1 if slow else 0
+        next_step = f"after {now} bytes ({why}): run again to resume the download"
+        if self._slow_attempts >= MAX_TRIES:
+            raise SourceError(f"it broke off {next_step}")
+        if self._attempts >= MAX_ATTEMPTS:
+            raise SourceError(f"it broke off {MAX_ATTEMPTS} times, the last time {next_step}")
         if time_now >= self.deadline:
             raise SourceError(
-                f"its {self.most} bytes did not arrive within {self.deadline - self._began:.0f} s, it broke off {again}"
+                f"its {self.most} bytes did not arrive within {self.deadline - self._began:.0f} s, it broke off {next_step}"
             )
 
 
 class FileBudget(Budget):
-    """The limits of one attempt. Before the body, the limits of an exchange apply. In the body, every interval needs RATE."""
+    """The limits of one attempt. Before the body, the limits of an exchange apply. In the body, each interval needs MIN_RATE."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__(INTERVAL, HEAD)
+        super().__init__(INTERVAL_SECONDS, MAX_HEAD)
         self._source = source
         self._body_begun = False
         self._received = 0
@@ -97,22 +96,22 @@ class FileBudget(Budget):
     def begin(self) -> None:
         """Apply the minimum rate from now on, because the body begins."""
         self._body_begun = True
-        self._span(LINES * LINE + FRAMING * self._source.most)
+        self._begin_interval(MAX_LINES * MAX_LINE + FRAMING_FACTOR * self._source.most)
 
-    def _span(self, size: int) -> None:
+    def _begin_interval(self, size: int) -> None:
         self._received = 0
-        self.allow(max(min(INTERVAL, self._source.deadline - time.monotonic()), 0.0), size)
+        self.allow(max(min(INTERVAL_SECONDS, self._source.deadline - time.monotonic()), 0.0), size)
 
     def late(self) -> str:
         if not self._body_begun:
             return super().late()
-        return f"{self._received} bytes arrived within {self.seconds:.0f} s, expected at least {RATE * self.seconds:.0f}"
+        return f"{self._received} bytes arrived within {self.seconds:.0f} s, expected at least {MIN_RATE * self.seconds:.0f}"
 
     def receive(self, count: int) -> None:
         super().receive(count)
         self._received += count
-        if self._body_begun and self._received >= RATE * INTERVAL:
-            self._span(self._left)
+        if self._body_begun and self._received >= MIN_RATE * INTERVAL_SECONDS:
+            self._begin_interval(self._bytes_left)
 
 
 def empty(sink: Any) -> None:
@@ -124,14 +123,14 @@ def empty(sink: Any) -> None:
 def copy(
     read: Callable[[int], bytes], sink: Any, check_cancelled: Callable[[], None], most: int, until: Optional[int] = None
 ) -> None:
-    """Copy a body into a file until the body ends or the file has `until` bytes. Raises SourceError if it gets more than `most`."""
+    """Copy a body into a file until the body ends or the file has `until` bytes. Raises SourceError above `most` bytes."""
     from http.client import HTTPException
 
     have = sink.tell()
     while have != until:
         check_cancelled()
         try:
-            block = memoryview(read(BLOCK if until is None else min(BLOCK, until - have)))
+            block = memoryview(read(BLOCK_BYTES if until is None else min(BLOCK_BYTES, until - have)))
         except (HTTPException, OSError) as error:
             raise ConnectionLost(str(error) or type(error).__name__) from None
         if not block:

@@ -7,9 +7,9 @@ This code runs in a container of the release image. Apart from this project, it 
 
 from __future__ import annotations
 
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import netloc, prepared, service_of
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import netloc, service_of, unpack_check
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import PROTOCOLS, SERVICES, Service
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding import decoded, encoded
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding import decode_array, encode_array
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
     STATUS,
     not_served,
@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors i
     status_of,
     timed_out,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import WIDEST, answered
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import WIDEST, answered_requests
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.judge import classes_of, judge
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import PERCENTILES, judge_latency, percentile
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import (
@@ -39,8 +39,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
     Question,
     Request,
     TooLarge,
-    fits,
-    joined,
+    join_outputs,
+    refuse_too_large,
     requests,
     shown,
     triton_dtype,

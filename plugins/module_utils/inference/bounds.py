@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A deadline and a size limit for each answer that tritonclient reads.
 
-The HTTP library of tritonclient has neither: its timeout restarts when bytes arrive, and a compressed answer may have any size.
+The HTTP library of tritonclient has neither. Its timeout restarts when bytes arrive, and a compressed answer may have any size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 
-# Largest size of an answer or stream in bytes, and the bytes that are added to the size of each response
+# Largest size of an answer or stream in bytes, and number of bytes that each response adds to its own size
 MAX_RESPONSE_BYTES, RESPONSE_OVERHEAD = 1 << 28, 1 << 10
 # Options of gRPC channels: requests of any length, answers up to the limit, no compression
 CHANNEL: List[Tuple[str, int]] = [
@@ -25,20 +25,20 @@ CHANNEL: List[Tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
-_OF_THREAD = threading.local()
+_THREAD = threading.local()
 
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Limit the time and the answer size of HTTP requests in this context. Raises TimeoutError, or OSError for a large answer."""
+    """Limit the time and the answer size of HTTP requests in this context. Raises TimeoutError or, for a large answer, OSError."""
     _bound_responses()
     timeout = getattr(sys.modules.get("gevent"), "Timeout", None)
     limit = timeout.start_new(seconds, TimeoutError(f"no answer within {seconds:g} s")) if timeout else None
-    _OF_THREAD.budget = Budget(seconds, MAX_RESPONSE_BYTES)
+    _THREAD.budget = Budget(seconds, MAX_RESPONSE_BYTES)
     try:
         yield
     finally:
-        _OF_THREAD.budget = None
+        _THREAD.budget = None
         if limit is not None:
             limit.close()
 
@@ -54,25 +54,25 @@ def _bound_responses() -> None:
     if original is None:
         return
 
-    class Bounded(original):
+    class BoundedResponse(original):
         """A response within the budget of its thread."""
 
         def feed(self, data: bytes) -> Any:
             """Parse received bytes."""
-            budget: Optional[Budget] = getattr(_OF_THREAD, "budget", None)
+            budget: Optional[Budget] = getattr(_THREAD, "budget", None)
             if budget is not None:
                 budget.remaining()
                 budget.receive(len(data))
             return super().feed(data)
 
         def get(self, key: str, default: Any = None) -> Any:
-            """Return a header. Raises OSError for a compressed answer, which was not requested and may have any size."""
+            """Return a header. Raises OSError for a compressed answer, because it may have any size."""
             found = super().get(key, default)
             if key.lower() == "content-encoding" and found not in (None, "identity"):
                 raise OSError(f"the answer has the Content-Encoding {str(found)[:40]!a}, expected one that is not compressed")
             return found
 
-    setattr(client, "HTTPSocketPoolResponse", Bounded)  # noqa: B010 (no attribute that mypy knows)
+    setattr(client, "HTTPSocketPoolResponse", BoundedResponse)  # noqa: B010 (no attribute that mypy knows)
 
 
 class ResponseQueue:
@@ -84,11 +84,11 @@ class ResponseQueue:
 
     def put(self, result: Any, error: Any) -> None:
         """Add a response. Beyond the limit, add one error and drop all further responses."""
-        before = self._left
+        left_before = self._left
         self._left -= RESPONSE_OVERHEAD + (0 if result is None else result.get_response().ByteSize())
         if self._left >= 0:
             self._queue.put((result, error))
-        elif before >= 0:
+        elif left_before >= 0:
             self._queue.put((None, OSError(f"the stream has more than {MAX_RESPONSE_BYTES} bytes")))
 
     def get(self, timeout: float) -> Tuple[Any, Any]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A check of a document: build its requests, connect to the server, and judge the answers."""
+"""A check of a check document: build its requests, connect to the server, and judge the answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Check(NamedTuple):
         """Return the inputs and outputs of a request."""
         arrays = {name: (dtype, rows.take(request.rows)) for name, (dtype, rows) in self.inputs.items()}
         inputs = {name: (dtype or triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
-        # A label needs the two best classes, because both may have the same score.
+        # To judge a label, the two best classes are compared: they may have the same score.
         classes = {
             name: expected.get("class_count", 2)
             for name, expected in self.expect.items()
@@ -44,12 +44,12 @@ class Check(NamedTuple):
         return Question(self.model, inputs, classes, list(self.expect) if classes else [])
 
 
-def prepared(model: str, check: Mapping[str, Any]) -> Check:
+def unpack_check(model: str, check: Mapping[str, Any]) -> Check:
     """Return a check of a document with its arrays unpacked."""
     inputs = {name: (packed.get("dtype", ""), unpack(packed)) for name, packed in check["inputs"].items()}
     expect = with_rows(check.get("expect") or {})
-    rest = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout", "latency")]
-    return Check(model, inputs, expect, *rest)
+    other_fields = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout", "latency")]
+    return Check(model, inputs, expect, *other_fields)
 
 
 def netloc(address: str, port: Any) -> str:

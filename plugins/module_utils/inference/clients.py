@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.bounds import CHANNEL, ResponseQueue, bounded
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding import (
-    decoded,
-    encoded,
+    decode_array,
+    encode_array,
     outputs_of,
     pem,
     tls_context,
@@ -29,21 +29,21 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
     Answer,
     Output,
     Question,
-    fits,
-    joined,
+    join_outputs,
+    refuse_too_large,
 )
 
-# Seconds for a server to report that it is live. A request to a model may take longer.
+# Time limit in seconds for a server to report that it is live. A request to a model may take longer.
 SIGN_OF_LIFE = 5.0
 PORTS = "Triton's ports are 8000 for HTTP and 8001 for gRPC by default"
-# Prefix of the gRPC metadata that contain the key of a restricted API
+# Prefix of the gRPC metadata with the key of a restricted API
 RESTRICTED = "triton-grpc-protocol-"
 
 
 class Service:
     """A client of a server for one protocol. `tls` is {"ca", "cert", "key"} with paths, {"insecure"}, or None for no TLS.
 
-    Each request has the `headers`. Over gRPC, each header is also sent under its name as a key of a restricted API.
+    Each request has the `headers`. Over gRPC, each header is also sent with the prefix RESTRICTED, as the key of a restricted API.
     """
 
     protocol = ""
@@ -96,7 +96,7 @@ class Service:
         raise NotImplementedError
 
     def unreachable(self) -> str:
-        """Return why this service does not answer, empty if it answers."""
+        """Return the reason why this service does not answer, empty if it answers."""
         try:
             self.live(min(self.timeout, SIGN_OF_LIFE))
         except Exception as error:
@@ -117,10 +117,10 @@ class Service:
             responses.extend(self.answers(question, timeout or self.timeout))
         except Exception as error:
             failure = error
-        return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
+        return Answer(join_outputs(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
     def explain(self, error: Exception) -> str:
-        """Return the message of an error, and the next step if the message does not name it."""
+        """Return the message of an error, and a next step if the message has none."""
         message = reason(error)
         kind = "HTTP" if self.protocol == "http" else "gRPC"
         if type(error).__name__ == "HTTPParseError" or "Failed parsing HTTP/2" in message or "http1" in message:
@@ -134,7 +134,7 @@ class Service:
         return message
 
     def index_entry(self, model: str, version: str = "") -> str:
-        """Return what the server's index reports about a model or version that it does not serve, empty without an index."""
+        """Return what the index of the server reports about a missing model or version, empty without an index."""
         try:
             entries = self.index()
         except Exception:
@@ -151,7 +151,7 @@ class Service:
     def _tensors(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
         """Return (inputs, outputs) of the client library for a request."""
         inputs = []
-        fits(question)
+        refuse_too_large(question)
         for name, (dtype, array) in question.inputs.items():
             inputs.append(self.client_library.InferInput(name, list(array.shape), dtype))
             inputs[-1].set_data_from_numpy(array)
@@ -161,7 +161,7 @@ class Service:
 
 
 class Http(Service):
-    """An HTTP client that uses tritonclient. A client of tritonclient has a fixed timeout, so each timeout has its own client."""
+    """An HTTP client that uses tritonclient. Its clients have a fixed timeout, so there is one for each timeout."""
 
     protocol = "http"
     library = "tritonclient.http"
@@ -191,10 +191,10 @@ class Http(Service):
         return self.clients[timeout]
 
     def live(self, timeout: float) -> Any:
-        return self._limited(timeout, lambda client: client.is_server_live(**self.extra))
+        return self._call_within(timeout, lambda client: client.is_server_live(**self.extra))
 
-    def _limited(self, timeout: float, call: Callable[[Any], Any]) -> Any:
-        """Return the result of a call within the timeout. The client's own timeout restarts with each piece of the answer."""
+    def _call_within(self, timeout: float, call: Callable[[Any], Any]) -> Any:
+        """Return the result of a call within the timeout. The client's own timeout restarts with each received piece."""
         client = self.client(timeout)
         try:
             with bounded(timeout):
@@ -209,16 +209,16 @@ class Http(Service):
             inputs, outputs = self._tensors(question)
             return outputs_of(client.infer(question.model, inputs, question.version, outputs, **self.extra))
 
-        yield self._limited(timeout, infer)
+        yield self._call_within(timeout, infer)
 
     def index(self) -> List[Dict[str, Any]]:
-        return list(self._limited(self.timeout, lambda client: client.get_model_repository_index(**self.extra)))
+        return list(self._call_within(self.timeout, lambda client: client.get_model_repository_index(**self.extra)))
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self._limited(self.timeout, lambda client: client.get_model_metadata(model, version, **self.extra)))
+        return dict(self._call_within(self.timeout, lambda client: client.get_model_metadata(model, version, **self.extra)))
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self._limited(self.timeout, lambda client: client.get_model_config(model, version, **self.extra)))
+        return dict(self._call_within(self.timeout, lambda client: client.get_model_config(model, version, **self.extra)))
 
 
 class Grpc(Service):
@@ -276,8 +276,8 @@ class Stream(Grpc):
         """Send a request, and yield its responses as they arrive. Closing the generator cancels the request."""
         inputs, outputs = self._tensors(question)
         responses = ResponseQueue()
-        until = time.monotonic() + timeout
-        ended = False
+        deadline = time.monotonic() + timeout
+        is_final = False
         client = self.new_client()
         try:
             # With this header newer servers return the status of an error.
@@ -287,23 +287,23 @@ class Stream(Grpc):
                 question.model, inputs, question.version, outputs, enable_empty_final_response=True
             )  # fmt: skip
             while True:
-                if time.monotonic() > until + 1:
+                if time.monotonic() > deadline + 1:
                     raise TimeoutError(f"no end within {timeout:g} s")
                 try:
-                    # The stream reports its own timeout, so this one is a second longer.
-                    result, error = responses.get(timeout=max(until - time.monotonic(), 0) + 1)
+                    # The stream reports its own timeout, so wait a second longer.
+                    result, error = responses.get(timeout=max(deadline - time.monotonic(), 0) + 1)
                 except queue.Empty:
                     raise TimeoutError(f"no response within {timeout:g} s") from None
                 if error is not None:
                     raise error
                 response = result.get_response()
-                ended = response.parameters["triton_final_response"].bool_param
+                is_final = response.parameters["triton_final_response"].bool_param
                 if response.outputs:
                     yield outputs_of(result)
-                if ended:
+                if is_final:
                     return
         finally:
-            client.stop_stream(cancel_requests=not ended)
+            client.stop_stream(cancel_requests=not is_final)
             client.close()
 
 
@@ -338,7 +338,7 @@ class Raw(Service):
         return self.call("ServerLive", timeout)
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
-        fits(question)
+        refuse_too_large(question)
         request = self.messages.ModelInferRequest
         inputs = [
             request.InferInputTensor(name=name, datatype=dtype, shape=array.shape)
@@ -349,7 +349,7 @@ class Raw(Service):
         for output in outputs:
             if question.classes.get(output.name):
                 output.parameters["classification"].int64_param = question.classes[output.name]
-        contents = [encoded(dtype, array) for dtype, array in question.inputs.values()]
+        contents = [encode_array(dtype, array) for dtype, array in question.inputs.values()]
         response = self.call(
             "ModelInfer",
             timeout,
@@ -363,7 +363,9 @@ class Raw(Service):
         for number, tensor in enumerate(response.outputs):
             shape = [int(size) for size in tensor.shape]
             data = response.raw_output_contents[number] if number < len(response.raw_output_contents) else None
-            found[tensor.name] = Output(tensor.datatype, shape, None if data is None else decoded(tensor.datatype, shape, data))
+            found[tensor.name] = Output(
+                tensor.datatype, shape, None if data is None else decode_array(tensor.datatype, shape, data)
+            )
         yield found
 
     def index(self) -> List[Dict[str, Any]]:

@@ -33,8 +33,8 @@ def tls_context(tls: Mapping[str, Any]) -> Any:
     return context
 
 
-def encoded(dtype: str, array: Any) -> bytes:
-    """Return an array in Triton's binary format: little endian, row by row, and BYTES with a length of four bytes each."""
+def encode_array(dtype: str, array: Any) -> bytes:
+    """Return an array in Triton's binary format: little endian, row by row. Four bytes of length precede an element of BYTES."""
     import numpy as np
     from tritonclient.utils import serialize_byte_tensor
 
@@ -42,13 +42,13 @@ def encoded(dtype: str, array: Any) -> bytes:
         data = serialize_byte_tensor(array)
         return data.item() if data.size else b""
     if dtype == "BF16":
-        # BF16 is the upper half of a float32. tritonclient has no function for it from 2.6x on.
+        # BF16 is the upper half of a float32. tritonclient from 2.6x on has no function for BF16.
         return np.ascontiguousarray(array, np.dtype("<f4")).reshape(-1).view(np.dtype("<u2"))[1::2].tobytes()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def decoded(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    """Return the array of bytes in Triton's binary format, None if they do not match dtype and shape."""
+def decode_array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
+    """Return the array in Triton's binary `data`, None if the data does not match dtype and shape."""
     import numpy as np
     from tritonclient.utils import deserialize_bytes_tensor
 

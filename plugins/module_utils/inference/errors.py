@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of tritonclient: their message, and whether the server or the connection caused them."""
+"""Errors of tritonclient: their message, their status, and their cause (server or connection)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STATUS = {
     "INVALID_ARGUMENT": "400", "NOT_FOUND": "404", "INTERNAL": "500", "UNIMPLEMENTED": "501", "UNAVAILABLE": "503",
     "DEADLINE_EXCEEDED": "",
 }  # fmt: skip
-# The beginnings of tritonclient's messages for an HTTP error without Triton's JSON, such as that of a proxy
+# Beginnings of tritonclient's messages for an HTTP error without Triton's JSON, such as an error of a proxy
 WITHOUT_JSON = ("client received an empty response", "an exception occurred in the client", "Parse error at offset")
 
 
@@ -22,7 +22,7 @@ def status_of(error: Exception) -> str:
 
 
 def timed_out(error: Exception) -> bool:
-    """Return True if the answer was late."""
+    """Return True if the answer did not arrive in time."""
     return isinstance(error, TimeoutError) or status_of(error) == "DEADLINE_EXCEEDED"
 
 
@@ -39,7 +39,7 @@ def of_connection(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Return an error in one line: the message of Triton, or of the failure without a message."""
+    """Return an error in one line: the message of Triton or of the failure, or the type of the failure."""
     message = getattr(error, "message", None)
     if callable(message):
         return _line(str(message())) or status_of(error) or type(error).__name__

@@ -15,63 +15,65 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.metrics import samples
 from ansible_collections.npufleet.triton.plugins.module_utils.web_client.opener import open_request
 
-# Metric of the backend `rbln`: answered requests of each instance
-ANSWERED = "rbln_requests_total"
-# Limit of concurrent requests
+# Metric of the backend `rbln`: number of answered requests of each instance
+REQUESTS_METRIC = "rbln_requests_total"
+# Largest number of concurrent requests
 WIDEST = 64
-# Limit of the bytes of a metrics page
-PAGE = 16 << 20
+# Largest size of a metrics page in bytes
+MAX_PAGE = 16 << 20
 
 
 def check_instances(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
     """Repeat requests with growing concurrency until the metrics show an answer of each instance of the model.
 
-    Triton itself does not report which instance answers. Each answer is judged. `ms` is the time of the slowest answer.
+    Triton itself does not report which instance answers. Each answer is judged. `ms` of the result is the slowest time.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     server = document["server"]
     url = server.get("metrics_url") or "http://{}/metrics".format(netloc(server["address"], server.get("metrics_port", 8002)))
-    until = time.monotonic() + document["timeout"]
+    deadline = time.monotonic() + document["timeout"]
 
-    def ask(request: Request) -> Tuple[float, List[str]]:
+    def request_once(request: Request) -> Tuple[float, List[str]]:
         # tritonclient's HTTP needs a client for each thread.
         answer = service_of(request.protocol, document).infer(check.question(request), check.timeout)
         return answer.ms, [reason(answer.error)] if answer.error is not None else judge_answer(check, request, answer)
 
     try:
-        before = answered(url, check.model)
-        silent, sent, failures, width = sorted(before), 0, [], 2 * len(before)
+        before = answered_requests(url, check.model)
+        unanswered, sent, failures, width = sorted(before), 0, [], 2 * len(before)
         if not before:
-            failures = [f"{url} does not report which instance of {check.model} answers, expected {ANSWERED} of the backend rbln"]
-        while silent and not failures and (not sent or time.monotonic() < until):
+            failures = [
+                f"{url} does not report which instance of {check.model} answers, expected {REQUESTS_METRIC} of the backend rbln"
+            ]
+        while unanswered and not failures and (not sent or time.monotonic() < deadline):
             width = min(width, WIDEST)
             with ThreadPoolExecutor(width) as threads:
-                for taken, reasons in threads.map(ask, list(requests) * width):
-                    result["ms"] = max(result["ms"] or 0, round(taken, 2))
-                    failures += [each for each in reasons if each not in failures]
+                for milliseconds, reasons in threads.map(request_once, list(requests) * width):
+                    result["ms"] = max(result["ms"] or 0, round(milliseconds, 2))
+                    failures += [entry for entry in reasons if entry not in failures]
                     sent += 1
-            now = answered(url, check.model)
-            silent = [instance for instance in silent if now.get(instance, 0) <= before[instance]]
+            now = answered_requests(url, check.model)
+            unanswered = [instance for instance in unanswered if now.get(instance, 0) <= before[instance]]
             width *= 2
         if before and not failures:
-            failures = [f"instance {instance} answered none of {sent} requests" for instance in silent]
+            failures = [f"instance {instance} answered none of {sent} requests" for instance in unanswered]
         result["ok"], result["why"], result["instances"] = not failures, "; ".join(failures), len(before)
     except Exception as error:
         result["why"] = reason(error)
 
 
-def answered(url: str, model: str) -> Dict[str, float]:
+def answered_requests(url: str, model: str) -> Dict[str, float]:
     """Return {instance: answered requests} of a model from the metrics page."""
     import urllib.request
 
     # The server is not behind the site's proxy.
-    with open_request(urllib.request.Request(url), {}, None, Budget(SIGN_OF_LIFE, PAGE)) as page:
+    with open_request(urllib.request.Request(url), {}, None, Budget(SIGN_OF_LIFE, MAX_PAGE)) as page:
         text = page.read().decode("utf-8", "replace")
     found: Dict[str, float] = {}
-    for metric, labels, value in samples(text, ANSWERED):
-        if metric == ANSWERED and labels.get("model") == model:
+    for metric, labels, value in samples(text, REQUESTS_METRIC):
+        if metric == REQUESTS_METRIC and labels.get("model") == model:
             name = "{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))
-            # Each load of the model has a process with its own counter.
+            # Each load of the model starts a process with its own counter.
             found[name] = found.get(name, 0.0) + value
     return found

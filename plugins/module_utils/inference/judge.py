@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The judgement of answers: all reasons why an answer is wrong, and its summary for reports."""
+"""Judges answers: returns all reasons why an answer is wrong, and a summary of the answer for reports."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
     if array is None:
         yield f"the data does not fit {output.dtype} of shape {output.shape}"
         return
-    looked_into = {"finite", "argmax", "values", "label", "class_count"} & expected.keys()
-    if not looked_into:
+    value_checks = {"finite", "argmax", "values", "label", "class_count"} & expected.keys()
+    if not value_checks:
         return
     golden = expected["values"]["rows"].take(request.rows) if "values" in expected else None
-    of_bytes = {"label", "class_count"} | ({"values"} if golden is not None and golden.dtype.kind in BYTES else set())
-    for kinds, what, keys in ((NUMBERS, "numbers", looked_into - of_bytes), (BYTES, "bytes", looked_into & of_bytes)):
+    bytes_checks = {"label", "class_count"} | ({"values"} if golden is not None and golden.dtype.kind in BYTES else set())
+    for kinds, what, keys in ((NUMBERS, "numbers", value_checks - bytes_checks), (BYTES, "bytes", value_checks & bytes_checks)):
         if keys and array.dtype.kind not in kinds:
             yield f"holds {output.dtype}, expected {what} to judge {', '.join(sorted(keys))} by"
             return
     if not array.size:
-        # Every check of all values would pass for an empty array.
-        yield f"is empty, its shape is {output.shape}, expected values to judge {', '.join(sorted(looked_into))} by"
+        # A check of all values would pass for an empty array.
+        yield f"is empty, its shape is {output.shape}, expected values to judge {', '.join(sorted(value_checks))} by"
         return
     if "finite" in expected and not np.isfinite(array).all():
         yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, expected all"
-    if looked_into & {"label", "class_count"}:
+    if value_checks & {"label", "class_count"}:
         yield from _judge_classes(array, request, expected)
         return
     if request.rows is not None and not _has_rows(array, len(request.rows)):
-        if not shape_is_wrong and looked_into != {"finite"}:
+        if not shape_is_wrong and value_checks != {"finite"}:
             yield f"shape is {output.shape}, expected {_count(request.rows, 'row')}"
         return
     if "argmax" in expected:
-        labels = _at_places(expected["argmax"], request)
+        labels = _labels_of_request(expected["argmax"], request)
         if not _has_rows(array, len(labels)):
             yield f"shape is {output.shape}, expected {_count(labels, 'row')}"
         elif _without_label(array):
@@ -89,7 +89,7 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
 
 
 def _without_label(array: Any) -> str:
-    """Return why a row has no unique largest value, empty if all rows have one. numpy would return the first of equal values."""
+    """Return the reason why a row has no unique largest value, empty if each row has one. argmax would return the first of them."""
     import numpy as np
 
     for number, row in enumerate(array.reshape(len(array), -1)):
@@ -107,7 +107,7 @@ def _judge_values(array: Any, golden: Any, expected: Mapping[str, Any]) -> Itera
     import numpy as np
 
     if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (expected.get("atol") or expected.get("rtol")):
-        # Compare whole numbers as such, because a 64-bit float cannot represent all of them.
+        # Whole numbers are not converted, because a 64-bit float cannot represent all of them.
         good, over = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
         found, allowed = array, np.zeros(array.shape)
     else:
@@ -135,7 +135,7 @@ def _judge_bytes(array: Any, golden: Any) -> Iterator[str]:
 
 
 def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) -> Iterator[str]:
-    labels = _at_places(expected["label"], request) if "label" in expected else None
+    labels = _labels_of_request(expected["label"], request) if "label" in expected else None
     try:
         found = classes_of(array)
     except ValueError as error:
@@ -150,9 +150,9 @@ def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) ->
         yield f"{undefined} of {array.size} scores are nan"
     if "class_count" in expected and len(found[0]) != expected["class_count"]:
         yield f"holds {_count(found[0], 'class', 'classes')} for a row, expected {expected['class_count']}"
-    tied = [number for number, row in enumerate(found) if len(row) > 1 and row[0][0] == row[1][0]]
-    if labels is not None and tied:
-        best = f"the best score of row {tied[0]}, {found[tied[0]][0][0]:g}"
+    tied_rows = [number for number, row in enumerate(found) if len(row) > 1 and row[0][0] == row[1][0]]
+    if labels is not None and tied_rows:
+        best = f"the best score of row {tied_rows[0]}, {found[tied_rows[0]][0][0]:g}"
         yield f"{best}, is of more than one class, expected label {_single_or_list(labels)}"
     elif labels is not None and _first_labels(found) != labels:
         yield f"label is {_single_or_list(_first_labels(found))}, expected {_single_or_list(labels)}"
@@ -177,7 +177,7 @@ def _first_labels(classes: Sequence[Sequence[Tuple[float, int, str]]]) -> List[s
     return [row[0][2] for row in classes]
 
 
-def _at_places(labels: Sequence[Any], request: Request) -> List[Any]:
+def _labels_of_request(labels: Sequence[Any], request: Request) -> List[Any]:
     return list(labels) if request.indexes is None else [labels[index] for index in request.indexes]
 
 
@@ -194,12 +194,12 @@ def _single_or_list(labels: Sequence[Any]) -> Any:
     return labels[0] if len(labels) == 1 else list(labels)
 
 
-def _count(things: Sequence[Any], name: str, names: str = "") -> str:
-    return f"{len(things)} {name if len(things) == 1 else names or name + 's'}"
+def _count(elements: Sequence[Any], name: str, names: str = "") -> str:
+    return f"{len(elements)} {name if len(elements) == 1 else names or name + 's'}"
 
 
 def judge_error(error: Exception, expected: Mapping[str, Any], protocol: str) -> List[str]:
-    """Return all reasons why an error is not the expected error. In streams, some servers send only a text without status."""
+    """Return all reasons why an error is not the expected error. In a stream, some servers send a text without a status."""
     reasons = []
     status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
     late = status == "DEADLINE_EXCEEDED" != expected.get("status")
@@ -223,7 +223,7 @@ def _unanswered(error: Exception, protocol: str) -> bool:
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Result:
-    """Return the expected and actual labels or texts as {"expected", "got", "label"}. `label` exists only for a single row."""
+    """Return the expected and actual labels or texts as {"expected", "got", "label"}. Only a single row has a `label`."""
     for name, expected in expect.items():
         kind = next((key for key in ("argmax", "label", "text") if key in expected), None)
         if not kind:
@@ -235,7 +235,7 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
             if array is not None and array.dtype.kind in BYTES:
                 found["got"] = shown(" | ".join(shown(element) for element in array.flat))
             return found
-        labels = _at_places(expected[kind], request)
+        labels = _labels_of_request(expected[kind], request)
         found = {"expected": _single_or_list(labels)}
         got: List[Any] = []
         if array is not None and array.dtype.kind in NUMBERS and kind == "argmax" and _has_rows(array, len(labels)):

@@ -16,14 +16,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 # {name of a limit in check files: percentile}
 PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
-# If the client uses at least this many CPU cores, it is itself the bottleneck, because Python runs one thread at a time
-SATURATED = 0.9
+# From this number of CPU cores on, the client is the bottleneck, because Python runs one thread at a time
+SATURATED_CORES = 0.9
 
 
 class Load:
     """A load test. Each client sends one request after the other.
 
-    Each client has a thread of its own, because tritonclient's HTTP client must be used by one thread only.
+    Each client has its own thread, because only one thread may use an HTTP client of tritonclient.
     """
 
     def __init__(self, document: Mapping[str, Any], check: Check, requests: Sequence[Request]) -> None:
@@ -38,7 +38,7 @@ class Load:
         self.began, self.cpu = time.monotonic(), time.process_time()
 
     def run(self) -> None:
-        """Run until the number of requests or the seconds of the check are reached, or a request fails."""
+        """Run until the requests have been sent, the time is over, or a request fails."""
         threads = [threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(self.limits["clients"])]
         for thread in threads:
             thread.start()
@@ -97,12 +97,12 @@ class Load:
 
 
 def percentile(ordered: Sequence[float], share: int) -> float:
-    """Return the percentile `share` of sorted values: the first value that at least `share` percent of them do not exceed."""
+    """Return the percentile `share` of sorted values: the smallest value that `share` percent of the values do not exceed."""
     return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
 
 
 def check_latency(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
-    """Run a load test, compare its latencies with the limits of the check, and write both into `result`. Its `ms` is the median."""
+    """Run a load test, judge its latencies by the limits of the check, and write both into `result`. `ms` is the median."""
     load = Load(document, check, requests)
     load.run()
     reasons = load.reasons
@@ -124,6 +124,6 @@ def judge_latency(figures: Mapping[str, Any], limits: Mapping[str, Any]) -> List
             reasons.append(f"{name[:-3]} is {figures[name]:g} ms, expected at most {limits[name]:g} ms, {size}")
     if "infer_per_s" in limits and figures["infer_per_s"] < limits["infer_per_s"]:
         reasons.append("infer/s is {:g}, expected at least {:g}, {}".format(figures["infer_per_s"], limits["infer_per_s"], size))
-    if reasons and figures["client_cores"] >= SATURATED:
+    if reasons and figures["client_cores"] >= SATURATED_CORES:
         reasons.append(f"the client itself used {figures['client_cores']:g} cores, which the figures include: use fewer clients")
     return reasons

@@ -13,31 +13,31 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import NUMPY, Rows
 
 # Alphabet and length of generated texts
-LETTERS, LENGTH = b"abcdefghijklmnopqrstuvwxyz", 16
+LETTERS, TEXT_LENGTH = b"abcdefghijklmnopqrstuvwxyz", 16
 # A low compression level is fast, and reduces pixels to a third of their size.
-COMPRESSION = 1
+COMPRESSION_LEVEL = 1
 
 
 def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
     """Return the given rows of an array, or all rows, as a value for JSON.
 
-    Elements of bytes are packed one by one, because numpy's own format would drop their trailing zeros.
+    Elements of bytes are packed one by one, because numpy's own format drops trailing zeros.
     """
     import numpy as np
 
     numbers = None if rows is None else list(rows)
-    taken = array if numbers is None else array[numbers]
-    if taken.dtype.kind == "O":
-        data = [base64.b64encode(bytes(element)).decode() for element in taken.flat]
-        return {"rows": numbers, "shape": list(taken.shape), "bytes": data}
+    selected = array if numbers is None else array[numbers]
+    if selected.dtype.kind == "O":
+        data = [base64.b64encode(bytes(element)).decode() for element in selected.flat]
+        return {"rows": numbers, "shape": list(selected.shape), "bytes": data}
     buffer = io.BytesIO()
-    np.save(buffer, taken, allow_pickle=False)
-    return {"rows": numbers, "data": base64.b64encode(zlib.compress(buffer.getvalue(), COMPRESSION)).decode()}
+    np.save(buffer, selected, allow_pickle=False)
+    return {"rows": numbers, "data": base64.b64encode(zlib.compress(buffer.getvalue(), COMPRESSION_LEVEL)).decode()}
 
 
-def pack_generated(made_of: Mapping[str, Any], rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
+def pack_generated(parameters: Mapping[str, Any], rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
     """Return the arguments of `generated` as a value for JSON. The container generates the array from them."""
-    return {"rows": None if rows is None else list(rows), "generated": dict(made_of)}
+    return {"rows": None if rows is None else list(rows), "generated": dict(parameters)}
 
 
 def unpack(packed: Mapping[str, Any]) -> Rows:
@@ -72,7 +72,7 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
     random = np.random.RandomState(seed)
     if dtype == "BYTES":
         count = int(np.prod(shape, dtype=np.int64))
-        letters = np.frombuffer(LETTERS, np.uint8)[random.randint(0, len(LETTERS), (count, LENGTH))]
+        letters = np.frombuffer(LETTERS, np.uint8)[random.randint(0, len(LETTERS), (count, TEXT_LENGTH))]
         return of_bytes([row.tobytes() for row in letters], shape)
     kind = np.dtype(NUMPY[dtype])
     if kind.kind == "b":
@@ -84,7 +84,7 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
 
 
 def whole_limits(dtype: str, low: Optional[float] = None, high: Optional[float] = None) -> Tuple[int, int]:
-    """Return the smallest whole number that `generated` may return, and the largest one plus 1."""
+    """Return (smallest whole number that `generated` may return, largest number plus 1)."""
     import numpy as np
 
     return int(low or 0), int(min(128, int(np.iinfo(NUMPY[dtype]).max) + 1) if high is None else high)
@@ -101,7 +101,7 @@ def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def with_files(document: Mapping[str, Any], directory: str) -> Dict[str, Any]:
-    """Write each PEM text of the document to a file, because clients read files. Return the document with their paths."""
+    """Write each PEM text of the document to a file, because clients read files. Return the document with the paths."""
     server = dict(document["server"])
     for kind in ("http_tls", "grpc_tls"):
         parts = dict(server.get(kind) or {})

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import BYTES, NUMBERS, Request
 
-# Largest number of values of a row that a result contains for a report
+# Largest number of values of a row that is drawn in a report
 DRAWN_VALUES = 784
 # Largest side of a picture in pixels. Larger inputs are sampled.
 PICTURE_SIDE = 64
@@ -20,7 +20,7 @@ PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 
 def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]:
-    """Return the values of the input row of a request as whole numbers, None if they cannot be drawn."""
+    """Return the values of the only input row of a request as whole numbers, None if they cannot be drawn."""
     import numpy as np
 
     rows = list(inputs.values())
@@ -42,7 +42,7 @@ def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, A
     if len(request.rows or [0]) != 1 or len(rows) != 1 or not rows[0].size:
         return None
     if rows[0].dtype.kind in BYTES or (rows[0].dtype == np.uint8 and rows[0].ravel()[:8].tobytes().startswith(PICTURES)):
-        row = _decoded(rows[0])
+        row = _decode_picture(rows[0])
     elif request.rows is None or rows[0].dtype.kind not in NUMBERS:
         row = None
     else:
@@ -71,8 +71,8 @@ def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, A
     return {"width": width, "height": height, "channels": channels, "pixels": pixels}
 
 
-def _decoded(array: Any) -> Any:
-    """Return the pixels [height, width, 3] of an array with the bytes of a picture file, None for other arrays."""
+def _decode_picture(array: Any) -> Any:
+    """Return the pixels [height, width, 3] of an array that contains the bytes of a picture file, None for other arrays."""
     import numpy as np
 
     data = array.tobytes() if array.dtype == np.uint8 else bytes(array.flat[0])

@@ -11,13 +11,13 @@ SHOWN_TEXT = 80
 # numpy's kinds of dtypes that can be compared as numbers (NUMBERS) or as bytes (BYTES)
 NUMBERS = "fiub"
 BYTES = "OS"
-# {Triton's dtype: numpy's dtype}. BF16 is float32 in memory, of which only the upper half is sent.
+# {Triton's dtype: numpy's dtype}. BF16 is float32 in memory, and only the upper half of each number is sent.
 NUMPY = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
     "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object",
 }  # fmt: skip
-# Largest size of a request in bytes: gRPC's messages and Triton's HTTP lengths are signed 32-bit numbers.
+# Largest size of a request in bytes. The lengths of gRPC messages and in Triton's HTTP code are signed 32-bit numbers.
 LARGEST_REQUEST = 2**31 - 1
 
 
@@ -76,7 +76,7 @@ class Result(TypedDict, total=False):
 
 
 class TooLarge(ValueError):
-    """An error because a request is too large. It was not sent."""
+    """An error because a request is too large, so it was not sent."""
 
 
 class Answer(NamedTuple):
@@ -102,7 +102,7 @@ class Rows(NamedTuple):
 
 
 def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
-    """Yield the requests of a check. Without `rows`, that is one request with the whole arrays for each protocol.
+    """Yield the requests of a check. Without `rows`, each protocol gets one request with the whole arrays.
 
     With `spread`, each host and protocol takes the next block of `count` rows out of `total`, so that a fleet covers more rows.
     """
@@ -138,7 +138,7 @@ def triton_dtype(array: Any) -> str:
     return kind
 
 
-def fits(question: Question) -> None:
+def refuse_too_large(question: Question) -> None:
     """Raise TooLarge if a request is too large. Each element of BYTES also needs four bytes for its length."""
     size = 0
     for dtype, array in question.inputs.values():
@@ -154,7 +154,7 @@ def fits(question: Question) -> None:
         )
 
 
-def joined(responses: Sequence[Mapping[str, Output]]) -> Dict[str, Output]:
+def join_outputs(responses: Sequence[Mapping[str, Output]]) -> Dict[str, Output]:
     """Return the outputs of all responses, concatenated along the first dimension in the order of arrival."""
     import numpy as np
 

@@ -6,7 +6,7 @@ Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port",
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
           Optional in `server`: "http_url" and "grpc_url" (host:port) instead of address and ports, "http_tls" and "grpc_tls"
           ({"ca", "cert", "key"}: paths or PEM texts), "headers". Optional at the top: `latency: false` skips load tests,
-          "no_check_file" are results that are already known, "unchecked" are models that need no proof.
+          "no_check_file" has results for models without a check file, "unchecked" has models that need no proof.
 Result:   {"host", "unchecked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
           image has no client.
 """
@@ -20,7 +20,7 @@ import tempfile
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, prepared, service_of
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, service_of, unpack_check
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import Service
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import not_served, of_connection, reason, timed_out
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import check_instances
@@ -34,7 +34,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
     Question,
     Request,
     Result,
-    joined,
+    join_outputs,
     requests,
 )
 
@@ -42,8 +42,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the requests of a document, and return their results.
 
-    If a service fails, its remaining requests are not sent and get the same reason. If a model is not served or times out, the
-    same is true for its requests over that protocol.
+    If a service fails, the remaining requests to this service are not sent, and get the same reason. If a model is not served or
+    times out, the same applies to the remaining requests to this model over the same protocol.
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
@@ -55,7 +55,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
         for raw in entry["checks"]:
             if raw.get("latency") and not document.get("latency", True):
                 continue
-            check = prepared(model, raw)
+            check = unpack_check(model, raw)
             all_requests = list(requests(model, raw, document["host_index"]))
             groups = [(request.name, [request]) for request in all_requests]
             if raw.get("instances") or raw.get("latency"):
@@ -77,9 +77,9 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                 elif not result["why"] and raw.get("latency"):
                     check_latency(document, check, group, result)
                 elif not result["why"]:
-                    of_service, of_model = send(services[protocol], check, group[0], result)
-                    given_up[protocol, ""], given_up[protocol, model] = of_service, of_model
-                    if of_service or of_model:
+                    service_failure, model_failure = send(services[protocol], check, group[0], result)
+                    given_up[protocol, ""], given_up[protocol, model] = service_failure, model_failure
+                    if service_failure or model_failure:
                         result["unanswered"] = True
     return {"host": document["host"], "unchecked": list(document.get("unchecked", [])), "checks": results}
 
@@ -91,7 +91,7 @@ def without_checks(model: str) -> Result:
 
 
 def send(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
-    """Send a request, and complete its result. Return (why to give up the service, why to give up the model), empty to go on."""
+    """Send a request, and complete its result. Return the reasons to give up (the service, the model), empty to continue."""
     try:
         question = check.question(request)
         arrays = {name: array for name, (_dtype, array) in question.inputs.items()}
@@ -100,9 +100,9 @@ def send(service: Service, check: Check, request: Request, result: Result) -> Tu
             result["image"] = values
         if pixels is not None:
             result["picture"] = pixels
-        answer = cancelled(service, question, check) if check.cancel else service.infer(question, check.timeout)
+        answer = cancel_streams(service, question, check) if check.cancel else service.infer(question, check.timeout)
         if answer.error is not None:
-            given_up = _failed(service, check, answer, result)
+            given_up = _complete_failure(service, check, answer, result)
             if given_up is not None:
                 return given_up
         result["ms"] = round(answer.ms, 2)
@@ -114,8 +114,8 @@ def send(service: Service, check: Check, request: Request, result: Result) -> Tu
     return "", ""
 
 
-def _failed(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
-    """Complete the result of a failed request, and return the reasons like `send`. Return None if the check expects an error."""
+def _complete_failure(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
+    """Complete the result of a failed request, and return the same as `send`. Return None if the check expects an error."""
     error = answer.error
     if error is None:
         return None
@@ -141,7 +141,7 @@ def _failed(service: Service, check: Check, answer: Answer, result: Result) -> O
     return "", ""
 
 
-def cancelled(service: Service, question: Question, check: Check) -> Answer:
+def cancel_streams(service: Service, question: Question, check: Check) -> Answer:
     """Cancel streams after some responses, as often as the check requires. Return the answer of the last stream.
 
     A server that continued cancelled streams would have no free stream left, and the check would fail.
@@ -168,7 +168,7 @@ def cancelled(service: Service, question: Question, check: Check) -> Answer:
                 message = f"no answer within {timeout:g} s" if timed_out(failure) else reason(failure)
                 failure = ValueError(f"stream {number + 1}, after {number} were cancelled: {message}")
             break
-    return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
+    return Answer(join_outputs(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
 
 def main(document: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that does not step: the seconds since boot. The time of day may step, and is only for people, logs and other machines.
+"""A clock that nobody can set: the seconds since boot. The time of day can be set. It is for people, logs and other machines.
 
 Files keep a moment as a mark, {"boot": ID of the boot, "uptime": seconds}. A mark is valid until the next reboot.
 """
@@ -14,11 +14,11 @@ from typing import Any, Dict, Mapping, Optional
 # Fields of a mark
 BOOT, UPTIME = "boot", "uptime"
 # Index of `starttime` among the fields of /proc/PID/stat after the name of the process (proc(5))
-STARTED = 19
+STARTTIME_INDEX = 19
 
 
 def boot() -> str:
-    """Return an ID of this boot: that of the kernel, and the start of process 1, which also identifies a start of a container."""
+    """Return an ID of this boot: the boot ID of the kernel, and the start time of process 1, which differs between containers."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as source:
             kernel = source.read().strip()
@@ -49,7 +49,7 @@ def since(moment: Mapping[str, Any]) -> Optional[float]:
 def age(moment: Mapping[str, Any], at: float) -> float:
     """Return the seconds since a mark. If the mark is not valid any more, use its time of day `at` (seconds since 1970).
 
-    A mark of an earlier boot is at least as old as this boot, even if the time of day was changed.
+    A mark of an earlier boot is at least as old as this boot, even if the time of day was set.
     """
     seconds = since(moment)
     if seconds is not None:
@@ -70,4 +70,4 @@ def _started(pid: int) -> str:
             fields = source.read().rpartition(")")[2].split()
     except OSError:
         return ""
-    return fields[STARTED] if len(fields) > STARTED and fields[STARTED].isdigit() else ""
+    return fields[STARTTIME_INDEX] if len(fields) > STARTTIME_INDEX and fields[STARTTIME_INDEX].isdigit() else ""

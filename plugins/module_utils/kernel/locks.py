@@ -13,17 +13,17 @@ from typing import IO, Any
 # Seconds between two attempts to lock a file
 POLL_SECONDS = 0.2
 # Only the owner may open a lock file, because every process that opens it can lock it.
-MODE = 0o600
+LOCK_MODE = 0o600
 
 
-def opened(path: str) -> IO[Any]:
+def open_lock(path: str) -> IO[Any]:
     """Open or create a lock file, and make sure that only its owner can open it. Raises OSError, also for a link or a pipe."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-    # fdopen raises an error for a pipe, for example. It then closes the handle itself.
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, LOCK_MODE)
+    # fdopen raises an error for a pipe, for example, and closes the handle.
     lock = os.fdopen(handle, "r+", encoding="ascii")
     try:
-        if stat.S_IMODE(os.fstat(handle).st_mode) != MODE:
-            os.fchmod(handle, MODE)
+        if stat.S_IMODE(os.fstat(handle).st_mode) != LOCK_MODE:
+            os.fchmod(handle, LOCK_MODE)
     except BaseException:
         lock.close()
         raise
@@ -42,11 +42,11 @@ def take(lock: IO[Any], deadline: float) -> bool:
         time.sleep(POLL_SECONDS)
 
 
-def held(lock: IO[Any]) -> bool:
+def is_held(lock: IO[Any]) -> bool:
     """Return True if another process has locked an open file.
 
-    If the result is False, the caller has a shared lock until it closes the file. Other calls of `held` ignore shared locks. A call
-    of `take` waits until the shared lock is released.
+    If the result is False, the caller has a shared lock until it closes the file. Other calls of `is_held` ignore shared locks. A
+    call of `take` waits until the shared lock is released.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that walk or remove directory trees of other accounts.
 
-Such a tree may change meanwhile. It may have any depth, so no function is recursive.
+The owner may change the tree at any time. A tree may have any depth, so no function is recursive.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import secrets
 import stat
 from typing import Iterator, List, Optional, Tuple
 
-# Limit of the levels below the top that a walk visits. A model has two.
-DEPTH = 100
-# Limit of the entries that one call removes, because the owner may keep adding entries
-ENTRIES = 1_000_000
+# Largest number of levels below the top that a walk visits. A model has two levels.
+MAX_DEPTH = 100
+# Largest number of entries that one call removes, because the owner may keep adding entries
+MAX_ENTRIES = 1_000_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -23,24 +23,24 @@ def walk(top: str, follow: bool = False) -> Iterator[Tuple[str, List[str], List[
     """Yield (directory, names of directories, names of other entries) from the top down, sorted, as os.walk does.
 
     The caller may remove names of directories that it does not want to visit. Links are followed only with `follow`. Unreadable
-    directories are skipped. Directories DEPTH levels below the top are not visited: they are among the other entries.
+    directories are skipped. Directories MAX_DEPTH levels below the top are not visited. They count as other entries.
     """
-    waiting = [(top, 0)]
-    while waiting:
-        directory, level = waiting.pop()
+    to_visit = [(top, 0)]
+    while to_visit:
+        directory, level = to_visit.pop()
         names: List[str] = []
         others: List[str] = []
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
-                    (names if level < DEPTH and _is_directory(entry) else others).append(entry.name)
+                    (names if level < MAX_DEPTH and _is_directory(entry) else others).append(entry.name)
         except OSError:
             continue
         names.sort()
         others.sort()
         yield directory, names, others
         below = [os.path.join(directory, name) for name in reversed(names)]
-        waiting += [(path, level + 1) for path in below if follow or not os.path.islink(path)]
+        to_visit += [(path, level + 1) for path in below if follow or not os.path.islink(path)]
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
@@ -65,15 +65,15 @@ def remove(path: str) -> int:
         return _bytes(found)
     top = os.open(path, _DIRECTORY)
     try:
-        freed = _empty(top)
+        freed = _remove_content(top)
     finally:
         os.close(top)
     os.rmdir(path)
     return freed
 
 
-def _empty(top: int) -> int:
-    """Remove the content of the open directory `top`. Its subdirectories are flattened first. Return the bytes of the files."""
+def _remove_content(top: int) -> int:
+    """Remove the content of the open directory `top`. Move subdirectories up to `top` first. Return the bytes of the files."""
     freed = count = 0
     # The prefix is random, so that no other entry has it.
     prefix = f".npufleet-{secrets.token_hex(8)}-"
@@ -88,8 +88,8 @@ def _empty(top: int) -> int:
                 size, count = _flatten(name, top, prefix, count)
                 freed += size
             count += 1
-            if count > ENTRIES:
-                raise OSError(f"there are more than {ENTRIES} entries. Run again to remove the rest")
+            if count > MAX_ENTRIES:
+                raise OSError(f"there are more than {MAX_ENTRIES} entries. Run again to remove the rest")
         names = os.listdir(top)
     return freed
 
@@ -124,5 +124,5 @@ def _lstat(name: str, directory: int) -> Optional[os.stat_result]:
 
 
 def _bytes(found: os.stat_result) -> int:
-    """Return the bytes of a file; a link has none."""
+    """Return the size of a file in bytes, 0 for a link."""
     return 0 if stat.S_ISLNK(found.st_mode) else found.st_size

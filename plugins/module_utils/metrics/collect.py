@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 
 CARDS_FILE, HOST_FILE = "npufleet_cards.prom", "npufleet_host.prom"
 MODULE_VERSION = f"/sys/module/{driver.MODULE}/version"
-# Seconds that the vendor's tool may take
+# Time limit in seconds of the vendor's tool
 TOOL_SECONDS = 10.0
 
 
@@ -38,10 +38,10 @@ def warn(message: str) -> None:
     print(f"<4>{message}", file=sys.stderr, flush=True)
 
 
-def changing(root: str) -> bool:
-    """Return True if a run of a playbook holds the host."""
-    held = lease.read(root)
-    return held is not None and lease.live(root, held)
+def is_changing(root: str) -> bool:
+    """Return True if a run of a playbook has the lease of the host."""
+    current = lease.read(root)
+    return current is not None and lease.live(root, current)
 
 
 def read_cards() -> Optional[List[readings.Card]]:
@@ -165,7 +165,7 @@ def shared_memory(init: int) -> Optional[Tuple[int, int]]:
 def run(config: str) -> int:
     """Write the metrics once. Return 0 if all files were written."""
     settings = load(config, Settings)
-    change = changing(settings.root)
+    change = is_changing(settings.root)
     try:
         # The directory belongs to node exporter. Without this call durable.write would create it.
         os.stat(settings.directory)

@@ -21,16 +21,16 @@ HELP = {
     "npufleet_shm_used_bytes": "Used shared memory of the server's container.",
     "npufleet_stubs": "Processes of a model by state.",
 }
-# Characters of a release's digest, as in the names of releases
-DIGEST = 12
-# The reason of Triton for a model that it unloaded on request. Other reasons are failed loads.
-UNLOADED = ("", "unloaded")
+# Number of characters of a release's digest, as in the names of releases
+DIGEST_LENGTH = 12
+# Triton's reasons for a model that was unloaded on request. Any other reason is a failed load.
+UNLOAD_REASONS = ("", "unloaded")
 # Gauge of the backend: 1 if an NPU of an instance does not answer
-FAULT = "rbln_device_fault"
+FAULT_METRIC = "rbln_device_fault"
 
 
 class Stubs(NamedTuple):
-    """The numbers of processes of a model. `hung` ones wait for an NPU that does not answer."""
+    """The numbers of processes of a model. A `hung` process waits for an NPU that does not answer."""
 
     running: int
     missing: int
@@ -96,11 +96,11 @@ def families(facts: Facts) -> Families:
 
 
 def _release(model: str, version: str, release: Optional[str]) -> Dict[str, str]:
-    return {"model": model, "version": version, "digest": (release or "")[:DIGEST]}
+    return {"model": model, "version": version, "digest": (release or "")[:DIGEST_LENGTH]}
 
 
 def _failed(version: Mapping[str, Any]) -> bool:
-    return version["state"] == "UNAVAILABLE" and version["reason"] not in UNLOADED
+    return version["state"] == "UNAVAILABLE" and version["reason"] not in UNLOAD_REASONS
 
 
 def count_stubs(
@@ -108,10 +108,10 @@ def count_stubs(
 ) -> Dict[str, Stubs]:
     """Return the processes of each model.
 
-    `needed` is the number of its instances, `missing` the instances without a process, and `page` has the metrics of Triton.
+    `needed` is {model: number of instances}, `missing` is {model: instances without a process}, `page` has Triton's metrics.
     """
     silent: Dict[str, Set[Tuple[str, str]]] = {}
-    for labels, value in page.get(FAULT, []):
+    for labels, value in page.get(FAULT_METRIC, []):
         if value > 0:
             silent.setdefault(labels.get("model", ""), set()).add((labels.get("version", ""), labels.get("instance", "")))
     found = {}

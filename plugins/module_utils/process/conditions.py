@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The preconditions of a server in this container. All violations are reported before anything changes."""
+"""The preconditions of a server in this container. All problems are reported before the first change."""
 
 from __future__ import annotations
 
@@ -74,7 +74,12 @@ def python(path: str, requirements: List[str]) -> Tuple[Optional[str], List[str]
 
 def refusals(desired: Mapping[str, Any], root: str, runs: bool) -> List[str]:
     """Return the reasons why this container cannot serve. `runs` is True if a server of this project already uses the ports."""
-    return [*_of_server(desired), *_of_cards(desired), *_of_directory(desired, root), *([] if runs else _of_ports(desired))]
+    return [
+        *_server_refusals(desired),
+        *_card_refusals(desired),
+        *_directory_refusals(desired, root),
+        *([] if runs else _port_refusals(desired)),
+    ]
 
 
 def warnings(desired: Mapping[str, Any]) -> List[str]:
@@ -94,7 +99,7 @@ def warnings(desired: Mapping[str, Any]) -> List[str]:
     return found
 
 
-def _of_server(desired: Mapping[str, Any]) -> Iterator[str]:
+def _server_refusals(desired: Mapping[str, Any]) -> Iterator[str]:
     program = tritonserver()
     if program is None:
         yield f"tritonserver is missing in {HOME}/bin and {PATHS}, expected a container of Triton {desired['triton']}"
@@ -119,7 +124,7 @@ def _of_server(desired: Mapping[str, Any]) -> Iterator[str]:
         yield f"{path} has no pip ({output[-80:]}), which installs the SDK. Install python3-pip"
 
 
-def _of_cards(desired: Mapping[str, Any]) -> Iterator[str]:
+def _card_refusals(desired: Mapping[str, Any]) -> Iterator[str]:
     cards = desired["cards"]
     nodes = glob.glob(os.path.join(DEVICES, "rbln[0-9]*"))
     if len(nodes) < cards["npus"]:
@@ -134,12 +139,12 @@ def _of_cards(desired: Mapping[str, Any]) -> Iterator[str]:
         yield f"the driver of this machine is {driver}, expected {desired['driver']}. Use the rbln_release of that driver"
     # Without the vendor's tool, cards.py checks the cards later with the SDK
     devices = vendor_tool.query_tool().get("devices") or [] if vendor_tool.find_tool() else []
-    other = sorted({device["name"] for device in devices} - {cards["card"]})
-    if other:
-        yield f"the cards are {', '.join(other)}, expected {cards['card']}. Correct npufleet_card"
+    other_cards = sorted({device["name"] for device in devices} - {cards["card"]})
+    if other_cards:
+        yield f"the cards are {', '.join(other_cards)}, expected {cards['card']}. Correct npufleet_card"
 
 
-def _of_directory(desired: Mapping[str, Any], root: str) -> Iterator[str]:
+def _directory_refusals(desired: Mapping[str, Any], root: str) -> Iterator[str]:
     directory = root
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
@@ -150,12 +155,12 @@ def _of_directory(desired: Mapping[str, Any], root: str) -> Iterator[str]:
         yield f"{directory} has {free} MiB free, expected {desired['room'] // MIB} for the SDK and the models. Make room"
 
 
-def _of_ports(desired: Mapping[str, Any]) -> Iterator[str]:
+def _port_refusals(desired: Mapping[str, Any]) -> Iterator[str]:
     for port in desired["ports"]:
-        with socket.socket(socket.AF_INET6 if ":" in desired["listen"] else socket.AF_INET) as door:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket(socket.AF_INET6 if ":" in desired["listen"] else socket.AF_INET) as test_socket:
+            test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                door.bind((desired["listen"], port))
+                test_socket.bind((desired["listen"], port))
             except OSError as error:
                 yield (
                     f"port {port} is in use ({error.strerror}), expected it free. End the process that has it, or set "

@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
 # Environment variables that the server inherits from Ansible. Other variables differ from terminal to terminal.
-KEPT = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
+INHERITED_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
 
 
 def key_path(root: str) -> str:
@@ -41,7 +41,7 @@ def backends_path(root: str, files: Mapping[str, str]) -> str:
 
 
 def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the desired configuration of the supervisor. Options in `maybe` that this Triton does not know are left out."""
+    """Return the desired configuration of the supervisor. Leave out options in `maybe` that this Triton does not support."""
     root = desired["root"]
     program = conditions.tritonserver() or "tritonserver"
     known = conditions.options(program)
@@ -51,13 +51,13 @@ def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
     line += ["--backend-directory=" + backends_path(root, desired["backends"])]
     # The stub of Triton's python backend runs the first Python in PATH
     bins = [os.path.dirname(python_path(root)), os.path.dirname(program), conditions.PATHS]
-    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     environment.update(desired["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(root, "venv"))
     program = desired["supervisor"]["digest"]
     return supervised.configuration(line, environment, desired["stop_timeout"], program, desired["stuck_load_limit"])
 
 
-def masked(desired: Mapping[str, Any], message: str) -> str:
+def mask_secrets(desired: Mapping[str, Any], message: str) -> str:
     """Return a message in which the secret values of the server's options and environment are replaced."""
     key = secret.new_key()
     environment, line = desired["environment"], desired["command"]
@@ -85,7 +85,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         status, metadata = query(desired, "GET", "/v2")
         actual["version"] = version_of(metadata) if status == 200 else None
     if actual["served"] is None:
-        actual["log"] = masked(desired, supervised.log_tail(log))
+        actual["log"] = mask_secrets(desired, supervised.log_tail(log))
     return actual
 
 
@@ -107,14 +107,14 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     return [*plan, *diff_serving(desired, actual)]
 
 
-def write_key(desired: Mapping[str, Any], own: str) -> bool:
+def write_key(desired: Mapping[str, Any], operator_key: str) -> bool:
     """Write the operator's key or a new key, if the server's key is missing or wrong. Return True if a key was written."""
     path = key_path(desired["root"])
     if not desired["key"] or not keys.flaw(path, desired["fingerprint"])["flaw"]:
         return False
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     os.chmod(os.path.dirname(path), 0o700)
-    supervised.write_private(path, (own or secrets.token_hex(32)).encode())
+    supervised.write_private(path, (operator_key or secrets.token_hex(32)).encode())
     return True
 
 
@@ -140,11 +140,11 @@ def make_backends(desired: Mapping[str, Any]) -> bool:
 
 
 def remove_backends(root: str) -> List[str]:
-    """Remove the directories of backends that the running server does not use. Returns their paths."""
+    """Remove the directories of backends that the running server does not use. Return the removed directories."""
     home = os.path.join(root, "backends")
     command = (supervised.running(root) or {}).get("command", [])
     used = [os.path.basename(word) for word in command if word.startswith("--backend-directory=")]
-    gone = [os.path.join(home, name) for name in sorted(os.listdir(home)) if name not in used] if used else []
-    for path in gone:
+    unused = [os.path.join(home, name) for name in sorted(os.listdir(home)) if name not in used] if used else []
+    for path in unused:
         trees.remove(path)
-    return gone
+    return unused

@@ -40,14 +40,14 @@ ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
     re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
 )
-# Seconds that a supervisor may take to start. To end, it may take the server's stop_timeout and these seconds.
+# Time limit in seconds for a supervisor to start. To end, a supervisor has the server's stop_timeout and these seconds.
 GRACE = 20.0
 # Seconds between two checks
 POLL_SECONDS = 0.1
 # stop_timeout in seconds of a server whose configuration is unknown
 STOP_TIMEOUT = 60
-# Largest part of the log in bytes that is read
-LOG_SHOWN = 4 << 20
+# Largest number of bytes of the log that are read
+MAX_LOG_BYTES = 4 << 20
 
 
 class ProcessError(Exception):
@@ -68,7 +68,7 @@ def holder(root: str) -> Optional[int]:
     """Return the process number of the supervisor, 0 if it is unknown, None if no supervisor runs."""
     try:
         with open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
-            if not locks.held(pid):
+            if not locks.is_held(pid):
                 return None
             found = pid.read().strip()
             return int(found) if found.isdigit() else 0
@@ -140,14 +140,14 @@ def stop(root: str) -> bool:
     pid = holder(root)
     if pid is None:
         return False
-    patience = _config(root).get("stop_timeout", STOP_TIMEOUT) + GRACE
+    timeout = _config(root).get("stop_timeout", STOP_TIMEOUT) + GRACE
     if pid:
         os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while holder(root) is not None:
         if time.monotonic() >= deadline:
             raise ProcessError(
-                f"process {pid or '?'} has not ended within {patience:.0f} s: see {log_path(root)}, end it and run again"
+                f"process {pid or '?'} has not ended within {timeout:.0f} s: see {log_path(root)}, end it and run again"
             )
         time.sleep(POLL_SECONDS)
     return True
@@ -164,14 +164,14 @@ def log_of_start(root: str) -> str:
 
 
 def log_since(root: str, since: int, until: Optional[int] = None) -> str:
-    """Return the log from byte `since` to byte `until` or its end, but at most the last LOG_SHOWN bytes of this part.
+    """Return the log from byte `since` to byte `until` or its end, but at most the last MAX_LOG_BYTES bytes of this part.
 
     If the log is shorter than `since`, the supervisor has rotated it. The part then starts at byte 0.
     """
     try:
         with open(log_path(root), "rb") as source:
             size = source.seek(0, os.SEEK_END) if until is None else until
-            begin = source.seek(max(since if since <= size else 0, size - LOG_SHOWN))
+            begin = source.seek(max(since if since <= size else 0, size - MAX_LOG_BYTES))
             return source.read(size - begin).decode("utf-8", "replace")
     except OSError:
         return ""
@@ -186,41 +186,41 @@ def log_size(root: str) -> int:
 
 
 class Guard:
-    """A reader of the log that finds the stuck loads which the supervisor ends during a change.
+    """Reads from the log which stuck loads the supervisor has ended during a change.
 
     Callers use it in the same way as stuck_load.Guard.
     """
 
     def __init__(self, root: str) -> None:
         self._root, self._rounds = root, 0
-        self._at = self.since = log_size(root)
-        self._ended: List[str] = []
+        self._read_until = self.since = log_size(root)
+        self._messages: List[str] = []
 
     @property
-    def ended(self) -> List[str]:
+    def ended_loads(self) -> List[str]:
         """The messages of the supervisor about stuck loads since this guard was created."""
         size = log_size(self._root)
-        if size != self._at:
-            self._ended += STUCK.findall(log_since(self._root, self._at, size))
-            self._at = size
-        return self._ended
+        if size != self._read_until:
+            self._messages += STUCK.findall(log_since(self._root, self._read_until, size))
+            self._read_until = size
+        return self._messages
 
     def repeats(self, mark: int) -> bool:
         """Return True if the caller has to repeat its load.
 
-        `mark` is the length of `ended` before the load. A longer list means that the load was stuck. During a change, loads are
-        repeated at most stuck_load.ROUNDS times.
+        `mark` is the length of `ended_loads` before the load. A longer list means that the load was stuck. During a change,
+        loads are repeated at most stuck_load.MAX_ROUNDS times.
         """
-        stuck = len(self.ended) > mark
+        stuck = len(self.ended_loads) > mark
         self._rounds += stuck
         if stuck:
             # Log lines before this point are not about the repeated load
-            self.since = self._at
-        return stuck and self._rounds <= stuck_load.ROUNDS
+            self.since = self._read_until
+        return stuck and self._rounds <= stuck_load.MAX_ROUNDS
 
     def did(self) -> List[str]:
         """Return the messages about ended loads, for reports."""
-        return list(self.ended)
+        return list(self.ended_loads)
 
     def __enter__(self) -> Guard:
         return self

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a Triton server on a machine without init system and container engine. It restarts a server that ended.
+"""The supervisor of a Triton server on a machine without init system and container engine. It restarts the server if that ends.
 
-It is its own archive (programs/archive.py), called as `supervisor.pyz CONFIG`. CONFIG is a JSON file with `command`, `environment`,
-`log`, `log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). While the supervisor runs, it locks the file
-`pid`, which contains its process number. SIGTERM ends the server and then the supervisor. The server never outlives the supervisor.
+The supervisor is a separate archive (programs/archive.py), called as `supervisor.pyz CONFIG`. CONFIG is a JSON file with `command`,
+`environment`, `log`, `log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). The supervisor locks the file
+`pid` as long as it runs, and writes its process ID into the file. SIGTERM ends the server and then the supervisor. The server never
+outlives the supervisor.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load import Guard
 
-# Seconds before a restart: FIRST_PAUSE, doubled at each restart up to MAX_PAUSE. After a server has run for STABLE seconds, the
-# next pause is FIRST_PAUSE again.
-FIRST_PAUSE, MAX_PAUSE, STABLE = 1.0, 60.0, 120.0
+# Seconds before a restart: FIRST_PAUSE, doubled at each restart up to MAX_PAUSE. After a server has run for STABLE_SECONDS,
+# the next pause is FIRST_PAUSE again.
+FIRST_PAUSE, MAX_PAUSE, STABLE_SECONDS = 1.0, 60.0, 120.0
 # Seconds between two checks of the server and of the size of its log
 POLL_SECONDS = 0.5
 # Seconds to wait for the lock, which another process may hold for a moment to test it
 LOCK_TIMEOUT = 2.0
 PR_SET_PDEATHSIG = 1
-# Beginning of the log line when the supervisor ends a stuck load
-ENDS = "a load is stuck, ends"
+# Beginning of the log line about a stuck load that the supervisor ends
+STUCK_MESSAGE = "a load is stuck, ends"
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process, which becomes the server, when its parent, the supervisor, ends."""
+    """Tell the kernel to kill this process when its parent ends. The process becomes the server; the parent is the supervisor."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -52,7 +53,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the server running until SIGTERM. Return the exit code."""
-        with locks.opened(self.config["pid"]) as pid:
+        with locks.open_lock(self.config["pid"]) as pid:
             if not locks.take(pid, time.monotonic() + LOCK_TIMEOUT):
                 print(f"npufleet_supervisor: another supervisor holds {self.config['pid']}", file=sys.stderr)
                 return 1
@@ -81,7 +82,7 @@ class Supervisor:
             code = self._run_server()
             if self.ending:
                 return
-            pause = FIRST_PAUSE if time.monotonic() - started >= STABLE else pause
+            pause = FIRST_PAUSE if time.monotonic() - started >= STABLE_SECONDS else pause
             self._log(f"the server ended with {code} and starts again in {pause:.0f} s")
             self._wait(pause)
             pause = min(pause * 2, MAX_PAUSE)
@@ -104,7 +105,7 @@ class Supervisor:
                 return 127
         server = self.server.pid
         # Run the guard here: a container may allow only the parent of the server to read the server's system calls.
-        with Guard(lambda: server, self.config.get("stuck_load_limit", 0), tell=lambda wait: self._log(f"{ENDS} {wait}")):
+        with Guard(lambda: server, self.config.get("stuck_load_limit", 0), tell=lambda wait: self._log(f"{STUCK_MESSAGE} {wait}")):
             while self.server.poll() is None and not self.ending:
                 self._wait(POLL_SECONDS)
                 self._rotate()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Archives of Python files that python3 runs as a program, with the standard library alone.
 
-The controller makes them. The same files always result in the same bytes.
+The controller makes the archives. The same files always result in the same bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Dict, Mapping, Set
 
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-TIME = (1980, 1, 1, 0, 0, 0)
-# Import statements: `from MODULE import NAMES`, or `import MODULES`. A text that only looks like an import adds a needless file. A
-# parser would take most of the time of a plan.
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+# Import statements: `from MODULE import NAMES`, or `import MODULES`. Other text that matches only adds a needless file. A parser
+# would take most of the time of a plan.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
 # The __main__.py of an archive. realpath is needed because a link to a version may move while the program still imports files.
 MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"
@@ -26,8 +26,8 @@ MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {mai
 
 @functools.cache
 def program(entry: str) -> bytes:
-    """Return a module of module_utils, such as `engine.check_client`, with all modules that it imports from there, as a program."""
-    return packed(_files(entry), PREFIX + entry)
+    """Return a program that runs a module, such as `engine.check_client`. It contains the modules that this module imports."""
+    return pack_program(_files(entry), PREFIX + entry)
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def digest(entry: str) -> str:
     return content.hexdigest()
 
 
-def packed(files: Mapping[str, str], main: str) -> bytes:
+def pack_program(files: Mapping[str, str], main: str) -> bytes:
     """Return {path: source} as a program that calls main() of a module. Missing __init__.py files of packages are added."""
     # This import is slow, and hosts never pack.
     import zipfile
@@ -53,7 +53,7 @@ def packed(files: Mapping[str, str], main: str) -> bytes:
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as target:
         for name in sorted(names):
-            target.writestr(zipfile.ZipInfo(name, TIME), names[name], zipfile.ZIP_DEFLATED)
+            target.writestr(zipfile.ZipInfo(name, ZIP_TIME), names[name], zipfile.ZIP_DEFLATED)
     return sink.getvalue()
 
 

@@ -4,7 +4,7 @@
 
 Each version has its own directory, which is named by the version's digest and never changes. The link `current` points to the
 version that changed the host last. `python3 DIRECTORY` runs the commands in commands.py. Each process locks the directory of its
-version. This keeps other runs from removing files that the process may still import.
+version. So other runs do not remove files that the process may still import.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
 # The programs that systemd units run, each with its module in module_utils
 ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe", "metrics": "metrics.collect"}
-# A file in the directory of each version. It has a digest for each program, over the sources that the program imports. A new
-# version of the library restarts a program only if this digest differs.
+# A file in the directory of each version: {program: digest of the sources that it imports}. A new version of the library restarts
+# a program only if the digest of the program differs.
 PROGRAMS = "programs.json"
 # Exit code of the command `resume` if the run that began the change may still be active
 BUSY = 75
-# Age in seconds from which an unfinished directory counts as the rest of a killed run, if nobody has locked it
-DRAFT = 3600.0
+# Age in seconds from which an unlocked draft directory counts as left by a killed run
+DRAFT_SECONDS = 3600.0
 # The path of the library in versions before 0.2
 FORMER = "/usr/local/lib/npufleet/npufleet_change.pyz"
 
@@ -79,7 +79,7 @@ def install(version: str, packed: bytes) -> bool:
 def activate(version: str) -> bool:
     """Make a version the current one, and remove other versions. Return True if the current version changed.
 
-    The previous version and locked versions are kept. Raises OSError if the host does not have the version.
+    The previous version and locked versions stay. Raises OSError if the host does not have the version.
     """
     if os.path.realpath(path()) == path(version) and os.path.isdir(path(version)):
         return False
@@ -94,23 +94,23 @@ def activate(version: str) -> bool:
         os.unlink(draft)
     os.symlink(version, draft)
     os.replace(draft, path())
-    for name in _superseded(version, before):
+    for name in _removable(version, before):
         shutil.rmtree(path(name), ignore_errors=True)
     with suppress(FileNotFoundError):
         os.unlink(FORMER)
     return True
 
 
-def _superseded(*kept: str) -> List[str]:
-    """Return the names of directories to remove: versions except `kept` and locked ones, and directories of killed runs."""
+def _removable(*needed: str) -> List[str]:
+    """Return the names of directories to remove: versions that are neither in `needed` nor locked, and drafts of killed runs."""
     import time
 
     found = []
     for name in os.listdir(HOME):
-        if name in kept or os.path.islink(path(name)) or not os.path.isdir(path(name)):
+        if name in needed or os.path.islink(path(name)) or not os.path.isdir(path(name)):
             continue
-        # The age alone does not prove that a run has ended, because the time of day can be set. So the lock is tested as well.
-        recent = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT
+        # The lock is tested, too: the age alone does not prove that a run has ended, because the time of day can be set.
+        recent = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT_SECONDS
         if not recent and not _is_locked(path(name)):
             found.append(name)
     return found

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The blobs (large files) of a host's store. A blob is verified by its digest when it arrives, and removed when it is unused.
+"""The blobs (large files) of a host's store. A blob is verified when it arrives: its name is its SHA-256. Unused blobs are removed.
 
-Every blob has a stamp in `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is only hashed again if it no
-longer matches its stamp.
+Every blob has a stamp in `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is hashed again only if
+it does not match its stamp.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# File that names the controller that is transferring. The controller renews the file's time stamp.
+# File with the name of the transferring controller, which renews the time stamp of the file
 CONTROLLER = ".controller"
 # File with the number of bytes that the host downloads itself
 TOTAL = ".total"
@@ -51,7 +51,7 @@ def file_digest(path: str) -> str:
 
 @contextmanager
 def locked(directory: str, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a directory. The kernel releases it when the process ends. Without `wait`, raises Busy if it is held."""
+    """Hold the lock of a directory. Without `wait`, raise Busy if another process has locked the directory."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         try:
@@ -77,13 +77,13 @@ def _stamp_path(root: str, digest: str) -> str:
 def _write_stamp(root: str, digest: str) -> None:
     path = _stamp_path(root, digest)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    fresh = os.path.join(root, "tmp", "stamp-" + digest)
-    with open(fresh, "w", encoding="utf-8") as sink:
+    draft = os.path.join(root, "tmp", "stamp-" + digest)
+    with open(draft, "w", encoding="utf-8") as sink:
         sink.write(_stamp(os.stat(blob_path(root, digest))))
-    os.replace(fresh, path)
+    os.replace(draft, path)
 
 
-def _stamped(root: str, digest: str, found: os.stat_result) -> bool:
+def _matches_stamp(root: str, digest: str, found: os.stat_result) -> bool:
     try:
         with open(_stamp_path(root, digest), encoding="utf-8") as source:
             return source.read() == _stamp(found)
@@ -103,7 +103,7 @@ def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
         return "is gone"
     if not stat.S_ISREG(found.st_mode):
         return "was changed"
-    if not verify and _stamped(root, digest, found):
+    if not verify and _matches_stamp(root, digest, found):
         return None
     return None if file_digest(path) == digest else "was changed"
 
@@ -121,12 +121,12 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
 
 
 def space_problem(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Return why these blobs do not fit on the file system of the store, None if they fit."""
+    """Return the reason why these blobs do not fit on the file system of the store, None if they fit."""
     return shortage(root, free_space(root)[1], arrived(incoming), sizes)
 
 
 def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Return why files of these sizes do not fit into `free` bytes, None if they fit. An unknown size counts as 0.
+    """Return the reason why files of these sizes do not fit into `free` bytes, or None. An unknown size counts as 0.
 
     `partial` is {digest: bytes} of the parts that have already arrived.
     """
@@ -143,13 +143,13 @@ def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[s
 
 
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
-    """Verify all transferred blobs, then move them into the store. Raises StoreError if one is missing or wrong.
+    """Verify all transferred blobs, then move them into the store. Raises StoreError if a blob is missing or wrong.
 
     A damaged blob of the store is replaced by a rename, so that a server that has loaded it keeps the old file.
     `sources` is {digest: origin} for messages.
     """
     problems = []
-    fresh = []
+    verified = []
     # Two concurrent calls could move the same file.
     with locked(os.path.join(root, "tmp")):
         for digest in digests:
@@ -157,7 +157,7 @@ def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Opti
                 path = blob_path(root, digest)
                 if stat.S_IMODE(os.stat(path).st_mode) != BLOB_MODE:
                     os.chmod(path, BLOB_MODE)
-                if not _stamped(root, digest, os.lstat(path)):
+                if not _matches_stamp(root, digest, os.lstat(path)):
                     _write_stamp(root, digest)
                 if digest in arrived(incoming):
                     os.unlink(os.path.join(incoming or "", digest))
@@ -166,23 +166,23 @@ def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Opti
             if why:
                 problems.append(why)
             else:
-                fresh.append(digest)
+                verified.append(digest)
         if problems:
-            for digest in fresh:
-                os.unlink(_staged(root, digest))
+            for digest in verified:
+                os.unlink(_staging_path(root, digest))
             raise StoreError("; ".join(problems) + ": transfer it again")
-        for digest in fresh:
-            os.replace(_staged(root, digest), blob_path(root, digest))
+        for digest in verified:
+            os.replace(_staging_path(root, digest), blob_path(root, digest))
             _write_stamp(root, digest)
 
 
-def _staged(root: str, digest: str) -> str:
+def _staging_path(root: str, digest: str) -> str:
     return os.path.join(root, "tmp", digest)
 
 
 def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Optional[str]:
-    """Move one blob from `incoming` into tmp/ and verify it. Return why it was refused and removed, None if it is correct."""
-    staged = _staged(root, digest)
+    """Move one blob from `incoming` into tmp/ and verify it. Return the reason why it was removed, None if it is correct."""
+    staged = _staging_path(root, digest)
     try:
         proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
     except takeover.MissingFile:
@@ -203,49 +203,49 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     """Remove old releases, unused blobs, and files of interrupted transfers. Return {"removed": [names], "bytes": freed bytes}.
 
     For each model, the last `keep` proven contents stay. Releases with equal content count as one content. The served release, the
-    newest proven content besides it, and the releases of an open transaction or a hold always stay.
+    newest other proven content, and the releases of an open transaction or a hold always needed.
     """
-    gone: List[str] = []
+    removed: List[str] = []
     freed = 0
     referenced = _referenced(root)
     lines, flaw_of_history, _exists = history.read_lines(root)
     _refuse_damaged(root, store.HISTORY, flaw_of_history)
     releases = os.path.join(root, "releases")
-    lost: Set[str] = set()
+    unlinked: Set[str] = set()
     for name in store.listed(releases):
         home = os.path.join(releases, name)
         labels = store.labels(root, name)
-        stay = referenced.get(name, set()) | _proven(root, name, labels, lines, max(keep, 1))
+        needed = referenced.get(name, set()) | _labels_for_rollbacks(root, name, labels, lines, max(keep, 1))
         for label in labels:
-            if label in stay:
+            if label in needed:
                 continue
-            freed += _remove_release(root, os.path.join(home, label), lost)
+            freed += _remove_release(root, os.path.join(home, label), unlinked)
             if os.path.exists(record_path(root, name, label)):
                 os.unlink(record_path(root, name, label))
-            gone.append(f"release {name}/{label}")
+            removed.append(f"release {name}/{label}")
     linked = _linked(releases)
     for digest in store.listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
         # A young blob without a link may belong to another run, which has not made its release yet.
-        if digest in linked or (digest not in lost and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
+        if digest in linked or (digest not in unlinked and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
             continue
         freed += os.lstat(path).st_size
         os.unlink(path)
         if os.path.exists(_stamp_path(root, digest)):
             os.unlink(_stamp_path(root, digest))
-        gone.append(f"blob {digest[:12]}")
-    # Interrupted runs and transfers left these files
+        removed.append(f"blob {digest[:12]}")
+    # These files are left by interrupted runs and transfers.
     for path in [*_expired(os.path.join(root, "tmp"), STAGED_AGE), *_expired(os.path.join(root, "incoming"), PARTIAL_AGE)]:
         freed += trees.remove(path)
-        gone.append(os.path.relpath(path, root))
-    return {"removed": gone, "bytes": freed}
+        removed.append(os.path.relpath(path, root))
+    return {"removed": removed, "bytes": freed}
 
 
-def _proven(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
-    """Return the complete releases whose content has to stay for rollbacks."""
+def _labels_for_rollbacks(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
+    """Return the labels of the complete releases that have to needed for rollbacks."""
     complete = [label for label in labels if _is_complete(root, name, label)]
     previous = history.previous(lines, name, complete, store.served_label(root, name))
-    return {*history.kept(lines, name, complete, keep), *([previous] if previous else [])}
+    return {*history.labels_to_keep(lines, name, complete, keep), *([previous] if previous else [])}
 
 
 def _is_complete(root: str, name: str, label: str) -> bool:
@@ -290,9 +290,9 @@ def _refuse_damaged(root: str, name: str, damage: Optional[str]) -> None:
         raise StoreError(f"{os.path.join(root, name)} cannot be used ({damage}): nothing is removed until it is repaired")
 
 
-def _remove_release(root: str, release: str, lost: Set[str]) -> int:
-    """Rename a release out of releases/ and remove it. Add the digests of its blobs to `lost`. Return the freed bytes."""
-    lost |= _linked(release)
+def _remove_release(root: str, release: str, unlinked: Set[str]) -> int:
+    """Rename a release out of releases/ and remove it. Add the digests of its blobs to `unlinked`. Return the freed bytes."""
+    unlinked |= _linked(release)
     out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
     os.makedirs(os.path.dirname(out), exist_ok=True)
     trees.remove(out)
@@ -317,7 +317,7 @@ def _older(stamp: str, path: str, age: float) -> bool:
 
 
 def _expired(directory: str, age: float) -> List[str]:
-    """Return the entries of a directory that are older than `age` seconds. Return nothing while another run holds its lock."""
+    """Return the entries of a directory that are older than `age` seconds, none while another run has locked the directory."""
     if not os.path.isdir(directory):
         return []
     found = []

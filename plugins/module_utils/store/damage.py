@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged files of a store. They are reported whenever the host is read, and the next change repairs them.
+"""Damaged files of a store. Each query of the host reports them, and the next change repairs them.
 
-Holds and an open transaction are recovered from the history, a record from its release.
+Holds and an open transaction are recovered from the history. A record is recovered from its release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DAMAGED_SUFFIX = ".damaged"
 
 
 def find(root: str) -> Dict[str, str]:
-    """Return {path below the root: what is wrong with the file}."""
+    """Return {path of a damaged file below the root: its flaw}."""
     flaws = {name: store.read(root, name).flaw for name in store.SHAPES}
     flaws[store.HISTORY] = history.read_lines(root)[1]
     for name, label in _releases(root):
@@ -31,7 +31,7 @@ def find(root: str) -> Dict[str, str]:
 
 
 def holds_unknown(root: str) -> Optional[str]:
-    """Return why the holds are unknown, None if they are known. A change without holds could deploy what was rolled back."""
+    """Return the reason why the holds are unknown, or None. Without them, a change could deploy a release that was rolled back."""
     flaw = store.read(root, store.HOLDS).flaw
     if not flaw or not store.served_names(root):
         return None
@@ -46,10 +46,10 @@ def holds_unknown(root: str) -> Optional[str]:
 
 
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
-    """Return what is wrong with a damaged record that cannot be recovered, None for every other record."""
+    """Return the flaw of a damaged record that cannot be recovered, None for any other record."""
     entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
     flaw = entry.flaw if entry.exists else "it is gone"
-    return flaw if flaw and _recovered(root, name, label) is None else None
+    return flaw if flaw and _recover_record(root, name, label) is None else None
 
 
 def mend(root: str, forget: bool = False) -> List[str]:
@@ -63,7 +63,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
     done = []
     for name, label in _releases(root):
         path = store.record_path(root, name, label)
-        record = _recovered(root, name, label) if os.path.relpath(path, root) in flaws else None
+        record = _recover_record(root, name, label) if os.path.relpath(path, root) in flaws else None
         if record:
             if os.path.isdir(path) and not os.path.islink(path):
                 trees.remove(path)
@@ -93,7 +93,7 @@ def _releases(root: str) -> List[Any]:
     return [(name, label) for name in names for label in store.labels(root, name)]
 
 
-def _recovered(root: str, name: str, label: str) -> Optional[records.Record]:
+def _recover_record(root: str, name: str, label: str) -> Optional[records.Record]:
     """Return the record that the files of a release show, None if a file is missing or damaged."""
     return records.record_of(
         store.release_path(root, name, label),
@@ -107,12 +107,12 @@ def _replace(root: str, name: str, text: Optional[str]) -> None:
     import shutil
 
     path = os.path.join(root, name)
-    aside = path + DAMAGED_SUFFIX
-    trees.remove(aside)
+    copy = path + DAMAGED_SUFFIX
+    trees.remove(copy)
     if os.path.isdir(path) and not os.path.islink(path):
-        os.rename(path, aside)
+        os.rename(path, copy)
     else:
-        shutil.copyfile(path, aside, follow_symlinks=False)
+        shutil.copyfile(path, copy, follow_symlinks=False)
     if text is not None:
         store.write_text(root, path, text)
     elif os.path.lexists(path):

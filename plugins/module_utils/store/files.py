@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST, LABEL, NAME
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
-# Models whose load hangs, and the time of that. The file is valid until the server restarts.
+# The models whose load hangs, and the time of this observation. The file is valid until the server restarts.
 HUNG = "hung.json"
 # A time since boot (kernel/clock.py), because the time of day may be set. Earlier versions wrote only the time of day.
 MARK = {"boot?": str, "uptime?": NUMBER}
@@ -61,7 +61,7 @@ def release_path(root: str, name: str, label: str) -> str:
 
 
 def record_path(root: str, name: str, release: str) -> str:
-    """Return the path of a record. It is next to the directory of the release, which contains only Triton's files."""
+    """Return the path of a record. The record is next to the directory of the release, which has only files for Triton."""
     return os.path.join(root, "releases", name, release + ".json")
 
 
@@ -97,7 +97,7 @@ def make_directories(root: str) -> None:
 def prepare(root: str) -> None:
     """Create the directories, and remove old files in tmp/. The caller holds the lock of the store."""
     make_directories(root)
-    # A killed run may have left these files
+    # These files are left by killed runs.
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):
@@ -108,10 +108,10 @@ def prepare(root: str) -> None:
 
 @contextmanager
 def locked(root: str, deadline: float) -> Iterator[None]:
-    """Hold the lock of the store. The kernel releases it when the process ends. Raises StoreError at the deadline."""
+    """Hold the lock of the store. Raises StoreError if another process holds the lock until `deadline`."""
     make_directory(root)
     path = os.path.join(root, "lock")
-    with locks.opened(path) as lock:
+    with locks.open_lock(path) as lock:
         if not locks.take(lock, deadline):
             raise StoreError(f"another process holds {path}: see `fuser {path}`, and run again")
         yield

@@ -14,9 +14,9 @@ import os
 import stat
 from typing import Any, BinaryIO, Optional
 
-# Default limit in bytes: a sparse file may have any size, and reading it would take as long
-LARGEST = 256 << 30
-BLOCK = 1 << 20
+# Default limit in bytes. A sparse file uses no disk space, but may take very long to read.
+MAX_SIZE = 256 << 30
+BLOCK_BYTES = 1 << 20
 # Flags to open a directory, which may be a link unless O_NOFOLLOW is added
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -29,7 +29,7 @@ class NotRegular(Untrusted):
     """The error for a link, a directory, a pipe, a device, or a file that has a second name."""
 
 
-def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int = LARGEST, single: bool = True) -> BinaryIO:
+def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int = MAX_SIZE, single: bool = True) -> BinaryIO:
     """Open a regular file for reading. With `single`, it must not have a second name (hard link).
 
     With `base`, no part of the path below that directory may be a link. Without `base`, the directory of `path` is trusted. With
@@ -38,7 +38,7 @@ def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int
     handle = _open_path(path, base)
     try:
         check(os.fstat(handle), owner, limit, single)
-        # Open the checked file, even if its name leads to another file by now
+        # This opens the checked file, even if its name now leads to another file.
         return os.fdopen(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     finally:
         os.close(handle)
@@ -75,7 +75,7 @@ def plain(found: os.stat_result) -> bool:
 
 
 def check(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
-    """Raise Untrusted unless it is a regular file of this owner with at most `limit` bytes."""
+    """Raise Untrusted unless the file is a regular file of this owner with at most `limit` bytes."""
     if not (plain(found) if single else stat.S_ISREG(found.st_mode)):
         raise NotRegular(f"is {_kind(found)}, expected a regular file with one name")
     if owner is not None and found.st_uid != owner:
@@ -107,17 +107,17 @@ def read(path: str, limit: int, base: str = "", owner: Optional[int] = None) -> 
     return content
 
 
-def digest(source: BinaryIO, limit: int = LARGEST) -> str:
+def digest(source: BinaryIO, limit: int = MAX_SIZE) -> str:
     """Return the SHA-256 of an open file, from its beginning. Raises Untrusted if it has more than `limit` bytes."""
     return copy(source, None, limit)
 
 
-def copy(source: BinaryIO, sink: Any, limit: int = LARGEST) -> str:
+def copy(source: BinaryIO, sink: Any, limit: int = MAX_SIZE) -> str:
     """Copy an open file to `sink`, and return the SHA-256 of the copied bytes. Raises Untrusted beyond `limit` bytes."""
     found = hashlib.sha256()
     size = 0
     source.seek(0)
-    for block in iter(lambda: source.read(BLOCK), b""):
+    for block in iter(lambda: source.read(BLOCK_BYTES), b""):
         size += len(block)
         if size > limit:
             raise _too_large(limit)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a store: one JSON line for each change, oldest first.
 
-It shows which contents were proven. If holds.json is lost, the holds are derived from the history.
+The history shows which contents were proven. If holds.json is lost, the holds are derived from the history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HISTORY
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, NAME, content, serial
 
-# Required fields of a line, and optional ones (`?`), of which most only inform people
+# The fields of a line. Most of the optional fields (`?`) are only for people.
 SHAPE = {
     "model": NAME,
     "result": str,
@@ -57,7 +57,7 @@ def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str
     return None
 
 
-def kept(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], keep: int) -> List[str]:
+def labels_to_keep(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], keep: int) -> List[str]:
     """Return the newest label of each of the `keep` contents that were proven last.
 
     If the store is older than the history, every content counts as proven.
@@ -79,7 +79,7 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
             continue
         hold = found.get(name)
         if line.get("what") == "rollback":
-            # A second rollback still rejects the source that the first one rejected
+            # A second rollback still rejects the source that the first rollback rejected.
             rejected = hold["source"] if hold else sources.get(name)
             found.pop(name, None)
             if rejected and rejected != line.get("source"):
@@ -100,7 +100,7 @@ def read_history(root: str) -> List[Dict[str, Any]]:
 
 
 def read_lines(root: str) -> Tuple[List[Dict[str, Any]], Optional[str], bool]:
-    """Return the usable lines of the history, what is wrong with the others or None, and True if the file exists."""
+    """Return (valid lines of the history, flaws of the other lines or None, True if the file exists)."""
     return shapes.read_lines(os.path.join(root, HISTORY), SHAPE)
 
 
@@ -108,16 +108,16 @@ def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
     """Append lines, except those that the same run has already recorded."""
     keys = ("run", "model", "what", "from", "to", "result")
     recorded = {tuple(line.get(key) for key in keys) for line in read_history(root)}
-    fresh = [line for line in lines if tuple(line[key] for key in keys) not in recorded]
-    if not fresh:
+    new_lines = [line for line in lines if tuple(line[key] for key in keys) not in recorded]
+    if not new_lines:
         return
     path = os.path.join(root, HISTORY)
     with open(path, "a+b") as sink:
-        torn = b""
+        line_end = b""
         if sink.tell():
             sink.seek(-1, os.SEEK_END)
-            torn = b"" if sink.read(1) == b"\n" else b"\n"
-        sink.write(torn + b"".join(json.dumps(line, sort_keys=True).encode() + b"\n" for line in fresh))
+            line_end = b"" if sink.read(1) == b"\n" else b"\n"
+        sink.write(line_end + b"".join(json.dumps(line, sort_keys=True).encode() + b"\n" for line in new_lines))
         sink.flush()
         os.fsync(sink.fileno())
     os.chmod(path, 0o644)

@@ -35,14 +35,14 @@ def holds_from_history(root: str) -> Dict[str, Any]:
 
 def write_holds(root: str, holds: Mapping[str, Any]) -> None:
     """Write holds.json if the holds differ. Remove the file if there are no holds."""
-    kept = {name: hold for name, hold in holds.items() if hold}
+    actual_holds = {name: hold for name, hold in holds.items() if hold}
     path = os.path.join(root, HOLDS)
     if read(root, HOLDS).flaw:
-        # Keep a damaged file, whose holds are unknown, until an operator decides
+        # The holds in a damaged file are unknown, so the file stays until an operator decides.
         return
-    if kept and kept != read_holds(root):
-        write_json(root, path, kept)
-    elif not kept and os.path.lexists(path):
+    if actual_holds and actual_holds != read_holds(root):
+        write_json(root, path, actual_holds)
+    elif not actual_holds and os.path.lexists(path):
         os.unlink(path)
 
 
@@ -78,14 +78,14 @@ def apply_holds(desired: Mapping[str, Any]) -> Dict[str, Any]:
     root = next((part["root"] for part in parts if "root" in part), None)
     found = {}
     for name, hold in sorted(read_holds(root).items()) if root else []:
-        mine = [part["models"] for part in parts if name in part["models"]]
-        if not mine or any(part[name].get("source") != hold["source"] for part in mine):
+        entries = [part["models"] for part in parts if name in part["models"]]
+        if not entries or any(part[name].get("source") != hold["source"] for part in entries):
             continue
         try:
-            held = desired_model(read_record(root or "", name, hold["label"]))
+            held_model = desired_model(read_record(root or "", name, hold["label"]))
         except StoreError:
             continue
-        for model in mine:
-            model[name] = {**model[name], **{key: value for key, value in held.items() if key in model[name]}}
-        found[name] = {**hold, **{key: held[key] for key in FACTS}, "rejected": hold["source"]}
+        for model in entries:
+            model[name] = {**model[name], **{key: value for key, value in held_model.items() if key in model[name]}}
+        found[name] = {**hold, **{key: held_model[key] for key in FACTS}, "rejected": hold["source"]}
     return found

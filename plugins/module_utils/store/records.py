@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a release, which is a file next to its directory, and the recovery of a lost record from the release.
+"""The record of a release (a file next to the directory of the release), and the recovery of a lost record from the release.
 
-The digest of a release covers all of its files, and the config without the digest itself. So the files prove the digest.
+The digest of a release covers all files, except for the digest in the config. So it can be computed again from the files.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Record(TypedDict):
     """The recorded facts of a release."""
 
     release: str  # digest of all files of the release
-    source: str  # digest of its sources on the controller
+    source: str  # digest of the model's sources on the controller
     versions: List[str]  # version numbers that are served
     steps: List[str]  # models that an ensemble calls
     cached: bool  # the server caches responses of the model
-    # Digest of the config without its digests, None if it is unknown
+    # Digest of the config without the two digests in it, None if it is unknown
     shape: Optional[str]
     files: Dict[str, File]
 
@@ -90,10 +90,10 @@ def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
             inner = os.path.relpath(path, base)
             if os.path.islink(path):
                 digest = os.path.basename(os.readlink(path))
-                kept = blob(digest) if DIGEST.fullmatch(digest) else None
-                if kept is None or os.path.realpath(path) != os.path.realpath(kept):
+                blob_file = blob(digest) if DIGEST.fullmatch(digest) else None
+                if blob_file is None or os.path.realpath(path) != os.path.realpath(blob_file):
                     return None
-                files[inner] = {"sha256": digest, "size": os.path.getsize(kept), "blob": True}
+                files[inner] = {"sha256": digest, "size": os.path.getsize(blob_file), "blob": True}
                 continue
             if not os.path.isfile(path):
                 return None
@@ -102,9 +102,9 @@ def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
             files[inner] = {"sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw), "blob": False}
             text = raw.decode("utf-8", "replace") if inner == CONFIG else text
     digests = {name: _parameter(text, name) for name in ("npufleet_source", "npufleet_release")}
-    bare = _without(text, "npufleet_release")
-    sums = {path: file["sha256"] for path, file in files.items()}
-    release = tree_digest({**sums, CONFIG: hashlib.sha256(bare.encode()).hexdigest()}, {})
+    text_without_release = _without(text, "npufleet_release")
+    digests_by_path = {path: file["sha256"] for path, file in files.items()}
+    release = tree_digest({**digests_by_path, CONFIG: hashlib.sha256(text_without_release.encode()).hexdigest()}, {})
     if release != digests["npufleet_release"] or not release.startswith(content(label)) or not digests["npufleet_source"]:
         return None
     return {
@@ -113,7 +113,7 @@ def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
         "versions": _versions(text, files),
         "steps": sorted(set(re.findall(r'^    model_name: "([^"]+)"$', text, re.MULTILINE))),
         "cached": bool(re.search(r"^response_cache \{\n  enable: true\n", text, re.MULTILINE)),
-        "shape": hashlib.sha256(_without(bare, "npufleet_source").encode()).hexdigest(),
+        "shape": hashlib.sha256(_without(text_without_release, "npufleet_source").encode()).hexdigest(),
         "files": files,
     }
 

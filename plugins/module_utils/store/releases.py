@@ -125,7 +125,7 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
 def release_content(root: str, name: str, label: str) -> Dict[str, Any]:
     """Return the content of a release on this host, in the form that make_release takes.
 
-    A lost or changed file is read from another release with the same file. Raises StoreError that lists the files without a source.
+    If a file is lost or changed, read it from another release. Raises StoreError with the files that no release has.
     """
     import base64
 
@@ -183,11 +183,11 @@ def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
     All new links are first created in tmp/, so that a full disk causes a failure before the first link moves.
     """
     for name, label in moves.items():
-        fresh = os.path.join(root, "tmp", "link-" + name)
-        if os.path.lexists(fresh):
-            os.unlink(fresh)
+        new_link = os.path.join(root, "tmp", "link-" + name)
+        if os.path.lexists(new_link):
+            os.unlink(new_link)
         if label is not None:
-            os.symlink(os.path.join("..", "releases", name, label), fresh)
+            os.symlink(os.path.join("..", "releases", name, label), new_link)
     moved: List[str] = []
     for name, label in moves.items():
         link = os.path.join(root, "served", name)
@@ -202,7 +202,7 @@ def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
 
 
 def current_models(root: str, desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {model: facts} of the releases that served/ links to, and of the desired models that have no release."""
+    """Return {model: facts} of the releases that the links in served/ point to, and of the desired models without a release."""
     found = {name: dict(model) for name, model in desired.items() if model["release"] is None}
     for name in served_names(root):
         label = served_label(root, name)

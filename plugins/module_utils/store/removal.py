@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removal of the store of a host and of everything else that the project keeps in its root.
 
-The path is a variable of an inventory. If it is wrong, other people's files must survive, so the host first checks the directory.
+The path is a variable of an inventory and may be wrong. So the host checks the directory before it removes anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.damage impor
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-# Directories in addition to those of the store: of roles, of transfers, and of a server that is a process
+# Directories outside the store: of roles, of transfers, and of a server that is a process
 DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
 # A host that was in maintenance, but never had a server, has only these files
 LEASE_FILES = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
@@ -41,7 +41,8 @@ ENDINGS = ("", ".new", ".draft", DAMAGED_SUFFIX)
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")
 # This directory exists if the store is the root of its own file system
 LOST_FOUND = "lost+found"
-SHOWN = 5
+# Largest number of entries in a message
+MAX_SHOWN = 5
 
 
 def entries(root: str) -> List[str]:
@@ -61,23 +62,25 @@ def entries(root: str) -> List[str]:
     directories = {part.partition("/")[0] for part in files.DIRECTORIES} | set(DIRECTORIES)
     foreign = [name for name in names if name not in directories and not _is_one_of(name, FILES)]
     if foreign:
-        listed = ", ".join(ascii(name)[1:-1] for name in foreign[:SHOWN]) + (" and more" if len(foreign) > SHOWN else "")
+        listed = ", ".join(ascii(name)[1:-1] for name in foreign[:MAX_SHOWN]) + (" and more" if len(foreign) > MAX_SHOWN else "")
         raise StoreError(
             f"it has {listed}, expected only what npufleet has made. Nothing was removed: move that elsewhere, or look at "
             "npufleet_root"
         )
     if not files.is_complete(root) and not all(_is_one_of(name, LEASE_FILES) for name in names):
         raise StoreError(
-            f"it has {', '.join(names[:SHOWN])} and no {files.DIRECTORIES[2]}, expected a store of npufleet. Nothing was removed: "
-            "look at npufleet_root, and remove what is left of the host manually"
+            f"it has {', '.join(names[:MAX_SHOWN])} and no {files.DIRECTORIES[2]}, expected a store of npufleet. Nothing was "
+            "removed: look at npufleet_root, and remove what is left of the host manually"
         )
     return names
 
 
-def _is_one_of(name: str, known: Sequence[str]) -> bool:
+def _is_one_of(name: str, project_files: Sequence[str]) -> bool:
     """Return True if `name` is one of these files, or a draft or copy that an interrupted program left of it."""
     draft = DRAFT.fullmatch(name)
-    return (draft is not None and draft[1] in known) or any(name == file + ending for file in known for ending in ENDINGS)
+    return (draft is not None and draft[1] in project_files) or any(
+        name == file + ending for file in project_files for ending in ENDINGS
+    )
 
 
 def remove(root: str) -> bool:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Move files between root and the connecting user, through the directory of transfers, which that user owns.
 
-After root has taken a file over, no other account can change it. A file that root hands over replaces any entry of the same name,
-without following links. In a container without root, the user who runs this code acts as root.
+After root has taken a file over, no other account can change it. A file that root gives to the user replaces any entry of the
+same name, without following links. In a container without root, the user who runs this code acts as root.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign
 
-# Seconds for a sender to close its file. Its child processes also have the file open until they execute their program.
-CLOSING = 5.0
+# Time limit in seconds for a sender to close its file. Child processes also have the file open until they execute a program.
+CLOSE_TIMEOUT = 5.0
 # Errors of file systems that do not support leases
-NO_LEASES = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+LEASES_UNSUPPORTED = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class MissingFile(StoreError):
@@ -33,7 +33,7 @@ class RejectedFile(StoreError):
     """An error because an entry cannot be taken over. The entry was removed."""
 
 
-def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.LARGEST) -> str:
+def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.MAX_SIZE) -> str:
     """Move a file from the sender's directory to `target`, make root its owner, and return its digest.
 
     Raises MissingFile if the file is missing. Raises RejectedFile if it is a link, has a second name, is not a regular file, is
@@ -44,21 +44,21 @@ def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.
     except OSError:
         raise MissingFile(f"found no directory {incoming}") from None
     try:
-        # Move the file out of the sender's reach first, so that the checked file is the one that is kept.
+        # The sender cannot replace the file any more once it is moved. So the file that is checked is the file that stays.
         os.replace(name, target, src_dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError):
         raise MissingFile(f"found no {name} in {incoming}") from None
     finally:
         os.close(directory)
     try:
-        with _opened(target, limit) as source:
-            return _own(source, target, mode, limit)
+        with _open_checked(target, limit) as source:
+            return _take_ownership(source, target, mode, limit)
     except BaseException:
         trees.remove(target)
         raise
 
 
-def _opened(path: str, limit: int) -> BinaryIO:
+def _open_checked(path: str, limit: int) -> BinaryIO:
     try:
         return foreign.open_file(path, limit=limit)
     except foreign.NotRegular:
@@ -67,7 +67,7 @@ def _opened(path: str, limit: int) -> BinaryIO:
         raise RejectedFile(str(error)) from None
 
 
-def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
+def _take_ownership(source: BinaryIO, path: str, mode: int, limit: int) -> str:
     handle = source.fileno()
     os.fchown(handle, os.geteuid(), os.getegid())
     os.fchmod(handle, mode)
@@ -76,13 +76,13 @@ def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
         raise RejectedFile("found a link or a directory in its place")
     if not _lease(handle):
         return _copy(source, path, mode, limit)
-    proven = foreign.digest(source, limit)
+    sha256 = foreign.digest(source, limit)
     if fcntl.fcntl(handle, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
         raise RejectedFile("somebody opened it for writing while it was read")
-    return proven
+    return sha256
 
 
-def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[str, str]:
+def own_tree(directory: str, mode: int, limit: int = foreign.MAX_SIZE) -> Dict[str, str]:
     """Replace every file below a directory of root by a copy that only root can write. Return {path: digest of the copy}.
 
     The sender may still have the originals open for writing. Raises RejectedFile for a link, a second name, or a special file.
@@ -98,7 +98,7 @@ def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[st
                 queue.append(inner)
                 continue
             try:
-                with _opened(path, limit) as source:
+                with _open_checked(path, limit) as source:
                     owned[inner] = _copy(source, path, mode, limit)
             except RejectedFile as error:
                 raise RejectedFile(f"{inner}: {error}") from None
@@ -109,13 +109,13 @@ def _lease(handle: int) -> bool:
     """Return True if the kernel grants a read lease, which proves that no process can write. False if leases are unsupported."""
     # The default signal of a broken lease, SIGIO, would end this process
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
-    deadline = time.monotonic() + CLOSING
+    deadline = time.monotonic() + CLOSE_TIMEOUT
     while True:
         try:
             fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             return True
         except OSError as error:
-            if error.errno in NO_LEASES:
+            if error.errno in LEASES_UNSUPPORTED:
                 return False
             if error.errno != errno.EAGAIN:
                 raise
@@ -126,29 +126,29 @@ def _lease(handle: int) -> bool:
 
 def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
     """Replace a file by a copy, which needs no lease because no other process has it open. Return the digest of the copy."""
-    fresh = path + ".copy"
-    trees.remove(fresh)
+    copy_path = path + ".copy"
+    trees.remove(copy_path)
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as out:
-            proven = foreign.copy(source, out, limit)
+        with os.fdopen(os.open(copy_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as out:
+            sha256 = foreign.copy(source, out, limit)
             os.fchmod(out.fileno(), mode)
-        os.replace(fresh, path)
+        os.replace(copy_path, path)
     except foreign.Untrusted as error:
-        trees.remove(fresh)
+        trees.remove(copy_path)
         raise RejectedFile(str(error)) from None
     except BaseException:
-        trees.remove(fresh)
+        trees.remove(copy_path)
         raise
-    return proven
+    return sha256
 
 
-def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.LARGEST) -> str:
+def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.MAX_SIZE) -> str:
     """Move a file of root to the receiver's directory, and make the receiver its only reader. Return the file's digest.
 
     Raises RejectedFile if it is a link, has a second name, is not a regular file, or is larger than `limit` bytes.
     """
-    with _opened(path, limit) as source:
-        proven = foreign.digest(source, limit)
+    with _open_checked(path, limit) as source:
+        sha256 = foreign.digest(source, limit)
         directory = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             # A rename can replace a link, but not a directory.
@@ -159,7 +159,7 @@ def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.LA
             os.close(directory)
         os.fchmod(source.fileno(), 0o600)
         os.fchown(source.fileno(), user.pw_uid, user.pw_gid)
-    return proven
+    return sha256
 
 
 def _is_directory(parent: int, name: str) -> bool:

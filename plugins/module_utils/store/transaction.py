@@ -38,27 +38,27 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
         return None
     if not found.flaw:
         return dict(found.content)
-    models = _unproven(root)
+    models = _moves_since_proof(root)
     holds = holds_from_history(root)
     empty = {"run": "?", "by": "unknown", "since": "unknown", "renewed": 0}
     return {**empty, "models": models, "holds": {name: holds.get(name) for name in models}, "flaw": found.flaw}
 
 
 def renewal_time(opened: Mapping[str, Any]) -> float:
-    """Return the time of day of the latest renewal, to select log lines. It is corrected if the clock was set back since."""
+    """Return the time of day of the latest renewal, to select log lines. If the clock was set back since, correct the time."""
     age = clock.since(opened)
     return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
 
 
-def _unproven(root: str) -> Dict[str, Move]:
+def _moves_since_proof(root: str) -> Dict[str, Move]:
     """Return moves of a transaction for the models that do not serve the release that was proven last."""
     lines = read_history(root)
     moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):
-        last = next(iter(history.proven(lines, name)[::-1]), None)
-        here = served_label(root, name)
-        if last and here != last["to"]:
-            moves[name] = {"from": last["to"], "to": here, "what": "deploy" if here else "withdraw"}
+        last_proof = next(iter(history.proven(lines, name)[::-1]), None)
+        current_label = served_label(root, name)
+        if last_proof and current_label != last_proof["to"]:
+            moves[name] = {"from": last_proof["to"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
     return moves
 
 
@@ -68,19 +68,19 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
     A model that is already in the open transaction keeps its `from`, which is its proven release.
     """
     old = read_transaction(root) or {"models": {}, "holds": {}}
-    mine = old.get("run") == run.run
+    same_run = old.get("run") == run.run
     models = {name: {**move, "from": old["models"].get(name, move)["from"]} for name, move in moves.items()}
     holds = read_holds(root)
     value = {
         "run": run.run,
         "by": run.by,
-        "since": old["since"] if mine else timestamp(),
+        "since": old["since"] if same_run else timestamp(),
         "renewed": time.time(),
         **clock.mark(),
         "models": {**old["models"], **models},
         # The holds before the transaction, which a rollback restores
         "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},
-        **({"why": old["why"]} if mine and "why" in old else {}),
+        **({"why": old["why"]} if same_run and "why" in old else {}),
         **more,
     }
     write_json(root, os.path.join(root, TRANSACTION), value)
@@ -120,19 +120,19 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
         return {}
     moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
-        # The linked releases are the proven ones. A run that was killed may not have moved the links as recorded.
-        here = served_label(root, name)
-        if here == move["to"]:
+        # The proof was for the linked releases. A killed run may not have moved the links as recorded.
+        current_label = served_label(root, name)
+        if current_label == move["to"]:
             moves[name] = move
-        elif here != move["from"]:
-            moves[name] = {"from": move["from"], "to": here, "what": "deploy" if here else "withdraw"}
+        elif current_label != move["from"]:
+            moves[name] = {"from": move["from"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
     append_history(root, history_lines(root, run, moves, result, why or found.get("why") or ""))
     os.unlink(os.path.join(root, TRANSACTION))
     return dict(found["models"])
 
 
 def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
-    """Link the releases from before the open transaction. Return the moves. Their `failed` is the unproven release.
+    """Link the releases from before the open transaction. Return the moves. `failed` of a move is the unproven release.
 
     Old content gets a new release, because a polling Triton ignores older directories. A link that has not moved stays as it is.
     Raises StoreError if a release is lost, after all other models are restored.

@@ -57,15 +57,15 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
-# Default paths of Prometheus' files, by their names in the desired state. Its other files may contain keys, so they are left out.
+# Default paths of Prometheus' files, by their names in the desired state. Other files may contain keys, so they are left out.
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
 }
 # Files of targets if the desired state is unknown
-TARGETS = ("/etc/prometheus/npufleet/triton.json",)
+DEFAULT_TARGETS = ("/etc/prometheus/npufleet/triton.json",)
 
-# Seconds after the time limit of an item in which its thread may report the timeout
-GRACE = 3
+# Seconds after the time limit of an item in which its thread may still report the timeout
+GRACE_SECONDS = 3
 
 
 class Item(NamedTuple):
@@ -88,10 +88,10 @@ def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[s
             errors.append(f"{item.name}: not read, because the time for the whole bundle was over")
             continue
         result: Dict[str, Any] = {}
-        thread = threading.Thread(target=_get, args=(item, result), daemon=True)
+        thread = threading.Thread(target=_read_item, args=(item, result), daemon=True)
         thread.start()
         seconds = max(limits.seconds, item.seconds)
-        thread.join(seconds + GRACE)
+        thread.join(seconds + GRACE_SECONDS)
         if not result:
             errors.append(f"{item.name}: no answer within {seconds:g} s")
             continue
@@ -102,7 +102,7 @@ def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[s
     return found, errors
 
 
-def _get(item: Item, result: Dict[str, Any]) -> None:
+def _read_item(item: Item, result: Dict[str, Any]) -> None:
     try:
         result.update(content=item.get(), error="")
     except Partial as partial:
@@ -111,7 +111,7 @@ def _get(item: Item, result: Dict[str, Any]) -> None:
         result.update(content=None, error=str(error) if isinstance(error, (Unavailable, OSError)) else repr(error))
 
 
-def _nodes() -> str:
+def _device_nodes() -> str:
     paths = sorted(glob.glob("/dev/rbln*") + glob.glob("/dev/rsd*"))
     if not paths:
         raise Unavailable("there is no /dev/rbln* and no /dev/rsd*")
@@ -173,7 +173,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield Item("driver/installer-help.txt", _optional(lambda: vendor.installer_help(options["root"], limits)))
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
-        yield Item("driver/nodes.txt", _nodes)
+        yield Item("driver/nodes.txt", _device_nodes)
         yield Item("driver/cdi.yaml", _optional(lambda: read_file(cdi.SPEC, limits)))
         yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.cdi_spec(limits)))
         yield Item("driver/holders.json", lambda: contexts.read_use(options["container"]))
@@ -195,9 +195,9 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         port = options["prometheus_port"]
         desired = options["desired"].get("monitoring") or {}
         files = [str(desired.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
-        files += sorted(map(str, [*(desired.get("targets") or TARGETS), *(desired.get("rules") or [])]))
+        files += sorted(map(str, [*(desired.get("targets") or DEFAULT_TARGETS), *(desired.get("rules") or [])]))
         yield Item("monitoring/files.json", lambda: read_files(limits, *map(glob.escape, files)))
-        yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
+        yield Item("monitoring/targets.json", lambda: _http_answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
 
 
@@ -272,14 +272,14 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item(f"container/{name}.json", request(f"/containers/{name}/json"))
     yield Item(f"container/{name}-log.txt", log(name))
     yield Item(f"container/{name}-processes.json", request(f"/containers/{name}/top"))
-    # The previous container exists during a change, and after an interrupted one.
+    # The previous container exists during a change, and after an interrupted change.
     yield Item(f"container/{name}-previous.json", _optional(request(f"/containers/{name}-previous/json")))
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
-    # The slowest item is the last one.
+    # The slowest item is last.
     yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, options["root"], limits), vendor.SDK_SECONDS)
 
 
-def _answer(
+def _http_answer(
     address: str,
     port: int,
     limits: Limits,
@@ -306,18 +306,18 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     key = keys.headers(((options.get("desired") or {}).get("server") or {}).get("key"))
 
     def request(resource: str, method: str = "GET") -> Callable[[], Any]:
-        return lambda: _answer(address, port, limits, resource, method, key)
+        return lambda: _http_answer(address, port, limits, resource, method, key)
 
     def configs() -> Dict[str, Any]:
         found: Dict[str, Any] = {}
-        index = _answer(address, port, limits, "/v2/repository/index", "POST", key)
+        index = _http_answer(address, port, limits, "/v2/repository/index", "POST", key)
         for part in index if not shapes.mismatch(index, [{"name": str}]) else ():
             path = "/v2/models/{}/versions/{}/config".format(part["name"], part.get("version", 1))
             if not is_url_safe(part["name"]):
                 found[path] = {"error": URL_UNSAFE}
                 continue
             try:
-                found[path] = _answer(address, port, limits, path, headers=key)
+                found[path] = _http_answer(address, port, limits, path, headers=key)
             except Unavailable as error:
                 found[path] = {"error": str(error)}
         return found
@@ -328,4 +328,4 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("server/configs.json", configs)
     yield Item("server/statistics.json", request("/v2/models/stats"))
     metrics = options.get("metrics_address") or address
-    yield Item("server/metrics.txt", lambda: _answer(metrics, options["metrics_port"], limits, "/metrics"))
+    yield Item("server/metrics.txt", lambda: _http_answer(metrics, options["metrics_port"], limits, "/metrics"))

@@ -21,8 +21,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-# Limit of the entries in the listing of a directory tree
-ENTRIES = 5000
+# Largest number of entries in the listing of a directory tree
+MAX_ENTRIES = 5000
 
 
 class Unavailable(Exception):
@@ -52,17 +52,17 @@ class Limits(NamedTuple):
 def tail(raw: bytes, size: int) -> str:
     """Return the last complete lines, at most `size` bytes.
 
-    A line that was cut may have a part of a secret. Redaction does not find such a part, so the line is left out.
+    A cut line may contain a part of a secret, which redaction does not find. So the cut line is left out.
     """
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
     lines = raw[-size:].split(b"\n", 1)
-    kept = lines[1] if len(lines) > 1 else b""
-    return f"[the first {len(raw) - len(kept)} bytes are left out]\n" + kept.decode("utf-8", "replace")
+    complete_lines = lines[1] if len(lines) > 1 else b""
+    return f"[the first {len(raw) - len(complete_lines)} bytes are left out]\n" + complete_lines.decode("utf-8", "replace")
 
 
 def complete_or_length(text: str) -> str:
-    """Return a text, or only its length if it is too long. A long text is not cut, because redaction would miss a cut secret."""
+    """Return a text, or only its length if it is too long. Redaction would miss a secret at the end of a cut text."""
     return text if len(text) <= 300 else f"({len(text)} characters)"
 
 
@@ -79,9 +79,9 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
         )
     except FileNotFoundError:
         raise Unavailable(f"{words[0]} is not installed") from None
-    raw, ended = _read_output(process, limits)
+    raw, has_ended = _read_output(process, limits)
     output = tail(raw, limits.size)
-    if not ended:
+    if not has_ended:
         raise Partial(output or None, f"`{' '.join(words)}` did not end within {limits.seconds} s")
     if process.returncode not in accept:
         last = output.strip().rpartition("\n")[2]
@@ -175,8 +175,8 @@ def list_tree(root: str) -> str:
     lines: List[str] = []
     for directory, names, files in trees.walk(root):
         for name in sorted([*names, *files]):
-            if len(lines) == ENTRIES:
-                raise Partial("".join(lines), f"only the first {ENTRIES} entries are listed")
+            if len(lines) == MAX_ENTRIES:
+                raise Partial("".join(lines), f"only the first {MAX_ENTRIES} entries are listed")
             lines.append(describe_path(os.path.join(directory, name)))
     return "".join(lines)
 

@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
     tail,
 )
 
-# Limit of the bytes of the script at the beginning of an installer. A binary archive follows the script.
+# Largest size in bytes of the script at the beginning of an installer. A binary archive follows the script.
 SCRIPT_BYTES = 1 << 16
 # An installer without the option --help might begin to install. So it runs with the right to read files only.
 READ_ONLY = (

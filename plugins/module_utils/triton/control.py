@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 
 # Triton's gRPC port in the container
 PORT = 8001
-# Seconds that the process may take in addition to its request, mainly to start python3 in the container
+# Seconds that the process may take in addition to the timeout of its request, mainly to start python3 in the container
 GRACE = 60.0
 # Largest number of characters of Triton's message. PROGRAM has the same limit.
 MAX_MESSAGE = 4000

@@ -10,8 +10,8 @@ from typing import Any, Dict, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import exchange, shapes
 
-# Default limit of an exchange in seconds
-SECONDS = 5.0
+# Default time limit of an exchange in seconds
+TIMEOUT_SECONDS = 5.0
 # Characters that the path of a request cannot contain without percent-encoding, which Triton does not decode
 _URL_UNSAFE_CHARACTER = re.compile(r"[\x00-\x20\x7f/?#\ud800-\udfff]")
 # The reason why a model with an unsafe name cannot be queried
@@ -40,27 +40,27 @@ def http_bytes(
     size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
     """Send a request, and return (status, body). Raises OSError, or exchange.TooLong if the body has more than `size` bytes."""
-    received = None if size is None else exchange.LINES * exchange.LINE + exchange.FRAMING * size
-    budget = exchange.Budget(timeout or SECONDS, received)
+    received = None if size is None else exchange.MAX_LINES * exchange.MAX_LINE + exchange.FRAMING_FACTOR * size
+    budget = exchange.Budget(timeout or TIMEOUT_SECONDS, received)
     with exchange.connect(address, port, budget) as connected:
         host = {"Host": netloc(address, port), **(headers or {})}
         return exchange.exchange(connected, method, resource, host, body.encode() or None, budget, size=size)
 
 
 def http_json(*request: Any, size: Optional[int] = None, **options: Any) -> Tuple[int, Any]:
-    """Send a request as http_bytes does. Return (status, data of `parsed`), or (0, reason) if the exchange failed."""
+    """Send a request as http_bytes does. Return (status, data of `parse_body`), or (0, reason) if the exchange failed."""
     try:
         status, raw = http_bytes(*request, size=size, **options)
     except OSError as error:
         return 0, str(error)
-    return status, parsed(raw, size)
+    return status, parse_body(raw, size)
 
 
-def parsed(raw: bytes, size: Optional[int] = None) -> Any:
+def parse_body(raw: bytes, size: Optional[int] = None) -> Any:
     """Return the data of a JSON body, the first 500 characters of any other body, or None for an empty body."""
     text = raw.decode("utf-8", "replace")
     try:
-        data = shapes.parse(text, size or shapes.SIZE) if raw else None
+        data = shapes.parse(text, size or shapes.MAX_SIZE) if raw else None
         if "\\ud" in text.lower():
             # Unpaired surrogates are replaced, because they cannot be written to a file.
             data = json.loads(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))

@@ -34,7 +34,7 @@ SHELL = "npufleet"
 
 @cache
 def fingerprint(key: str) -> str:
-    """Return a digest for comparing keys. Plans show the digest. Its slow computation makes a weak key hard to guess from it."""
+    """Return a digest for comparing keys, which plans show. Its computation is slow, so that a weak key is hard to guess."""
     return hashlib.pbkdf2_hmac("sha256", key.encode(), b"npufleet", 100_000).hex()
 
 
@@ -54,7 +54,7 @@ def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
 
 
 def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
-    """Return {"flaw": the flaw of the file, None if it has no flaw; "rewrite": True if a key has to be written again}.
+    """Return {"flaw": the flaw of the file or None, "rewrite": True if a key has to be written again}.
 
     `desired` is the fingerprint of the desired key, None if any key is accepted. The members of `group` may read the file. If
     `needed` is true, they must be able to read it.

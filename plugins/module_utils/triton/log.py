@@ -10,12 +10,12 @@ from typing import Dict, List, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, decode_stream
 
-# Lines at the end of the log that are read. The usage message of a server that ends has some hundred lines.
+# Number of lines at the end of the log that are read. The usage message of a server that ends has some hundred lines.
 LOG_LINES = 1000
 # The beginning of an entry of Triton's log. A line that begins otherwise belongs to the previous entry.
 LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
-# Limit of the characters of a reason
-REASON = 2000
+# Largest length of a reason
+MAX_REASON = 2000
 # The beginning of a line that reports an error
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
 # The entries with which Triton 2.41 to 2.51 log the start of a load (LOAD_STARTED), and its success or failure (LOAD_ENDED)
@@ -43,7 +43,7 @@ def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
         for name in names:
             if LOG_LINE.match(line) and f"'{name}'" in line:
                 rest = list(takewhile(lambda entry: not LOG_LINE.match(entry), lines[at + 1 :]))
-                found[name] = plain("\n".join([line, *rest]))[-REASON:]
+                found[name] = plain("\n".join([line, *rest]))[-MAX_REASON:]
     return found
 
 
@@ -61,12 +61,12 @@ def loading(lines: Sequence[str]) -> Set[str]:
 
 
 def progress(lines: Sequence[str], names: Sequence[str]) -> str:
-    """Return the progress of a server that does not answer yet: the models that it is loading, else the last entry of its log."""
+    """Return the progress of a server that does not answer yet: the models that it is loading, or the last entry of its log."""
     waiting = sorted(loading(lines) & set(names))
     if waiting:
         return f"it still loads {', '.join(waiting)}"
     entries = [entry for entry in map(plain, lines) if entry]
-    return f"its log ends with {entries[-1][-REASON:]!r}" if entries else "its log is empty"
+    return f"its log ends with {entries[-1][-MAX_REASON:]!r}" if entries else "its log is empty"
 
 
 def plain(entry: str) -> str:

@@ -33,11 +33,11 @@ NAMES = (
     "trace-config", "trace-count", "trace-file", "trace-level", "trace-log-frequency", "trace-rate", "version",
     "vertex-ai-default-model", "vertex-ai-port", "vertex-ai-thread-count",
 )  # fmt: skip
-# Options that 24.01 lacks. A prefix that fits one of these and an older option means the older option, because only a server
-# without the newer option accepts such a prefix.
-LATER = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
+# Options that 24.01 lacks. If a prefix fits a newer and an older option, it means the older option: only a server without the newer
+# option accepts such a prefix.
+NEWER_OPTIONS = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
-BARE = ("disable-auto-complete-config", "help", "version")
+OPTIONS_WITHOUT_VALUE = ("disable-auto-complete-config", "help", "version")
 # The name of an option. Other text must not get into a template.
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -60,7 +60,7 @@ def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]
             others.append(word)
             continue
         name = full_name(name)
-        if not equals and name not in BARE:
+        if not equals and name not in OPTIONS_WITHOUT_VALUE:
             value = rest.pop(0) if rest else ""
         found.append((name, value))
     return found, others
@@ -69,13 +69,13 @@ def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]
 def full_name(name: str) -> str:
     """Return the full name of an option from its name or a prefix. An unknown or ambiguous name is returned unchanged."""
     matches = [option for option in NAMES if option.startswith(name)]
-    matches = [option for option in matches if option not in LATER] or matches
+    matches = [option for option in matches if option not in NEWER_OPTIONS] or matches
     return matches[0] if name not in NAMES and len(matches) == 1 else name
 
 
-def last_value(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
+def last_value(pairs: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
     """Return the value of the last occurrence of an option, because Triton ignores earlier occurrences."""
-    return next((value for entry, value in reversed(given) if entry == name), default)
+    return next((value for entry, value in reversed(pairs) if entry == name), default)
 
 
 def repositories(argv: Sequence[str], directory: str) -> List[str]:
@@ -98,15 +98,15 @@ def starts_no_server(config: Mapping[str, Any]) -> bool:
     )
 
 
-def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, str]]:
+def restricted(pairs: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, str]]:
     """Return (APIs, name of the header, key) of each group of restricted APIs, for HTTP and for gRPC."""
     found = []
-    for name, value in given:
+    for name, value in pairs:
         apis, colon, key = value.partition(":")
-        known = [part for part in apis.split(",") if part in keys.API_GROUPS]
+        known_apis = [part for part in apis.split(",") if part in keys.API_GROUPS]
         # Triton accepts no other API names, and HTTP no other characters in the name of a header.
-        if name in keys.RESTRICT_OPTIONS and colon and known and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
-            found.append((known, key.partition("=")[0], key.partition("=")[2]))
+        if name in keys.RESTRICT_OPTIONS and colon and known_apis and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
+            found.append((known_apis, key.partition("=")[0], key.partition("=")[2]))
     return found
 
 
@@ -117,16 +117,16 @@ def key_headers(argv: Sequence[str]) -> Dict[str, str]:
 
 def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]:
     """Return (address, port) at which the host reaches the server's HTTP service, even if the port is not published."""
-    given = options(argv[1:])[0]
-    port = int(last_value(given, "http-port", "8000"))
+    pairs = options(argv[1:])[0]
+    port = int(last_value(pairs, "http-port", "8000"))
     if inspect["HostConfig"].get("NetworkMode") == "host":
-        listen = listen_address(given, "http")
+        listen = listen_address(pairs, "http")
         return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
     networks = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).values()
     addresses = [network.get(key) for key in ("IPAddress", "GlobalIPv6Address") for network in networks]
     return next(filter(None, addresses), "127.0.0.1"), port
 
 
-def listen_address(given: Sequence[Tuple[str, str]], service: str) -> str:
+def listen_address(pairs: Sequence[Tuple[str, str]], service: str) -> str:
     """Return the value of `--http-address` or another service's option, without the prefix `ipv6:`."""
-    return re.sub("^ipv6:", "", last_value(given, service + "-address"))
+    return re.sub("^ipv6:", "", last_value(pairs, service + "-address"))

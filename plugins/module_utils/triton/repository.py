@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and unloads of models in a running server, in the right order, each proven by the release that the server then serves."""
+"""Loads and unloads of models in a running server, in the right order. After each load, the served release is checked."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
     """Return the names sorted, but each ensemble after its steps. The steps that a server reports may form a cycle."""
     requested = set(names)
     order: List[str] = []
-    seen: Set[str] = set()
+    visited: Set[str] = set()
     # The models on the current path, each with its remaining siblings. A chain may be longer than Python's limit of recursion.
     path: List[Tuple[str, Iterator[str]]] = []
     for first in sorted(requested):
-        waiting: Iterator[str] = iter([first])
+        remaining: Iterator[str] = iter([first])
         while True:
-            step = next((name for name in waiting if name not in seen), None)
+            step = next((name for name in remaining if name not in visited), None)
             if step is not None:
-                seen.add(step)
-                path.append((step, waiting))
-                waiting = iter(sorted(set(steps.get(step, []))))
+                visited.add(step)
+                path.append((step, remaining))
+                remaining = iter(sorted(set(steps.get(step, []))))
                 continue
             if not path:
                 break
-            done, waiting = path.pop()
+            done, remaining = path.pop()
             order += [done] if done in requested else []
     return order
 
 
 def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
-    """Return the models whose old release, assumed to be as large as the new one, does not fit on an NPU next to all new models."""
+    """Return the models whose old release does not fit on an NPU next to all new models. It counts as large as the new release."""
     shares = {name: model.get("memory") or [] for name, model in models.items()}
     free = [total - sum(memory[npu] for memory in shares.values() if npu < len(memory)) for npu, total in enumerate(totals)]
     return {name for name in models if any(share > left for share, left in zip(shares[name], free) if share)}
@@ -202,7 +202,7 @@ class Change:
         self.to_load = in_order({*outdated, *ensembles}, self.steps)
 
     def apply(self) -> None:
-        """Unload, then load. A refused request does not stop the remaining ones, but a request that hangs does."""
+        """Unload, then load. Continue after a refused request, but not after a request that hangs."""
         for name in self.to_unload:
             if self._try(name, self.server.unload, name) and name in self.surplus:
                 self.unloaded.append(name)

@@ -14,14 +14,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 
 RELEASE = "npufleet_release"
 # Time limit in seconds of all requests together: the index, and the config of each model
-SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 # The number of a version in the index
 VERSION = re.compile(r"[0-9]{1,19}")
-# Limits of the characters of a state, and of Triton's reason for the state
-STATE, REASON = 40, 2000
+# Largest length of a state, and of Triton's reason for the state
+MAX_STATE, MAX_REASON = 40, 2000
 # Shapes of a server's metadata, of the config of a release, and of an ensemble's config
 METADATA = {"version": str}
-RELEASED = {"parameters": {RELEASE: {"string_value": str}}}
+RELEASE_CONFIG = {"parameters": {RELEASE: {"string_value": str}}}
 ENSEMBLE = {"ensemble_scheduling": {"step": [{"model_name": str}]}}
 
 
@@ -32,7 +32,7 @@ def query(server: Mapping[str, Any], method: str, resource: str) -> Tuple[int, A
 
 def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     """Return {model: {version: {"state", "reason", "release"}}}, None if the server does not answer in time."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     status, index = query(server, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
         return None
@@ -40,7 +40,7 @@ def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     for model in index:
         if not isinstance(model, dict) or not isinstance(model.get("name"), str):
             continue
-        name, version, reason = model["name"], str(model.get("version", "")), str(model.get("reason", ""))[:REASON]
+        name, version, reason = model["name"], str(model.get("version", "")), str(model.get("reason", ""))[:MAX_REASON]
         if not VERSION.fullmatch(version) or not isinstance(model.get("state"), str):
             reason = reason or "it could not be read"
             served.setdefault(name, {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
@@ -52,7 +52,7 @@ def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             release = _loaded_release(server, name, version)
         elif model["state"] == "READY":
             reason = URL_UNSAFE
-        served.setdefault(name, {})[version] = {"state": model["state"][:STATE], "reason": reason, "release": release}
+        served.setdefault(name, {})[version] = {"state": model["state"][:MAX_STATE], "reason": reason, "release": release}
     return served
 
 
@@ -64,7 +64,7 @@ def loaded_versions(versions: Mapping[str, Any]) -> List[str]:
 def in_sync(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
     """Return True if exactly the desired versions are READY with the desired release, and no other version is loaded.
 
-    A model that Triton itself reads from an object store has no release. One READY version of it is enough.
+    A model that Triton itself reads from an object store has no release. It is in sync if one version is READY.
     """
     if model["release"] is None:
         return any(version["state"] == "READY" for version in versions.values())
@@ -96,6 +96,6 @@ def served_without_release(served: Mapping[str, Any]) -> List[str]:
 def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:
     """Return the release digest in a model's config as the server has it in memory, or None if the config has no digest."""
     status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
-    if status != 200 or shapes.mismatch(config, RELEASED):
+    if status != 200 or shapes.mismatch(config, RELEASE_CONFIG):
         return None
     return str(config["parameters"][RELEASE]["string_value"])

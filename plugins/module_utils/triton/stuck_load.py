@@ -30,18 +30,17 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs import NAME, PROC, command_line
 
 # Numbers of the system calls `wait4` and `futex`, by machine architecture
-CALLS = {"x86_64": (61, 202), "aarch64": (260, 98)}
-# Default seconds that a wait has to last (LIMIT), seconds between two samples (SAMPLE_PAUSE), and the smallest number of samples
-# that proves a wait (MIN_SAMPLES)
-LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
+CALL_NUMBERS = {"x86_64": (61, 202), "aarch64": (260, 98)}
+# Default number of seconds that a wait has to last, seconds between two samples, and smallest number of samples that prove a wait
+DEFAULT_LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
 # Largest number of times that one change repeats stuck loads
-ROUNDS = 10
-# The share of a processor that both threads together may use, because a waiting stub checks for a message once a second
-IDLE = 0.01
+MAX_ROUNDS = 10
+# Share of a processor that both threads together may use: a waiting stub checks for a message once a second
+MAX_IDLE_SHARE = 0.01
 
 
 class Process(NamedTuple):
-    """A process. Its start, in clock ticks since boot, tells it from a later process with the same ID."""
+    """A process. The start in clock ticks since boot distinguishes it from a later process with the same ID."""
 
     pid: int
     started: int
@@ -83,7 +82,7 @@ def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) ->
         for sample in reversed(samples):
             seconds = latest.at - sample.at
             # A difference of one tick may be due to rounding.
-            idle = 1 + IDLE * ticks_per_second * seconds
+            idle = 1 + MAX_IDLE_SHARE * ticks_per_second * seconds
             if wait not in sample.waits or used - sample.waits[wait] > idle:
                 break
             count, lasted = count + 1, seconds
@@ -93,7 +92,7 @@ def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) ->
 
 
 class History:
-    """The samples of the last `limit` seconds. Adding a sample applies the rule. Only one thread may use an object."""
+    """The samples of the last `limit` seconds. Only one thread may use an object of this class."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -114,9 +113,9 @@ class History:
         self._samples.clear()
 
 
-def look(root: int) -> Sample:
+def take_sample(root: int) -> Sample:
     """Return the waits of the processes below `root`, such as the first process of a container. Skip unreadable entries."""
-    calls = CALLS.get(os.uname().machine)
+    calls = CALL_NUMBERS.get(os.uname().machine)
     waits: Dict[Wait, int] = {}
     now = time.monotonic()
     if calls is None:
@@ -144,7 +143,7 @@ def look(root: int) -> Sample:
 
 def end(wait: Wait, root: int) -> bool:
     """Kill the stub of a wait, if the same wait still exists. Return True if the stub was killed."""
-    if wait not in look(root).waits:
+    if wait not in take_sample(root).waits:
         return False
     with suppress(ProcessLookupError):
         os.kill(wait.stub.pid, signal.SIGKILL)
@@ -156,7 +155,7 @@ class Guard:
     """A thread that ends stuck loads below a process. It runs during a `with` block, in which the caller waits for a load.
 
     The thread calls `root` to get the ID of that process, or None if the process does not run. It calls `tell` before it kills a
-    stub. `ended` lists the waits whose stubs were killed.
+    stub. `ended_loads` lists the waits whose stubs were killed.
     """
 
     def __init__(
@@ -168,22 +167,22 @@ class Guard:
     ) -> None:
         self._root, self._pause, self._tell = root, pause, tell
         self._history = History(limit)
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stuck loads", daemon=True)
         self._rounds = 0
-        self.ended: List[Wait] = []
+        self.ended_loads: List[Wait] = []
 
     def repeats(self, mark: int) -> bool:
         """Return True if the caller should repeat a failed load.
 
-        `mark` is the length of `ended` before the load. A longer list means that the load was stuck. The answer is False once stubs
-        were ended more than ROUNDS times.
+        `mark` is the length of `ended_loads` before the load. A longer list means that the load was stuck. The answer is False
+        after stubs were ended more than MAX_ROUNDS times.
         """
-        return len(self.ended) > mark and self._rounds <= ROUNDS
+        return len(self.ended_loads) > mark and self._rounds <= MAX_ROUNDS
 
     def did(self) -> List[str]:
         """Return a message for each stub that was killed."""
-        return [f"ended {wait}, whose load was stuck" for wait in self.ended]
+        return [f"ended {wait}, whose load was stuck" for wait in self.ended_loads]
 
     def __enter__(self) -> Guard:
         if self._history.limit > 0:
@@ -191,24 +190,24 @@ class Guard:
         return self
 
     def __exit__(self, *_error: Any) -> None:
-        self._over.set()
+        self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(self._pause):
+        while not self._stop.wait(self._pause):
             root = self._root()
             if root is None:
                 self._history.forget()
                 continue
-            found = self._history.add(look(root))
+            found = self._history.add(take_sample(root))
             self._rounds += bool(found)
             for wait in found:
                 # The wait is added before the kill, because the caller calls repeats() as soon as its load fails.
-                self.ended.append(wait)
+                self.ended_loads.append(wait)
                 self._tell(wait)
                 if not end(wait, root):
-                    self.ended.remove(wait)
+                    self.ended_loads.remove(wait)
 
 
 class _Stat(NamedTuple):
@@ -236,11 +235,11 @@ def _stat(name: str) -> Optional[_Stat]:
 
 def _is_below(pid: int, root: int, processes: Dict[int, _Stat]) -> bool:
     """Return True if `root` is the process itself or one of its ancestors."""
-    seen = set()
-    while pid in processes and pid not in seen:
+    visited = set()
+    while pid in processes and pid not in visited:
         if pid == root:
             return True
-        seen.add(pid)
+        visited.add(pid)
         pid = processes[pid].parent
     return False
 

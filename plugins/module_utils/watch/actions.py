@@ -31,12 +31,13 @@ MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
 # Seconds between two attempts to resume a change. Each attempt starts a Python process, so attempts must be rare.
 RESUME_INTERVAL = 10.0
 # A run counts as active if it renewed its lease less than this many seconds ago
-ACTIVE = 60.0
+ACTIVE_SECONDS = 60.0
 # Up to this version Triton restarts a dead stub by itself, and a stub that is killed during a request ends the server.
 LAST_TO_RESTART_STUBS = (2, 46)
-# Seconds for an unload (UNLOAD), and for the processes of an unloaded model to end (SETTLE)
-UNLOAD, SETTLE = 5.0, 10.0
-POLL = 0.2
+# Time limits in seconds of an unload, and of the end of the processes of an unloaded model
+UNLOAD_TIMEOUT, END_TIMEOUT = 5.0, 10.0
+# Seconds between two polls
+POLL_SECONDS = 0.2
 
 
 class Host(Observer):
@@ -69,18 +70,18 @@ class Host(Observer):
     def _at_work(self) -> bool:
         """Return True if the run with the lease is active: one of its calls has renewed the lease recently.
 
-        Return False if a replacement of the container is open. It may be an interrupted one, which has to be resumed at once.
+        Return False if a replacement of the container is open, because an interrupted replacement has to be finished at once.
         """
         if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
             return False
-        held = lease.read(self.settings.root)
-        age = clock.since(held) if held else None
-        return age is not None and age < ACTIVE
+        current = lease.read(self.settings.root)
+        age = clock.since(current) if current else None
+        return age is not None and age < ACTIVE_SECONDS
 
     @contextmanager
     def block_deployments(self) -> Iterator[None]:
         """Prevent deployments from starting within the `with` block."""
-        with locks.opened(lease.WATCHDOG) as lock:
+        with locks.open_lock(lease.WATCHDOG) as lock:
             locks.take(lock, float("inf"))
             yield
 
@@ -89,7 +90,7 @@ class Host(Observer):
     def version(self) -> Tuple[int, ...]:
         """Return the server's version, such as (2, 46). An unknown version is (0, 0) and counts as old."""
         status, body = self.request("GET", "/v2")
-        numbers = (version_of(http_api.parsed(body)) or "").split(".") if status == 200 else []
+        numbers = (version_of(http_api.parse_body(body)) or "").split(".") if status == 200 else []
         return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
 
     def reload(self, model: str) -> str:
@@ -101,10 +102,10 @@ class Host(Observer):
         if init is None:
             raise Failure("the container is gone")
         before = self.processes(init, model)
-        self.control(model, "unload", UNLOAD)
+        self.control(model, "unload", UNLOAD_TIMEOUT)
         left = _remaining(init, before)
         killed = ""
-        # Up to LAST_TO_RESTART_STUBS, a stub that is killed during a request ends the whole server.
+        # Up to LAST_TO_RESTART_STUBS, killing a stub during a request ends the whole server.
         if left and self.version() > LAST_TO_RESTART_STUBS:
             for pid in left:
                 with suppress(ProcessLookupError):
@@ -120,13 +121,13 @@ class Host(Observer):
         """Load a model, and check that it is READY. A stuck load is ended and repeated."""
         with stuck_load.Guard(self.first_process, self.settings.stuck_load_limit, tell=_report_stuck) as guard:
             while True:
-                ended = len(guard.ended)
+                ended_before = len(guard.ended_loads)
                 journal.notify("WATCHDOG=1")
                 try:
                     self.control(model, "load", self.settings.load_timeout)
                     break
                 except Failure:
-                    if not guard.repeats(ended):
+                    if not guard.repeats(ended_before):
                         raise
         states = (self.index() or {}).get(model) or {}
         if "READY" not in states.values():
@@ -145,10 +146,10 @@ class Host(Observer):
     def end(self, waits: Iterable[stuck_load.Wait]) -> str:
         """Kill the stubs of stuck loads. Raises Failure if none of these loads is stuck any more."""
         init = self.first_process()
-        ended = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
-        if not ended:
+        killed = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
+        if not killed:
             raise Failure("the loads ended by themselves")
-        return f"ended {', '.join(ended)}"
+        return f"ended {', '.join(killed)}"
 
     def renew(self, model: str) -> str:
         """Give the files of a model a newer time stamp, so that a server that polls loads it again."""
@@ -186,7 +187,7 @@ class Host(Observer):
         ]
 
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until the cards have no contexts except those in `foreign`. Return True then, or if no vendor tool is installed.
+        """Wait until the cards have no contexts except `foreign` ones. Return True then, or if the vendor's tool is missing.
 
         Return False if other contexts remain, or if the tool fails, for `cards_timeout` seconds. The caller waits because a server
         that starts while a context ends can wedge the card.
@@ -198,7 +199,7 @@ class Host(Observer):
                 return True
             if time.monotonic() > deadline:
                 return False
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return True
 
 
@@ -207,11 +208,11 @@ def _context(holder: Mapping[str, object]) -> Tuple[int, str]:
 
 
 def _remaining(init: int, pids: Iterable[int]) -> Set[int]:
-    """Wait at most SETTLE seconds for stubs to end, and return the IDs of those that still run."""
-    deadline = time.monotonic() + SETTLE
+    """Wait at most END_TIMEOUT seconds for stubs to end, and return the IDs of those that still run."""
+    deadline = time.monotonic() + END_TIMEOUT
     left = set(pids) & set(stubs.living(init))
     while left and time.monotonic() < deadline:
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
         left &= set(stubs.living(init))
     return left
 

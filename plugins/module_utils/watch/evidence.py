@@ -17,12 +17,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Metrics
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Seconds for the requests of all model configs
+# Time limit in seconds of the requests of all model configs
 CONFIG_SECONDS = 60.0
-# Limit of the bytes of one response
-SIZE = 16 << 20
-# Limit of the instances of one instance group
-INSTANCES = 4096
+# Largest size of a response in bytes
+MAX_SIZE = 16 << 20
+# Largest number of instances of one instance group
+MAX_INSTANCES = 4096
 
 
 class Failure(Exception):
@@ -80,7 +80,7 @@ class Observer:
         index = self.index() if page is not None else None
         ready = self.ready(index or {})
         nameless = tuple(sorted(model for model in index or {} if not http_api.is_url_safe(model)))
-        dead, loads = self.missing_instances(init, ready.served), stuck_load.look(init)
+        dead, loads = self.missing_instances(init, ready.served), stuck_load.take_sample(init)
         return Evidence(now, facts["Id"] + state["StartedAt"], age, page, index, dead, ready.ensembles, nameless, loads)
 
     def container(self) -> Optional[Dict[str, Any]]:
@@ -101,13 +101,13 @@ class Observer:
         """Return (status, body) of a response of the server, with status 0 if no response came. Raises TooLarge."""
         settings = self.settings
         try:
-            # The key is read for each request, so that a new key needs no new configuration. The metrics need no key.
+            # The key is read for each request, because it may change. The metrics need no key.
             headers = keys.headers(settings.key) if port is None else {}
             address = settings.address if port is None else settings.metrics_address or settings.address
             port = settings.http_port if port is None else port
-            return http_api.http_bytes(address, port, method, resource, headers=headers, size=SIZE)
+            return http_api.http_bytes(address, port, method, resource, headers=headers, size=MAX_SIZE)
         except TooLong:
-            raise TooLarge(f"the response to {method} {resource} has more than {SIZE} bytes") from None
+            raise TooLarge(f"the response to {method} {resource} has more than {MAX_SIZE} bytes") from None
         except OSError:
             return 0, b""
 
@@ -116,12 +116,12 @@ class Observer:
         if self.settings.metrics_port is None:
             return {} if self.request("GET", "/v2/health/live")[0] else None
         status, body = self.request("GET", "/metrics", self.settings.metrics_port)
-        return parsed(body.decode("utf-8", "replace")) if status == 200 else None
+        return parse_page(body.decode("utf-8", "replace")) if status == 200 else None
 
     def index(self) -> Optional[Dict[str, Dict[str, str]]]:
         """Return {model: {version: state}} from the index, None if the server does not return its index. Raises TooLarge."""
         status, body = self.request("POST", "/v2/repository/index")
-        entries = http_api.parsed(body, SIZE) if status == 200 else None
+        entries = http_api.parse_body(body, MAX_SIZE) if status == 200 else None
         if not isinstance(entries, list):
             return None
         index: Dict[str, Dict[str, str]] = {}
@@ -141,7 +141,7 @@ class Observer:
                 if time.monotonic() >= deadline:
                     raise Failure(f"the server did not return its {len(index)} models within {CONFIG_SECONDS:.0f} s")
                 status, body = self.request("GET", f"/v2/models/{model}/versions/{version}/config")
-                config = http_api.parsed(body, SIZE) if status == 200 else None
+                config = http_api.parse_body(body, MAX_SIZE) if status == 200 else None
                 if not isinstance(config, dict):
                     unknown.add(model)
                 elif config.get("platform") == "ensemble":
@@ -152,16 +152,16 @@ class Observer:
         return Ready(served, tuple(ensembles), unknown)
 
     def processes(self, init: int, model: str) -> Set[int]:
-        """Return the processes that certainly belong to a model. Processes that may also belong to another model are left out."""
+        """Return the processes that belong to a model. Leave out processes that may also belong to another model."""
         ready = self.ready(self.index() or {})
         living = stubs.living(init)
         own, others = self._assign_processes(living, ready.served)
-        mine = [entry for entry in ready.served if entry.model == model]
-        pids = {pid for entry in mine for pid in own.get(entry, ())}
-        names = {name for entry in mine if entry not in own for name in entry.instances}
-        strangers = [entry for entry in ready.served if entry.model != model and entry not in own]
+        own_versions = [entry for entry in ready.served if entry.model == model]
+        pids = {pid for entry in own_versions for pid in own.get(entry, ())}
+        names = {name for entry in own_versions if entry not in own for name in entry.instances}
+        other_models = [entry for entry in ready.served if entry.model != model and entry not in own]
         # A model whose config the server did not return may have instances of any name.
-        if ready.unknown - {model} or any(names & set(entry.instances) for entry in strangers):
+        if ready.unknown - {model} or any(names & set(entry.instances) for entry in other_models):
             return pids
         return pids | {pid for pid in others if living[pid].instance in names}
 
@@ -194,7 +194,7 @@ class Observer:
         return own, {pid for pid, stub in living.items() if pid not in assigned and not stub.code.startswith(home)}
 
 
-def parsed(text: str) -> Page:
+def parse_page(text: str) -> Page:
     """Return a page of metrics as {name: [(labels, value)]}. Raises TooLarge."""
     page: Page = {}
     try:
@@ -217,7 +217,7 @@ def instances(config: Mapping[str, Any]) -> List[str]:
 
 
 def _count(number: Any) -> int:
-    return number if isinstance(number, int) and number <= INSTANCES else 0
+    return number if isinstance(number, int) and number <= MAX_INSTANCES else 0
 
 
 def _in_processes(config: Mapping[str, Any]) -> bool:

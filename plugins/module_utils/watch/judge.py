@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 # Triton's reasons for failures of requests that the model never executed. Such a failure does not prove that the model works.
 NEVER_RUN = ("REJECTED", "CANCELED")
 # Counters that grow when a model executes requests
-WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
+WORK_COUNTERS = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
 # The name of the rule for stuck loads
 STUCK = "stuck"
 
@@ -61,9 +61,9 @@ class Judge:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._container_run: Optional[str] = None
-        self._answered = False
+        self._has_answered = False
         self._since: Dict[Tuple[str, ...], float] = {}
-        self._checked: Set[Tuple[str, ...]] = set()
+        self._checked_conditions: Set[Tuple[str, ...]] = set()
         self._work: Dict[Tuple[str, str], Tuple[float, ...]] = {}
         # {(model, version): number of lost requests}. If the server reloads a model but cannot end a hanging process of that model,
         # the requests of the process are lost. Triton's gauge of pending requests counts them for ever.
@@ -87,7 +87,7 @@ class Judge:
         if evidence.container_run != self._container_run:
             self.forget()
             self._lost_requests.clear()
-            self._container_run, self._answered, self._reloaded = evidence.container_run, False, None
+            self._container_run, self._has_answered, self._reloaded = evidence.container_run, False, None
         if evidence.container_run is None:
             return []
         stuck = self._loads.add(evidence.loads) if evidence.loads else []
@@ -96,18 +96,18 @@ class Judge:
             processes = ", ".join(map(str, stuck))
             actual = f"{processes} and the server waiting for each other for {self._settings.stuck_load_limit:g} s"
             return [Finding(STUCK, None, actual, "a load that goes on", tuple(stuck))]
-        self._checked.clear()
+        self._checked_conditions.clear()
         silent = self._lasting(("silent",), evidence.metrics is None, evidence.at)
         if evidence.metrics is None:
-            starting = evidence.age <= self._settings.start_timeout and not self._answered
+            starting = evidence.age <= self._settings.start_timeout and not self._has_answered
             if silent <= self._settings.silence_timeout or starting:
                 return []
             actual = f"a container that runs, and a server that has not answered for {silent:.0f} s"
             return [Finding("silent", None, actual, "answers")]
-        self._answered = True
+        self._has_answered = True
         findings = self._faults(evidence) + self._stubs(evidence) + self._stalls(evidence)
         # Drop conditions that were not checked now, such as those of an unloaded model.
-        self._since = {key: since for key, since in self._since.items() if key in self._checked}
+        self._since = {key: since for key, since in self._since.items() if key in self._checked_conditions}
         return findings
 
     def _lasting(self, key: Tuple[str, ...], holds: bool, now: float) -> float:
@@ -115,7 +115,7 @@ class Judge:
         if not holds:
             self._since.pop(key, None)
             return 0.0
-        self._checked.add(key)
+        self._checked_conditions.add(key)
         return now - self._since.setdefault(key, now)
 
     def _faults(self, evidence: Evidence) -> List[Finding]:
@@ -155,7 +155,7 @@ class Judge:
             if self._reloaded == model:
                 self._lost_requests[key] = pending
             self._lost_requests[key] = min(self._lost_requests.get(key, 0.0), pending)
-            work = self._done(page, model, version)
+            work = self._work_of(page, model, version)
             stalled = pending > self._lost_requests[key] and self._work.get(key) == work and model not in evidence.ensembles
             # The condition needs two observations with the same counters.
             seconds = self._lasting(("stall", model, version), stalled, evidence.at)
@@ -167,10 +167,10 @@ class Judge:
         return findings
 
     @staticmethod
-    def _done(page: Page, model: str, version: str) -> Tuple[float, ...]:
+    def _work_of(page: Page, model: str, version: str) -> Tuple[float, ...]:
         """Return all counters that grow when the model has executed requests, successfully or not."""
         own = {"model": model, "version": version}
-        counts = [value for name in WORK for labels, value in page.get(name, []) if own.items() <= labels.items()]
+        counts = [value for name in WORK_COUNTERS for labels, value in page.get(name, []) if own.items() <= labels.items()]
         # Triton before 24.05 reports failures without a reason. Such failures are not counted, because the model may never have
         # executed the request: some requests only wait too long in the queue.
         failures = sum(

@@ -21,9 +21,9 @@ MAX_PAUSE = 24 * HOUR
 # A pause of more than these seconds needs an operator.
 OPERATOR_PAUSE = 600.0
 # Seconds after a reload in which the same model is not reloaded again, because the reload did not help
-RELAPSE = 900.0
-# Limit of the actions in the file
-KEPT = 50
+RELAPSE_SECONDS = 900.0
+# Largest number of actions in the file
+MAX_ACTIONS = 50
 
 
 class Ledger:
@@ -36,7 +36,7 @@ class Ledger:
         self.state: Dict[str, Any] = {"actions": [], "counts": counts, "restarting": None, "reloading": None, "streak": 0}
         with suppress(KeyError, TypeError, ValueError, AttributeError):
             before = shapes.read(self.path, {}).content
-            actions = [_dated(action) for action in before["actions"]]
+            actions = [_convert_uptime(action) for action in before["actions"]]
             counts = {name: int(count) for name, count in before["counts"].items()}
             self.state.update(actions=actions, counts=counts, streak=int(before["streak"]))
             self.state.update(restarting=before["restarting"], reloading=before["reloading"])
@@ -54,24 +54,24 @@ class Ledger:
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])
         streak = self.state["streak"] + (action["action"] != END)
-        kept = [*self.state["actions"], {**action, **clock.mark()}]
-        if len(kept) > KEPT:
+        entries = [*self.state["actions"], {**action, **clock.mark()}]
+        if len(entries) > MAX_ACTIONS:
             # Ends of stuck loads are dropped first, because the limits need the other actions.
-            kept.remove(next((entry for entry in kept if entry.get("action") == END), kept[0]))
-        self.state.update(counts=counts, actions=kept, streak=streak)
+            entries.remove(next((entry for entry in entries if entry.get("action") == END), entries[0]))
+        self.state.update(counts=counts, actions=entries, streak=streak)
         self._write()
 
     def recent(self) -> List[Dict[str, Any]]:
         """Return the limited actions of the last hour."""
-        return [action for action in self._limited() if clock.uptime() - action["uptime"] < HOUR]
+        return [action for action in self._limited_actions() if clock.uptime() - action["uptime"] < HOUR]
 
-    def _limited(self) -> List[Dict[str, Any]]:
+    def _limited_actions(self) -> List[Dict[str, Any]]:
         """Return the reloads and restarts. The end of a stuck load interrupts no served model, so it is not limited."""
         return [action for action in self.state["actions"] if action.get("action") != END]
 
     def wait_before_action(self) -> Tuple[float, Optional[str]]:
         """Return the seconds until the next action is allowed, and the reason if an operator has to act meanwhile."""
-        now, streak, limited = clock.uptime(), self.state["streak"], self._limited()
+        now, streak, limited = clock.uptime(), self.state["streak"], self._limited_actions()
         if not limited or not streak:
             return 0.0, None
         pause = min(self._settings.backoff * 2 ** (streak - 1), MAX_PAUSE)
@@ -80,8 +80,8 @@ class Ledger:
         ]
         recent = self.recent()
         if len(recent) >= self._settings.max_actions:
-            over = recent[-self._settings.max_actions]["uptime"] + HOUR
-            waits.append((over - now, f"{len(recent)} actions within an hour, which is the limit"))
+            allowed_at = recent[-self._settings.max_actions]["uptime"] + HOUR
+            waits.append((allowed_at - now, f"{len(recent)} actions within an hour, which is the limit"))
         return max(waits, key=lambda wait: wait[0])
 
     def reset_pause(self) -> None:
@@ -90,9 +90,9 @@ class Ledger:
             self.note(streak=0)
 
     def relapsed(self, model: str) -> bool:
-        """Return True if this model was reloaded within the last RELAPSE seconds."""
+        """Return True if this model was reloaded within the last RELAPSE_SECONDS seconds."""
         return any(
-            action.get("action") == RELOAD and action.get("model") == model and clock.uptime() - action["uptime"] < RELAPSE
+            action.get("action") == RELOAD and action.get("model") == model and clock.uptime() - action["uptime"] < RELAPSE_SECONDS
             for action in self.state["actions"]
         )
 
@@ -104,7 +104,7 @@ class Ledger:
             journal.log(f"{why}. See `df {self.path}`", journal.WARNING)
 
 
-def _dated(action: Dict[str, Any]) -> Dict[str, Any]:
+def _convert_uptime(action: Dict[str, Any]) -> Dict[str, Any]:
     """Return an action of the file with its uptime converted to this boot: negative for an action of an earlier boot."""
     at = float(action["at"])
     return {**action, "at": at, **clock.mark(), "uptime": clock.uptime() - clock.age(action, at)}

@@ -29,12 +29,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 LOCK = "/run/npufleet-probe.lock"
 CONTAINER = "npufleet-probe"
 NODES = "/dev/rbln[0-9]*"
-# Limit of the failed checks in the journal
-SHOWN = 20
-# The fields of a check's result that are kept. Pictures and golden texts are dropped.
-KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
-# The fields of the previous state that a new state continues
-BEFORE = {"last_run?": shapes.NUMBER, "proven?": {re.compile(".*", re.DOTALL): shapes.NUMBER}}
+# Largest number of failed checks in the journal
+MAX_SHOWN = 20
+# The fields of a check's result in the state. Pictures and golden texts are left out.
+RESULT_FIELDS = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
+# The fields of the previous state that a new state takes over
+PREVIOUS_SHAPE = {"last_run?": shapes.NUMBER, "proven?": {re.compile(".*", re.DOTALL): shapes.NUMBER}}
 HEAD = {"checks": str, "document": str}
 REQUEST_SHAPE = {
     "program": str,
@@ -54,8 +54,8 @@ def paused(root: str) -> Optional[str]:
     """Return the reason why no check may run now, None if checks may run."""
     if lease.maintenance(os.path.join(root, lease.MAINTENANCE_FILE)):
         return "maintenance"
-    held = lease.read(root)
-    return "deployment" if held and lease.live(root, held) else None
+    current = lease.read(root)
+    return "deployment" if current and lease.live(root, current) else None
 
 
 def read_checks(path: str) -> Tuple[str, Dict[str, Any]]:
@@ -75,24 +75,24 @@ def read_checks(path: str) -> Tuple[str, Dict[str, Any]]:
         raise Unavailable("checks", f"{path}: {error}: run playbooks/site.yml") from None
 
 
-def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], List[str]]:
+def run_checks(settings: Settings, request: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], List[str]]:
     """Run the checks. Return the result of each check, and the models without a check. Raises Unavailable."""
-    document = kept["document"]
-    by = functools.partial(check_client.run_in_container, name=CONTAINER, limit=settings.client_timeout)
+    document = request["document"]
+    run_client = functools.partial(check_client.run_in_container, name=CONTAINER, limit=settings.client_timeout)
     try:
         # The key is read for each run, because it may have changed.
-        proof = check_client.prove(settings.image, document, kept["program"], keys.headers(settings.key), by)
+        proof = check_client.prove(settings.image, document, request["program"], keys.headers(settings.key), run_client)
     except check_client.ClientError as error:
         raise Unavailable(error.cause, str(error)) from None
     # Earlier versions wrote another name.
     unchecked = list(document.get("unchecked", document.get("unasked", [])))
     if unchecked and not proof["checks"]:
         raise Unavailable("nothing", f"no check covers {', '.join(unchecked)}: add check files, or set monitoring_probe: false")
-    return [{field: check[field] for field in KEPT if field in check} for check in proof["checks"]], unchecked
+    return [{field: check[field] for field in RESULT_FIELDS if field in check} for check in proof["checks"]], unchecked
 
 
 def lost_cards() -> Optional[str]:
-    """Return how the driver has lost its cards; an empty string if it has them, None if this is unknown."""
+    """Return a message if the driver has lost its cards, an empty string if it has not, None if that is unknown."""
     tool = vendor_tool.query_tool()
     if "devices" not in tool or "groups_error" in tool:
         return None
@@ -122,14 +122,14 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
         return state
     state["lost_cards"] = lost_cards()
     try:
-        state["document"], kept = read_checks(settings.checks_file)
-        state["checks"], state["unchecked"] = run_checks(settings, kept)
+        state["document"], request = read_checks(settings.checks_file)
+        state["checks"], state["unchecked"] = run_checks(settings, request)
         state["last_run"] = began
         state["proven"] = proven(state["checks"], began, state["proven"])
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
-    # If maintenance or a deployment has begun meanwhile, it may be the reason of a failed check.
+    # If maintenance or a deployment has begun meanwhile, it may have caused the failure.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
@@ -157,20 +157,20 @@ def summary(state: Mapping[str, Any]) -> str:
         return lost + "no check could run, {reason}: {why}".format(**state["unavailable"])
     failed = [f"  {check['name']}: {check['why']}" for check in state["checks"] if not check["ok"]]
     count = len(state["checks"])
-    lines = [f"{lost}{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
+    lines = [f"{lost}{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:MAX_SHOWN]]
     lines += ["  no check covers " + ", ".join(state["unchecked"])] if state["unchecked"] else []
-    return "\n".join(lines + ([f"  and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []))
+    return "\n".join(lines + ([f"  and {len(failed) - MAX_SHOWN} more"] if len(failed) > MAX_SHOWN else []))
 
 
 def run(config: str) -> int:
     """Run the checks once and write the result. Return 0 if the result was written or another probe is running."""
     settings = load(config, Settings)
-    with locks.opened(LOCK) as lock:
+    with locks.open_lock(LOCK) as lock:
         if not locks.take(lock, 0.0):
             print("another probe is running, so this one ends")
             return 0
         path = settings.root + "/probe.json"
-        state = probe(settings, shapes.read(path, BEFORE).content or {})
+        state = probe(settings, shapes.read(path, PREVIOUS_SHAPE).content or {})
         print(summary(state), flush=True)
         try:
             # The directory belongs to node exporter. Without this call durable.write would create it.

@@ -29,7 +29,7 @@ HELP = {
 
 
 def page(state: Mapping[str, Any]) -> str:
-    """Return the page of metrics. It has one sample for each check and protocol: that of the worst request."""
+    """Return the page of metrics. Each check and protocol has one sample, for the worst request."""
     checks: Dict[Tuple[str, str, str], Tuple[bool, float]] = {}
     for check in state["checks"]:
         key = (check.get("model", ""), check.get("check", ""), check.get("protocol") or "")

@@ -35,12 +35,12 @@ class Watchdog:
     def __init__(self, settings: Settings, host: actions.Host, ledger: Ledger, judge: Judge) -> None:
         self._settings, self._host, self._ledger, self._judge = settings, host, ledger, judge
         # The last logged message, without its digits
-        self._logged: Optional[str] = None
+        self._last_message: Optional[str] = None
         self._nameless: Tuple[str, ...] = ()
         # Time of the last restart, None once the server has answered
         self._restarted: Optional[float] = None
-        # Models whose stuck load was ended, and that have to be loaded again
-        self._ended: Set[str] = set()
+        # Models that have to be loaded again, because their stuck load was ended
+        self._to_load_again: Set[str] = set()
 
     def round(self) -> None:
         """Observe the host once, and perform at most one action."""
@@ -91,16 +91,16 @@ class Watchdog:
         if self._restarted is not None:
             journal.log(f"the server answers again, {time.monotonic() - self._restarted:.0f} s after its start")
             self._restarted = None
-        self._logged = None
+        self._last_message = None
         self._ledger.note(gave_up=None)
         self._ledger.reset_pause()
 
     def _log_once(self, message: str, level: int) -> None:
         """Log a message, unless it equals the last message apart from digits."""
         key = re.sub(r"\d+", "", message)
-        if key != self._logged:
+        if key != self._last_message:
             journal.log(message, level)
-            self._logged = key
+            self._last_message = key
 
     def _act(self, finding: Finding, evidence: Evidence) -> None:
         """Perform the mildest action that may help. If it fails, perform the next one at once."""
@@ -108,12 +108,12 @@ class Watchdog:
             with suppress(Failure):
                 self._do(finding, END, lambda: self._host.end(finding.waits))
                 # If the server is still starting, it exits when this load fails, and the engine restarts it.
-                self._ended.update(filter(None, map(_model_of, finding.waits)))
+                self._to_load_again.update(filter(None, map(_model_of, finding.waits)))
             self._judge.forget()
             return
         model = finding.model
-        because = self._why_not_reload(finding, evidence)
-        if model is not None and because is None:
+        restart_reason = self._why_not_reload(finding, evidence)
+        if model is not None and restart_reason is None:
             states = (evidence.models or {}).get(model) or {}
             if "READY" not in states.values():
                 # Another client is loading or unloading the model.
@@ -129,22 +129,22 @@ class Watchdog:
                 self._ledger.note(reloading=None)
         self._judge.forget()
         with suppress(Failure):
-            self._do(finding, RESTART, self._restart, because)
+            self._do(finding, RESTART, self._restart, restart_reason)
 
     def _load_again(self, evidence: Evidence) -> None:
         """Repeat the loads that failed because the watchdog ended their processes."""
-        for model in sorted(self._ended if evidence.models is not None else ()):
+        for model in sorted(self._to_load_again if evidence.models is not None else ()):
             states = set(((evidence.models or {}).get(model) or {}).values())
             if states & {"LOADING", "UNLOADING"}:
                 continue
             if not states or "READY" in states:
-                self._ended.discard(model)
+                self._to_load_again.discard(model)
                 continue
             restarts = self._settings.mode not in (EXPLICIT, POLL)
             if restarts and self._ledger.wait_before_action()[0] > 0:
                 # A restart interrupts the models that are served.
                 return
-            self._ended.discard(model)
+            self._to_load_again.discard(model)
             repeats: Dict[str, Callable[[], str]] = {
                 EXPLICIT: functools.partial(self._host.load, model),
                 POLL: functools.partial(self._host.renew, model),
@@ -172,7 +172,7 @@ class Watchdog:
             return "this version of Triton cannot end a process that hangs"
         return None
 
-    def _do(self, finding: Finding, action: str, do: Callable[[], str], because: Optional[str] = None) -> None:
+    def _do(self, finding: Finding, action: str, do: Callable[[], str], restart_reason: Optional[str] = None) -> None:
         """Perform one action, log it in one line and record it. Raises Failure if the action failed."""
         began = time.monotonic()
         failed: Optional[Failure] = None
@@ -181,8 +181,8 @@ class Watchdog:
         except Failure as failure:
             failed, did = failure, f"{action} failed: {failure}"
         took = time.monotonic() - began
-        if because and not failed:
-            did += f" ({because})"
+        if restart_reason and not failed:
+            did += f" ({restart_reason})"
         journal.log(f"{finding}. Action: {did}, {took:.1f} s", journal.ERROR if failed else journal.WARNING)
         self._ledger.record(
             {
@@ -196,7 +196,7 @@ class Watchdog:
                 "seconds": round(took, 1),
             }
         )
-        self._logged = None
+        self._last_message = None
         if failed:
             raise failed
         if action == RESTART:

@@ -16,17 +16,17 @@ from typing import Any, BinaryIO, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, head, incoming
 
-# Headers that carry a login. urllib stores header names in this spelling.
-LOGINS = ("Authorization", "Proxy-authorization")
+# Headers that contain a login. urllib stores header names in this spelling.
+LOGIN_HEADERS = ("Authorization", "Proxy-authorization")
 
 
 def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca: Optional[str], budget: Budget) -> Any:
     """Send a request, and return the response, which the caller closes. Raises URLError, InvalidURL or OSError."""
     handlers: List[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler(dict(proxies)),
-        _Redirects(),
-        _Plain(budget),
-        _Secure(budget, functools.partial(_trust, ca)),
+        _RedirectHandler(),
+        _HttpHandler(budget),
+        _HttpsHandler(budget, functools.partial(_trust, ca)),
     ]
     try:
         return urllib.request.build_opener(*handlers).open(request, timeout=budget.remaining())
@@ -45,17 +45,17 @@ def _trust(ca: Optional[str]) -> ssl.SSLContext:
     return context
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
     """A handler that sends no login to the target of a redirect. urllib itself adds the login for a proxy again."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> Optional[urllib.request.Request]:
         redirected = super().redirect_request(req, *answer)
-        for name in LOGINS if redirected else ():
+        for name in LOGIN_HEADERS if redirected else ():
             redirected.remove_header(name)  # type: ignore[union-attr]
         return redirected
 
 
-class _Plain(urllib.request.HTTPHandler):
+class _HttpHandler(urllib.request.HTTPHandler):
     def __init__(self, budget: Budget) -> None:
         super().__init__()
         self._budget = budget
@@ -64,7 +64,7 @@ class _Plain(urllib.request.HTTPHandler):
         return self.do_open(functools.partial(_Connection, budget=self._budget), req)
 
 
-class _Secure(urllib.request.HTTPSHandler):
+class _HttpsHandler(urllib.request.HTTPSHandler):
     def __init__(self, budget: Budget, trust: Any) -> None:
         super().__init__()
         self._budget, self._trust = budget, trust
@@ -123,10 +123,10 @@ def _open_tunnel(connected: Any, host: str, port: int, headers: Mapping[str, str
 
 
 def _response(connected: Any, *arguments: Any, budget: Budget, **options: Any) -> http.client.HTTPResponse:
-    return http.client.HTTPResponse(_Received(connected, budget), *arguments, **options)  # type: ignore[arg-type]
+    return http.client.HTTPResponse(_ReceivingSocket(connected, budget), *arguments, **options)  # type: ignore[arg-type]
 
 
-class _Received:
+class _ReceivingSocket:
     """A stand-in for a socket with the only method that HTTPResponse calls."""
 
     def __init__(self, connected: Any, budget: Budget) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import BARE, OPTION, restricted
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import OPTION, OPTIONS_WITHOUT_VALUE, restricted
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
 
 # {option: (variable, type)}
@@ -88,7 +88,7 @@ def translate_arguments(given: Sequence[Tuple[str, str]], host: str, translation
         elif is_secret(name, value):
             extra.append(Template(f"--{name}=" + to_vault(host, name, value, translation.vault)))
         else:
-            extra.append(f"--{name}" if name in BARE else f"--{name}={value}")
+            extra.append(f"--{name}" if name in OPTIONS_WITHOUT_VALUE else f"--{name}={value}")
     if extra:
         variables["triton_server_extra_args"] = extra
     _restricted_apis(given, host, translation)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import (
-    OLDEST_CDI,
+    OLDEST_CDI_VERSION,
     ORDER_FILE,
     digested,
     has_secrets,
@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
         # The oldest engine that finds cards by CDI name; None if any version is sufficient
-        "oldest": OLDEST_CDI if uses_cdi else None,
+        "oldest": OLDEST_CDI_VERSION if uses_cdi else None,
         "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
         "ca": authority(variables),
         # `systemctl show` prints the environment of a unit to every user of the host, so the proxies are in a file.

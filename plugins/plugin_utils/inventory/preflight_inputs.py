@@ -257,7 +257,7 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
         )
         return
     try:
-        name = os.path.basename(path or http_probe.parsed(variables["rbln_driver_package_url"]).path)
+        name = os.path.basename(path or http_probe.parse_address(variables["rbln_driver_package_url"]).path)
     except http_probe.AddressError as error:
         yield f"rbln_driver_package_url: {error}. Correct it."
         return

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.chart_series import POINTS, QUERIES
+from ansible_collections.npufleet.triton.plugins.module_utils.chart_series import QUERIES, STEPS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report.view import iso, moment
 
@@ -82,11 +82,11 @@ def _charts(found: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> 
     series = {name: found["series"].get(name, []) for name in QUERIES}
     models = _models(series)
     cards = _cards(series)
-    end = found["start"] + POINTS * found["step"]
+    end = found["start"] + STEPS * found["step"]
     count = _last(_only(series["cards"]))
     return {
         "note": "",
-        "hours": round(POINTS * found["step"] / 3600),
+        "hours": round(STEPS * found["step"] / 3600),
         "end": datetime.fromtimestamp(end, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "size": {"width": WIDTH, "height": HEIGHT},
         "rollouts": _rollouts(rollouts, found["start"], end),
@@ -165,7 +165,7 @@ def _only(series: Sequence[Mapping[str, Any]]) -> List[Optional[float]]:
 
 
 def _drawable(values: Values) -> List[Optional[float]]:
-    return [None if value is None or not 0 <= value < LARGEST else float(value) for value in values[: POINTS + 1]]
+    return [None if value is None or not 0 <= value < LARGEST else float(value) for value in values[: STEPS + 1]]
 
 
 def _last(values: Values) -> Optional[float]:
@@ -206,7 +206,7 @@ def _parts(values: Values, top: float) -> List[str]:
 
 
 def _x(place: float) -> str:
-    return f"{place * WIDTH / POINTS:.1f}"
+    return f"{place * WIDTH / STEPS:.1f}"
 
 
 def _rollouts(records: Sequence[Mapping[str, Any]], start: int, end: int) -> List[Dict[str, str]]:
@@ -218,7 +218,7 @@ def _rollouts(records: Sequence[Mapping[str, Any]], start: int, end: int) -> Lis
             hosts = len({host for batch in record["batches"] for host in batch["hosts"]})
             count = f"{hosts} host{'' if hosts == 1 else 's'}"
             text = f"{iso(at)[11:16]} UTC {short(record['playbook'])} by {short(record['by'])}, {count}"
-            marks.append({"x": _x((at.timestamp() - start) * POINTS / (end - start)), "text": text})
+            marks.append({"x": _x((at.timestamp() - start) * STEPS / (end - start)), "text": text})
     return marks[::-1]
 
 

@@ -225,7 +225,7 @@ def host_table(entries: Any) -> List[str]:
     return [
         f"{short(entry['began'])} {short(entry['playbook'])} by {short(entry['by'])}, "
         f"batch {entry['batch']} of {entry['batches']}: {sentence(entry) if entry['ended'] else 'no end is recorded'}"
-        for entry in valid[: rollouts.MOST]
+        for entry in valid[: rollouts.MAX_ENTRIES]
     ]
 
 

@@ -92,7 +92,7 @@ def test_golden_data_are_this_models(model: Any) -> None:
     assert document["no_check_file"] == []
     proven = 0
     for raw in document["checks"][0]["checks"]:
-        check = inference.prepared("text", raw)
+        check = inference.unpack_check("text", raw)
         if check.error is None:
             sent = check.question(inference.Request("x", "http", None, None))
             (response,) = model.execute([{name: array for name, (_dtype, array) in sent.inputs.items()}])

@@ -12,12 +12,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the facts of a container. Settings that are equal to those of its image are left out, or marked "the image's"."""
+    """Return the facts of a container. Variables of its image are left out; other settings of its image are "the image's"."""
     host = inspect["HostConfig"]
     config = inspect["Config"]
     base = image.get("Config") or {}
 
-    def own(key: str) -> Any:
+    def setting(key: str) -> Any:
         return "the image's" if (config.get(key) or None) == (base.get(key) or None) else config.get(key)
 
     return {
@@ -42,7 +42,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
             for key, recorded in (("cap_add", "CapAdd"), ("cap_drop", "CapDrop"))
         },
         "cpuset": host.get("CpusetCpus") or "",
-        "device_requests": sorted(map(_request, host.get("DeviceRequests") or [])),
+        "device_requests": sorted(map(_device_request, host.get("DeviceRequests") or [])),
         "devices": sorted(
             "{PathOnHost}:{PathInContainer}:{CgroupPermissions}".format(**device) for device in host.get("Devices") or []
         ),
@@ -54,27 +54,27 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "pid": host.get("PidMode") or "",
         "read_only": bool(host.get("ReadonlyRootfs")),
         "tmpfs": sorted(f"{path}:{options}".rstrip(":") for path, options in (host.get("Tmpfs") or {}).items()),
-        "entrypoint": own("Entrypoint"),
+        "entrypoint": setting("Entrypoint"),
         "ipc": "default" if host.get("IpcMode") in (None, "", "private", "shareable") else host["IpcMode"],
         "cpus": (host.get("NanoCpus") or 0) / 1e9,
         "pids_limit": max(host.get("PidsLimit") or 0, 0),
         # The engine adds this option to a privileged container.
-        "security": sorted({_plainly(option) for option in host.get("SecurityOpt") or []} - {"label=disable"}),
-        "user": own("User"),
-        "working_dir": own("WorkingDir"),
+        "security": sorted({_without_true(option) for option in host.get("SecurityOpt") or []} - {"label=disable"}),
+        "user": setting("User"),
+        "working_dir": setting("WorkingDir"),
     }
 
 
-def _request(request: Mapping[str, Any]) -> str:
+def _device_request(request: Mapping[str, Any]) -> str:
     """Return a device request (from `--gpus`, or CDI names) as one text."""
     count = request.get("Count") or 0
     devices = request.get("DeviceIDs") or ["all" if count < 0 else str(count)]
-    # Capabilities of a CDI request are left out: engines ignore them, but Compose requires some.
+    # Capabilities of a CDI request are left out, because engines ignore them. Compose adds some anyway.
     kinds = [kind for kinds in request.get("Capabilities") or [] for kind in kinds if request.get("Driver") != "cdi"]
     return " ".join([request.get("Driver") or "any", *kinds, ",".join(devices)])
 
 
-def _plainly(option: str) -> str:
+def _without_true(option: str) -> str:
     """Return a security option without a trailing `=true` or `:true`, which not all engines write."""
     return re.sub("[:=]true$", "", option)
 

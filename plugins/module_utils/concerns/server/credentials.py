@@ -14,7 +14,7 @@ CREDENTIALS_HOME = "/etc/npufleet/credentials"
 
 
 def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[str]:
-    """Return the flaw of the file or None. If `needed`, the server does not run as root, so its group must have read access."""
+    """Return the flaw of the file or None. If `needed`, the group must be able to read it: the server does not run as root."""
     try:
         with open(desired["path"], "rb") as source:
             status = os.fstat(source.fileno())

@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import 
 
 # The right to create nodes (m) is not needed. The vendor's container toolkit gives the same rights.
 RIGHTS = "rw"
-# Callers leave this reason out if they are about to generate the spec.
+# A caller that is about to generate the spec ignores this reason.
 NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run playbooks/site.yml"
 
 
@@ -37,13 +37,13 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
         missing += [] if os.path.exists(cdi.SPEC) else [NO_SPEC]
     groups: Set[str] = set()
     for node in [*nodes, group]:
-        number, why = _opener(node, query["user"])
+        number, why = _access_group(node, query["user"])
         groups |= {str(number)} if number else set()
         missing += [why] if why else []
-    closed = [*_account(query["user"]), *_closed(query)]
+    closed = [*_account_conflicts(query["user"]), *_mount_problems(query)]
     if query["cdi_names"] and group != GROUP_NODE:
         closed.append(
-            f"the NPUs are in the group of {group}, expected that of {GROUP_NODE}: the container toolkit keeps the name of a node, "
+            f"the NPUs are in the group of {group}, expected the group of {GROUP_NODE}: the toolkit keeps the name of a node, "
             f"and the SDK only looks for {GROUP_NODE}. Set npufleet_device_access: devices, or undo the group"
         )
     return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "mismatches": closed}
@@ -65,7 +65,7 @@ def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
     return f"/dev/rsd{groups.pop() if groups else 0}", []
 
 
-def _opener(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
+def _access_group(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
     """Return (ID of the group that may open a node, reason why the server cannot open it); None for both if every user may."""
     try:
         found = os.stat(node)
@@ -85,7 +85,7 @@ def _opener(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
     )
 
 
-def _account(uid: int) -> Iterator[str]:
+def _account_conflicts(uid: int) -> Iterator[str]:
     """Yield a reason for each account of the host that has the server's user ID, because it could read the server's keys."""
     for kind, find_name in (("user", lambda: pwd.getpwuid(uid).pw_name), ("group", lambda: grp.getgrgid(uid).gr_name)):
         try:
@@ -98,7 +98,7 @@ def _account(uid: int) -> Iterator[str]:
         )
 
 
-def _closed(query: Mapping[str, Any]) -> Iterator[str]:
+def _mount_problems(query: Mapping[str, Any]) -> Iterator[str]:
     """Yield a reason for each mount that the user of the server cannot read or write."""
     for bind in query["binds"]:
         path, _target, mode = bind.split(":")

@@ -33,7 +33,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield the differences of the files of keys, and the missing sources of mounts."""
+    """Yield the differences of the key files, and the missing sources of mounts."""
     key_readers = desired["key_readers"]
     readers = "for root and group {}".format(key_readers["group"]) if key_readers["needed"] else "for root alone"
     if actual.get("credentials"):
@@ -70,7 +70,7 @@ def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> It
 
 
 def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
-    """Yield the differences of the server in the present container: state, key in use (unless it is `replaced`), models."""
+    """Yield the differences of the server in its container: state, models and, unless it is `replaced`, the key in use."""
     if actual["state"] != "running":
         log = ": " + actual["log"] if actual.get("log") else ""
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
@@ -78,7 +78,7 @@ def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced:
     if ((actual.get("key") or {}).get("rewrite") or actual.get("key_refused")) and not replaced:
         # A server reads its key only when it starts.
         path = (desired["key"] or {}).get("path", "no file")
-        yield item(CONCERN, "key in use", "another key", f"that of {path}", "restart")
+        yield item(CONCERN, "key in use", "another key", f"the key in {path}", "restart")
         yield from _diff_hanging(actual)
     else:
         yield from diff_serving(desired, actual)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a server that does not answer: the reason, and the models that it was loading when it ended."""
+"""Reads the log of a server that does not answer: why it ended, and which models it was loading at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
         return {"log": ending_reason(engine, name), "cut_off": interrupted_loads(engine, desired, state)}
     lines = log_lines(engine, name, _log_start(desired["root"], inspect))
     failed = [reason for reason in reasons(lines, sorted(desired["models"])).values() if reason.startswith("failed to load ")]
-    # The log of a restarted server has the reason why it ended. The log of a server that still starts has its progress.
+    # A restarted server has logged why it ended. A server that still starts has logged its progress.
     rest = ending_reason(engine, name) if restarted else progress(lines, sorted(desired["models"]))
     return {"log": "; ".join(failed) or rest, "cut_off": interrupted_loads(engine, desired, state) if restarted else []}
 
@@ -50,9 +50,9 @@ def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping
 
 
 def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
-    """Return the models whose load hangs in the running server, as a run has recorded. A server that started later is not affected.
+    """Return the models whose load hangs, as recorded by a run. The record does not count for a server that started later.
 
-    If possible, the start of the process is compared by uptime, because the time of day may have been set meanwhile.
+    The start of the process is compared by uptime if possible, because the time of day may have been set meanwhile.
     """
     mark = store.read(root, store.HUNG).content
     process = clock.process_started(pid) if mark and "uptime" in mark and pid else None

@@ -43,7 +43,7 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     engine = Engine()
     try:
         inspect = engine.container(desired["name"])
-        locked = images.inspect_image(engine, desired["image"]["reference"])
+        pinned = images.inspect_image(engine, desired["image"]["reference"])
         image = (images.inspect_image(engine, inspect["Image"]) if inspect else None) or {}
         # A killed run leaves the previous container under this name.
         previous = engine.container(desired["name"] + "-previous")
@@ -51,12 +51,12 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
         return {"engine": False, "container": None, "served": None}
     # The image of the lock file has this ID in this engine.
     actual: Dict[str, Any] = {"engine": True, "container": None, "served": None, "previous": previous is not None}
-    actual["image"] = locked["Id"] if locked else None
+    actual["image"] = pinned["Id"] if pinned else None
     if not inspect:
         return actual
     facts = container_facts(inspect, image)
     if desired["image"]["content"] and images.content_digest(image) == desired["image"]["content"]:
-        # The image has the desired content, so that another ID is no difference.
+        # The image has the desired content, so another ID is no difference.
         facts["image"] = desired["container"]["image"]
     sealed = sealed_container(facts, desired["seal"])
     config, state = image.get("Config") or {}, inspect["State"]
