@@ -666,7 +666,7 @@ class PlayedGuard(stuck_load.Guard):
     def ends(self) -> None:
         self._rounds += 1
         wait = stuck_load.Wait(stuck_load.Process(7, 1), stuck_load.Process(5, 1), 6, "digits_0", "/m/digits/1/model.py")
-        self.ended.append(wait)
+        self.ended_loads.append(wait)
 
 
 ENDED = "ended process 7 of digits_0, whose load was stuck"

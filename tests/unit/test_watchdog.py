@@ -716,7 +716,7 @@ def test_a_load_of_the_watchdogs_own_that_is_stuck_is_repeated(
     def control(_model: str, verb: str, _timeout: float) -> None:
         asked.append(verb)
         if len(asked) == 1:
-            guards[-1].ended.append(STUCK)
+            guards[-1].ended_loads.append(STUCK)
             raise evidence.Failure("Triton would not load it")
 
     guards: list[Any] = []
