@@ -50,6 +50,8 @@ VARIABLES = {
 }
 # Seconds for a change to be served on a machine that starts three servers quickly, for a server to end its work, and for that start
 PATIENCE, EXIT, STARTS = 12, 3, 600
+# Bytes of a server's log that are searched for the reason of a failure
+MAX_LOG = 1 << 20
 # The linter parses Python, which a CPython before 3.11.8 does in one thread at a time alone (its issue 106905)
 ONE_PARSER = threading.Lock()
 
@@ -59,15 +61,16 @@ def shared_memory() -> set[Path]:
 
 
 def forget_shared_memory(before: set[Path]) -> None:
-    """What servers that were killed have left, and no process of anybody has open."""
-    opened = ""
+    """Remove the regions that servers left which were killed, and that no process has open."""
+    # Listed first: a region that a server of another run makes meanwhile is not in the maps that were read before.
+    left = shared_memory() - before
     for path in Path("/proc").glob("[0-9]*/maps"):
         # A process may end meanwhile.
         with contextlib.suppress(OSError):
-            opened += path.read_text(errors="replace")
-    for region in shared_memory() - before:
-        if region.name not in opened:
-            region.unlink(missing_ok=True)
+            maps = path.read_text(errors="replace")
+            left = {region for region in left if region.name not in maps}
+    for region in left:
+        region.unlink(missing_ok=True)
 
 
 class Failed(Exception):
@@ -190,7 +193,9 @@ class Host:
 
     def words(self, names: list[str]) -> str:
         """Triton's own, out of its log: what it says of these models, or last."""
-        lines = self.log.read_text(errors="replace").splitlines()
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - MAX_LOG))
+            lines = log.read(MAX_LOG).decode(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("E") and any(name in line for name in names)]
         return "; ".join(errors or lines[-12:])[-1500:]
 
