@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +24,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+# Bytes of memory of each process, and seconds for each entry of `tests`: a defect may make a test allocate or wait without end
+MAX_MEMORY, MAX_SECONDS = 8 << 30, 600.0
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -73,12 +78,25 @@ def copy_checkout(target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, path, follow_symlinks=False)
+    # Tests of faults download real servers to this directory.
+    (ROOT / "build/faults").mkdir(parents=True, exist_ok=True)
+    (target / "build").mkdir(exist_ok=True)
+    (target / "build/faults").symlink_to(ROOT / "build/faults")
 
 
-def run_tests(checkout: Path, tests: list[str]) -> int:
-    """Return pytest's exit code for these tests: 0 if they pass, 1 if some fail, another one if they did not run."""
+def run_tests(checkout: Path, tests: list[str], seconds: float = MAX_SECONDS) -> int:
+    """Return pytest's exit code for these tests: 0 if they pass, 1 if some fail, another one if they did not run or end in time."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(command, cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=checkout, stdout=nothing, stderr=nothing, start_new_session=True) as process:
+        try:
+            return process.wait(seconds * len(tests))
+        except BaseException as error:
+            # The processes that the tests started would outlive them.
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return process.wait()
 
 
 def main() -> int:
@@ -88,6 +106,7 @@ def main() -> int:
     names = parser.parse_args().names
     mutants = [mutant for mutant in load() if not names or re.search("|".join(map(re.escape, names)), mutant["name"])]
     survivors = []
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         checkout = Path(directory) / "checkout"
         copy_checkout(checkout)

@@ -7,6 +7,7 @@ import builtins
 import json
 import os
 import re
+import signal
 import subprocess
 import symtable
 import sys
@@ -390,6 +391,14 @@ def test_a_mutant_is_seeded_in_its_function(mutant: dict[str, str], line: int) -
 def test_a_mutant_without_a_unique_place_is_refused(mutant: dict[str, str]) -> None:
     with pytest.raises(LookupError):
         mutants.seeded({**mutant, "replace": "X"}, TASKS if mutant["file"].endswith(".yml") else SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [("pass", 0), ("assert False", 1), ("import threading; threading.Event().wait()", -signal.SIGKILL)]
+)
+def test_only_a_test_that_fails_in_time_kills_a_mutant(tmp_path: Path, body: str, code: int) -> None:
+    (tmp_path / "test_body.py").write_text(f"def test_body():\n    {body}\n")
+    assert mutants.run_tests(tmp_path, ["test_body.py"], 600.0 if code >= 0 else 3.0) == code
 
 
 # Licenses
