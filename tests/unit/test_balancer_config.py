@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import http.client
 import importlib
+import os
 import ssl
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_config import (
+    PROBE_IDLE,
     QUEUE_FULL,
     Check,
     Server,
@@ -21,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_c
     quoted,
     render,
 )
-from balancer_clients import GrpcClient, HttpClient
+from balancer_clients import Call, GrpcClient, HttpClient
 from helpers import until
 from rendered_haproxy import BODY, RenderedHaproxy, rendered_haproxy
 from small_triton import SmallTriton, certificates, small_triton
@@ -62,8 +66,8 @@ def test_the_digest_changes_with_the_text_and_with_each_file() -> None:
 
 def test_grpc_servers_follow_the_http_servers() -> None:
     text = lines(SETTINGS)
-    assert "server npu1 192.0.2.1:8000 check inter 5s fastinter 1s downinter 1s fall 2 rise 2 weight 100" in text
-    assert "server npu2 [2001:db8::2]:9001 proto h2 track npufleet_http/npu2 weight 100" in text
+    assert "server npu1 192.0.2.1:8000 check inter 5s fastinter 1s downinter 1s fall 2 rise 2 weight 100 tcp-ut 30s" in text
+    assert "server npu2 [2001:db8::2]:9001 proto h2 track npufleet_http/npu2 weight 100 tcp-ut 30s" in text
     assert "bind [::]:8001 v4v6 proto h2" in text
 
 
@@ -283,6 +287,59 @@ def test_a_server_that_answers_wrong_is_down_for_both_protocols(tmp_path: Path) 
             bad.answer = lambda array: array * 2
             until(lambda: balancer.up("npu2"))
             assert ask(balancer.metrics_port, "GET", "/ready") == 200
+
+
+def test_requests_in_flight_outlive_slow_health_checks(tmp_path: Path) -> None:
+    """A check that is slow under load must not end the requests that the server is about to answer."""
+    answered = threading.Event()
+
+    def slow(array: Any) -> Any:
+        assert answered.wait(30)
+        return array * 2
+
+    with (
+        small_triton() as triton,
+        rendered_haproxy(tmp_path, {"npu1": (triton.http_port, triton.grpc_port)}, check_timeout=1) as balancer,
+        ThreadPoolExecutor() as threads,
+    ):
+        client = GrpcClient(balancer.grpc_port)
+        assert client.stream(2.0) == 4.0
+        triton.answer = slow
+        results = [threads.submit(client.stream, 3.0), threads.submit(client.infer, 3.0)]
+        call = Call(balancer.http_port)
+        until(lambda: balancer.up() and balancer.status("npufleet_grpc")["npu1"].startswith("DOWN"))
+        answered.set()
+        assert [result.result() for result in results] == [6.0, 6.0]
+        call.join()
+        assert (call.status, call.error) == (200, None)
+        client.close()
+
+
+def keepalive_timers(port: int) -> list[float]:
+    """Return the seconds until the next probe of each connection to a port of the loopback that waits for a probe."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    timers = [row[5].split(":") for row in rows if row[2] == f"0100007F:{port:04X}" and row[3] == "01"]
+    return [int(left, 16) / os.sysconf("SC_CLK_TCK") for kind, left in timers if kind == "02"]
+
+
+def test_kernel_of_a_server_is_probed_while_requests_are_in_flight(tmp_path: Path) -> None:
+    """If a host loses its power, nothing else would end its requests before the time limit of a stream."""
+    answered = threading.Event()
+    with small_triton() as triton, rendered_haproxy(tmp_path, {"npu1": (triton.http_port, triton.grpc_port)}) as balancer:
+        client = GrpcClient(balancer.grpc_port)
+        assert client.stream() == 2.0
+        triton.answer = lambda array: (answered.wait(30), array)[1]
+        call = Call(balancer.http_port)
+        try:
+            until(lambda: keepalive_timers(triton.http_port) and keepalive_timers(triton.grpc_port))
+            assert max(keepalive_timers(triton.http_port) + keepalive_timers(triton.grpc_port)) <= PROBE_IDLE
+        finally:
+            answered.set()
+        call.join()
+        client.close()
+    text = lines(SETTINGS)
+    # This option would also end the requests of a server whose health check is only slow.
+    assert "on-marked-down" not in " ".join(text)
 
 
 def test_a_server_with_a_full_queue_stays_up(tmp_path: Path) -> None:

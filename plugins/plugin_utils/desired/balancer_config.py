@@ -53,6 +53,11 @@ QUEUE_FULL = "Exceeds maximum queue size"
 WEIGHT = 100
 # Seconds to connect to a server, to wait for the header of a request, and to keep an idle connection of a client
 CONNECT, REQUEST_HEADER, KEEP_ALIVE = 5, 30, 600
+# A host that has lost its power does not answer PROBES, which begin after PROBE_IDLE seconds of silence, PROBE_INTERVAL seconds
+# apart, and does not acknowledge requests. Its connections are closed after 30 s. The kernel of a slow server still answers.
+PROBE_IDLE, PROBE_INTERVAL, PROBES, ACKNOWLEDGEMENT = 15, 5, 3, 30
+# HAProxy 2.6 ignores tcp-ut in the line `default-server`.
+SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGEMENT}s"
 # Bytes of a line in the ring
 LINE = 512
 
@@ -176,6 +181,11 @@ def _defaults(settings: Settings) -> List[str]:
         f"timeout client {settings.stream_timeout}s",
         f"timeout server {settings.stream_timeout}s",
         f"timeout check {settings.check_timeout}s",
+        # These probes, and not the health checks, end the requests in flight of a host that has lost its power.
+        "option srvtcpka",
+        f"srvtcpka-idle {PROBE_IDLE}s",
+        f"srvtcpka-intvl {PROBE_INTERVAL}s",
+        f"srvtcpka-cnt {PROBES}",
     ]
 
 
@@ -263,10 +273,7 @@ def _http_backend(settings: Settings) -> List[str]:
         f"http-check expect rstring {quoted(f'{re.escape(check.expect)}|{QUEUE_FULL}')}",
         # The address of a server comes from the configuration, and never from the saved state.
         "default-server init-addr libc,none",
-        *(
-            f"server {server.name} {netloc(server.address, server.http_port)} check {every} weight {WEIGHT}"
-            for server in settings.servers
-        ),
+        *(f"server {server.name} {netloc(server.address, server.http_port)} check {every} {SERVER}" for server in settings.servers),
     ]
 
 
@@ -275,7 +282,7 @@ def _grpc_backend(settings: Settings) -> List[str]:
         "balance random(2)",
         "default-server init-addr libc,none",
         *(
-            f"server {name} {netloc(address, port)} proto h2 track {BACKENDS['http']}/{name} weight {WEIGHT}"
+            f"server {name} {netloc(address, port)} proto h2 track {BACKENDS['http']}/{name} {SERVER}"
             for name, address, _http_port, port in settings.servers
         ),
     ]
