@@ -83,10 +83,10 @@ def require_machine() -> None:
     if missing and shutil.which("apt-get") is None:
         reasons.append(f"{', '.join(missing)} and apt-get are missing: install these packages manually")
     if reasons:
-        raise LabError("this machine cannot carry a lab:\n  - " + "\n  - ".join(reasons))
+        raise LabError("this machine cannot run a lab:\n  - " + "\n  - ".join(reasons))
     if missing:
         say(f"installing {', '.join(missing)}")
-        # The service of docker.io must not start, because the lab starts an engine of its own.
+        # The service of docker.io must not start, because the lab starts a separate engine.
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         for step in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
             done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True, check=False)
@@ -102,8 +102,8 @@ def start() -> None:
             found = docker("info", "--format", "{{.DefaultRuntime}}")
             if found != "npufleet-lab":
                 raise LabError(
-                    f"the engine's runtime is {found} on a machine without CAP_SYS_RESOURCE, expected one that "
-                    "can start privileged containers here: stop that engine, the lab then starts one of its own"
+                    f"the engine's runtime is {found} on a machine without CAP_SYS_RESOURCE, expected a runtime that "
+                    "can start privileged containers here: stop that engine, then the lab starts a separate engine"
                 )
         return
     others = other_engines()
@@ -128,7 +128,7 @@ def start() -> None:
     run("ip", "link", "add", BRIDGE, "type", "bridge")
     run("ip", "address", "add", BRIDGE_ADDRESS, "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
-    say("starting a Docker engine of the lab's own")
+    say("starting a Docker engine for the lab")
     with (HOME / "engine.log").open("ab") as log:
         process = subprocess.Popen(
             ["dockerd", "--config-file", str(HOME / "daemon.json")],

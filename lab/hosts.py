@@ -1,4 +1,4 @@
-"""Lab hosts: privileged systemd containers with sshd, an unprivileged user with sudo, cards and a network of their own."""
+"""Lab hosts: privileged systemd containers with sshd, an unprivileged user with sudo, cards and a separate network."""
 
 from __future__ import annotations
 

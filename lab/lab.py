@@ -5,7 +5,7 @@ Environment variables, with their defaults in parentheses. An existing lab keeps
   HOSTS (2)        number of NPU hosts
   NPUS             number of NPUs of each host (2, or the NPUs of one card if a card has more)
   LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_CPU_SHARES (1024)
-  LAB_NEXT*        a second release row for upgrades. The type of the cards is one that both rows support
+  LAB_NEXT*        a second release row for upgrades. The hosts then have cards that both rows support
   SYSTEMS*         operating systems that the NPU hosts get in turn (debian-12), such as debian-12,debian-13
   LAB_COPIES       1: new hosts with the same system as npu1 are copies of the current npu1
   LAB_MODELS*      images: add the image classifier to the digit models (digits)
@@ -116,8 +116,8 @@ def up(lab: Lab) -> None:
         facts_path(lab).write_text(json.dumps(facts, indent=2))
         changed = True
     changed |= write_inventory(lab, facts)
-    said = f"{count} NPU hosts, 1 operations host and {balancers} load balancers are up"
-    say(said if changed else "nothing changed: the lab is up")
+    message = f"{count} NPU hosts, 1 operations host and {balancers} load balancers are up"
+    say(message if changed else "nothing changed: the lab is up")
 
 
 def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, str]]:

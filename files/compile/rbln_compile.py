@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Compile one model with the SDK of the Python that runs this program: rbln_compile.py SPEC.
+"""Compile one model with the SDK of the Python interpreter that runs this program: rbln_compile.py SPEC.
 
 SPEC is a JSON file. Paths in it are relative to its directory:
 
-  {"name", "npu": such as "RBLN-CA22", "sdk": required version, "devices": NPUs that one instance spans,
+  {"name", "npu": such as "RBLN-CA22", "sdk": required version, "devices": number of NPUs that one instance uses,
    "source": {"kind": "onnx", "path"} or {"kind": "torch", "path": directory, "module", "function"},
    "batches": [1, 4] or [] for none, "inputs": [{"name", "shape": without the batch, "dtype"}],
-   "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
+   "outputs": null or like "inputs", "digests": {"sha256", "spec"}, "output": file}
 
-The program writes the compiled file and its record, <output>.json: the source, the target, and the inputs and outputs. The record's
-`device_memory` is the memory in bytes that a runtime takes on each NPU. The program also prints the record.
-If it fails, it prints one line to standard error, ends with exit code 1, and writes neither file.
+The program writes the compiled file and its record, <output>.json, with the source, the target, the inputs and the outputs. In the
+record, `device_memory` is the memory in bytes that one instance needs on each NPU. The program also prints the record.
+If the program fails, it prints one line to standard error, exits with 1, and writes neither file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(path: str) -> Dict[str, Any]:
     try:
         import rebel
     except ImportError as error:
-        raise CompileError(f"{sys.executable} has no usable SDK ({error}), expected the one of the release") from error
+        raise CompileError(f"{sys.executable} has no usable SDK ({error}), expected the SDK of the release row") from error
     if line(rebel.__version__) != line(spec["sdk"]):
         raise CompileError(f"the SDK in {sys.executable} is {rebel.__version__}, expected {spec['sdk']} of the release row")
     batches = spec["batches"] or [None]
@@ -64,8 +64,8 @@ def main(path: str) -> Dict[str, Any]:
             compiled = compiled_onnx(rebel, spec["source"]["path"], info if spec["batches"] else info[:1], options)
     except CompileError:
         raise
-    except Exception as error:  # Errors of compilers have no common base class, and are all caused by the model.
-        raise CompileError(f"the compiler of SDK {rebel.__version__} refuses it: {words(error)}") from error
+    except Exception as error:  # The errors of compilers have no common base class.
+        raise CompileError(f"the compiler of SDK {rebel.__version__} refuses the model: {words(error)}") from error
     draft = spec["output"] + ".draft"
     compiled.save(draft)
     buckets = [
@@ -85,14 +85,14 @@ def main(path: str) -> Dict[str, Any]:
     with open(draft + ".json", "w", encoding="utf-8") as target:
         json.dump(record, target, indent=1, sort_keys=True)
         target.write("\n")
-    # The file is moved first, so that no record ever exists without its file.
+    # The compiled file is moved first, so that a record never exists without its file.
     os.replace(draft, spec["output"])
     os.replace(draft + ".json", spec["output"] + ".json")
     return record
 
 
 def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options: Mapping[str, Any]) -> Any:
-    """Compile an ONNX model: older SDKs take its path and `input_info`, newer ones the loaded model and `shape`."""
+    """Compile an ONNX model. Older SDKs take the path of the model and `input_info`, newer SDKs the loaded model and `shape`."""
     if not wants_shapes(rebel):
         return rebel.compile_from_onnx(path, list(info) if len(info) > 1 else info[0], **options)
     try:
@@ -115,7 +115,7 @@ def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options:
 
 
 def wants_shapes(rebel: Any) -> bool:
-    """Return True if the compiler takes a loaded ONNX model and shapes. Without a signature, the version decides."""
+    """Return True if the compiler takes a loaded ONNX model and shapes. The version decides if the function has no signature."""
     try:
         known = inspect.signature(rebel.compile_from_onnx).parameters
     except (TypeError, ValueError):
@@ -136,7 +136,7 @@ def shaped(entry: Mapping[str, Any], batch: Optional[int]) -> List[int]:
 
 
 def name_of_devices(version: str) -> str:
-    """Return the name of the argument for the number of NPUs, which was renamed in 0.11."""
+    """Return the name of the argument for the number of NPUs. SDK 0.11 has renamed it."""
     return "num_devices" if line(version) >= [0, 11] else "tensor_parallel_size"
 
 
@@ -151,9 +151,9 @@ def numbers(version: str) -> List[int]:
 
 
 def module_of(source: Mapping[str, str]) -> Any:
-    """Return the PyTorch module of the site's function."""
+    """Return the PyTorch module that the function of the source returns."""
     try:
-        import torch  # noqa: F401  A clear error, before the import in the site's module fails.
+        import torch  # noqa: F401  Reports a missing PyTorch before the import of the source fails.
     except ImportError as error:
         raise CompileError(f"{sys.executable} has no PyTorch ({error}), expected it for a torch source") from error
     sys.path.insert(0, source["path"])
@@ -176,7 +176,7 @@ def outputs_of(
         every = field(found, "input_info")
         if every and len(every) == len(info):
             return [[described(name) for name in field(bucket, "outputs")] for bucket in every]
-        # This SDK only returns the outputs of the first bucket. The other buckets have another batch size.
+        # This SDK returns only the outputs of the first bucket. Those of the other buckets differ in the batch size.
         first = [described(name) for name in field(found, "outputs")]
         if not spec["batches"]:
             return [first]

@@ -7,8 +7,8 @@
   const heads = all(':scope > thead th', table);
   const order = new Intl.Collator('en', {numeric: true});
 
-  // What can be found: everything told of a host but its right answers.
-  const told = new Map(hosts.map((host) => [
+  // The text of each host that the field "Find" searches. It leaves out right answers.
+  const searched = new Map(hosts.map((host) => [
     host,
     all('.summary, section:not(.answers), .answers .wrong', host).map((part) => part.textContent).join(' ')
       .replace(/\s+/g, ' ').toLowerCase(),
@@ -18,7 +18,7 @@
     const words = byId('find').value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const host of hosts) {
-      const text = told.get(host);
+      const text = searched.get(host);
       const fits = words.every((word) => text.includes(word)) && !(byId('only').checked && host.classList.contains('good'));
       host.hidden = !fits;
       shown += fits;
@@ -35,7 +35,7 @@
     const key = new Map(hosts.map((host) => [host, host.rows[0].cells[position].dataset.key]));
     hosts.sort((a, b) => {
       const [left, right] = [key.get(a), key.get(b)];
-      // What is not there comes last, both ways.
+      // Hosts without a value come last in both directions.
       if (!left || !right) return !left - !right;
       return order.compare(left, right) * (down ? -1 : 1);
     });
@@ -45,7 +45,7 @@
   const open = (host, wanted) => {
     host.classList.toggle('open', wanted);
     host.querySelector('.host button').setAttribute('aria-expanded', String(wanted));
-    // A picture stands in the page once; wherever else it belongs, it is taken from there.
+    // The page contains each picture once. Other places copy its source when their host is opened.
     if (wanted) for (const image of all('img[data-picture]:not([src])', host)) image.src = byId(`picture-${image.dataset.picture}`).src;
   };
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes model_config.json: the newest schema of config.pbtxt, and the first Triton with each later field.
+"""Write model_config.json: the newest schema of config.pbtxt, and the first version of tritonclient with each later field.
 
-    python files/schemas/make.py          reads the versions of tritonclient on PyPI from OLDEST on
+    python files/schemas/make.py          downloads versions of tritonclient from PyPI, from OLDEST on
     python files/schemas/make.py --check  exits with 1 if the committed file differs
 
-Schemas only grow, so that no version between two with equal schemas is downloaded. A removed or changed field stops the program, as
-one schema would no longer be enough.
+Schemas only grow, so versions between two versions with equal schemas are not downloaded. If a field was removed or changed, the
+program fails, because one schema would no longer be enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-# All release rows know this schema, as the oldest row has Triton 2.42.
+# The Triton of every release row knows the fields of this version, because the oldest row has Triton 2.42.
 OLDEST = "2.41.1"
 OUTPUT = Path(__file__).with_name("model_config.json")
 MEMBER = "tritonclient/grpc/model_config_pb2.py"
@@ -47,9 +47,9 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def descriptor(version: str, directory: Path) -> FileDescriptorProto:
-    """Return the schema in a wheel, which is read and never run."""
+    """Return the schema in a wheel. The code of the wheel is read and never run."""
     home = directory / version
-    # The wheel without a platform is small, as it lacks perf_analyzer.
+    # The wheel for any platform is small, because it lacks perf_analyzer.
     pip("download", "--no-deps", "--only-binary=:all:", "--platform=any", f"--dest={home}", f"tritonclient=={version}")
     (wheel,) = home.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -78,7 +78,7 @@ def names(schema: FileDescriptorProto) -> dict[str, Any]:
 
 
 def since(known: dict[str, dict[str, Any]], order: list[str]) -> dict[str, str]:
-    """Return {name: first version with it} of every name that the oldest version lacks."""
+    """Return {name: first version that has the name} for every name that the oldest version lacks."""
     first: dict[str, str] = {}
     for older, newer in zip(order, order[1:]):
         for name, fact in known[older].items():
@@ -94,7 +94,7 @@ def document_of(directory: Path) -> str:
     schemas: dict[str, FileDescriptorProto] = {}
 
     def download(low: int, high: int) -> None:
-        """Download the versions between two whose schemas differ."""
+        """Download the two versions. If their schemas differ, also download the versions between them, by bisection."""
         for at in (low, high):
             if order[at] not in schemas:
                 schemas[order[at]] = descriptor(order[at], directory)

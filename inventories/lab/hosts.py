@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The hosts of the running lab (LAB names which), as an Ansible inventory: what `lab/lab.py up` has written down.
+"""Print the Ansible inventory of a running lab, which `lab/lab.py up` has written. The variable LAB is the name of the lab.
 
-Every run of Ansible asks it, so it imports nothing that it can do without.
+Every run of Ansible calls this program, so it imports as little as possible.
 """
 
 import os

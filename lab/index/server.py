@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Emulated vendor index and artefact server: it serves static files over HTTP behind a login, and package pages for pip.
+"""Emulated vendor index and artefact server. It requires a login, and serves files and the package pages of pip over HTTP.
 
 Its argument is a JSON file: {"root": directory, "address": "0.0.0.0", "port": 8480, "login": "user:password"}.
 /simple/<package>/ lists a directory of wheels in the form that pip expects (links with #sha256=...). /public/ requires no login.

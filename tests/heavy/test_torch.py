@@ -120,7 +120,7 @@ def test_compiled_from_torch_it_answers_as_torch(version: str, tmp_path: Path, d
 
 
 @pytest.mark.parametrize(
-    "function, why", [("broken", "refuses it: .*this network does not run"), ("none", "found no net:none in its path")]
+    "function, why", [("broken", "refuses the model: .*this network does not run"), ("none", "found no net:none in its path")]
 )
 def test_what_cannot_be_compiled_is_one_line(function: str, why: str, tmp_path: Path) -> None:
     import re

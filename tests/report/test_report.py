@@ -81,7 +81,7 @@ def test_pictures_are_shown(browser: Browser, small: Path) -> None:
     assert {natural for natural, _shown in sizes} == {8, 32}
     assert all(shown >= 40 for _natural, shown in sizes)
     wrong = browser.element("#host-npu3 .answers li.wrong")
-    assert wrong.text.split() == ["✕", "1", "wanted", "7", *wrong.text.split()[-2:]]
+    assert wrong.text.split() == ["✕", "1", "expected", "7", *wrong.text.split()[-2:]]
     assert wrong.text.endswith(" ms")
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the DALI pipeline of `image_decode`: pipeline.py [1/model.dali]. Run it with the nvidia-dali of the image or an older one.
+"""Write the DALI pipeline of `image_decode`: pipeline.py [1/model.dali]. Run it with the nvidia-dali of the image or an older one.
 
-It makes the pictures of the Pillow step, within a level of 255, but for what is transparent, which shows the colour below. It has
-no limit of pixels, and a broken image fails the whole batch that it is in: where strangers send images, take the Pillow step.
+The pictures differ from those of model_repository/image_decode (Pillow) by at most 1 of 255 levels, except in transparent areas,
+where the colour below the transparency shows. The pipeline has no limit of pixels, and a broken image fails its whole batch. So use
+the model with Pillow if you do not trust the clients.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def middle(length: Any) -> Any:
-    """Return the start of the crop as a share of the margin: half of it, rounded to the even pixel like torchvision."""
+    """Return the start of a centred crop, as a share of the margin. The pixel is rounded to even, like in torchvision."""
     left_over = length - CROP
     half = left_over // 2
     odd = (left_over - half * 2) * (half - half // 2 * 2)
@@ -27,7 +28,7 @@ def middle(length: Any) -> Any:
 
 @pipeline_def(batch_size=4, num_threads=2, device_id=None)
 def decode() -> Any:
-    """IMAGE uint8 [bytes] -> PIXELS float32 [3, CROP, CROP]."""
+    """Return the pipeline from IMAGE, uint8 [bytes], to PIXELS, float32 [3, CROP, CROP]."""
     encoded = fn.external_source(device="cpu", name="IMAGE", dtype=types.UINT8, ndim=1)
     image = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
     sides = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
@@ -47,7 +48,7 @@ def decode() -> Any:
 
 
 def main(path: Path) -> None:
-    """Write the pipeline."""
+    """Write the pipeline to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     decode().serialize(filename=str(path))
 

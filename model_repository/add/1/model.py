@@ -1,4 +1,4 @@
-"""OUTPUT0 = (INPUT0 + INPUT1 + bias) * scale: a pattern for models of the python backend that need no compiled file."""
+"""OUTPUT0 = (INPUT0 + INPUT1 + bias) * scale: an example of a model of the python backend that needs no compiled file."""
 
 import json
 import math
@@ -12,7 +12,7 @@ class TritonPythonModel:
     """One instance, configured by `parameters` in config.pbtxt."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the parameters. Raises TritonModelException with all mistakes, so that a loaded model can answer."""
+        """Read the parameters. Raises TritonModelException with all errors, so that a model with errors is not loaded."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
         given = {key: value.get("string_value", "") for key, value in (config.get("parameters") or {}).items()}
@@ -65,5 +65,5 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT0", result)])
 
     def finalize(self) -> None:
-        """Log the unload, so that the log proves it."""
+        """Log the unload."""
         pb_utils.Logger.log_info(f"model {self.name}: unloaded")

@@ -1,4 +1,4 @@
-"""A compiled model behind Triton's python backend, one instance on each NPU: the form of the vendor's guide."""
+"""A compiled file in Triton's python backend, with one instance on each NPU, as in the vendor's guide."""
 
 import os
 from typing import Any, Dict, List
@@ -8,16 +8,16 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance on the NPU of its index."""
+    """An instance. Its index selects its NPU."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Load the compiled file; the instance's index is the last part of its name."""
+        """Load the compiled file. The name of the instance ends with its index."""
         index = int(args["model_instance_name"].rsplit("_", 1)[-1])
         path = os.path.join(args["model_repository"], args["model_version"], "model.rbln")
         self.runtime = rebel.Runtime(path, device=index % max(rebel.device_count(), 1))
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Run one request after the other: the file's first bucket is a batch of 1. One that fails, fails alone."""
+        """Run one request after the other, because the first bucket of the file has a batch of 1. A request fails alone."""
         responses = []
         for request in requests:
             image = pb_utils.get_input_tensor_by_name(request, "INPUT__0").as_numpy()
@@ -30,5 +30,5 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Give the NPU back."""
+        """Release the NPU."""
         self.runtime = None

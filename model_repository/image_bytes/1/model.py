@@ -1,4 +1,4 @@
-"""Rows of bytes in, the same bytes as elements out: the first step of `image_classifier_uint8`."""
+"""The first step of `image_classifier_uint8`: turns each row of bytes into one element of BYTES."""
 
 import json
 from typing import Any, Dict, List
@@ -8,10 +8,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance."""
+    """An instance, configured by `parameters` in config.pbtxt."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the limit."""
+        """Read the parameter `max_bytes`. Raises TritonModelException if it is not a number."""
         self.name = args["model_name"]
         given = json.loads(args["model_config"])["parameters"]["max_bytes"].get("string_value", "")
         if not (given.isascii() and given.isdigit() and int(given)):
@@ -23,7 +23,7 @@ class TritonPythonModel:
         return [self._answer(pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()) for request in requests]
 
     def _answer(self, rows: np.ndarray) -> Any:
-        """uint8 [n, length] as BYTES [n, 1]."""
+        """Return the rows, uint8 [n, length], as BYTES [n, 1]."""
         if rows.shape[1] > self.max_bytes:
             words = f"{self.name}: the image has {rows.shape[1]} bytes, expected at most {self.max_bytes}"
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(words, pb_utils.TritonError.INVALID_ARG))

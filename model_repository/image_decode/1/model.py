@@ -1,4 +1,4 @@
-"""Encoded images in, normalised pictures out: the first step of `image_classifier`."""
+"""The first step of `image_classifier`: turns encoded images into normalised pictures."""
 
 import json
 import math
@@ -10,15 +10,15 @@ import triton_python_backend_utils as pb_utils
 try:
     from preprocess import ImageError, Settings, pixels
 except ImportError as error:
-    # Pillow is not in Triton's image: the release image brings it.
+    # Triton's base image lacks Pillow. The image of npufleet contains it.
     raise pb_utils.TritonModelException(f"model image_decode needs Pillow in the image: {error}") from None
 
 
 class TritonPythonModel:
-    """One instance, configured by `parameters` and the output in config.pbtxt."""
+    """An instance, configured by `parameters` and the output in config.pbtxt."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the parameters. Raises TritonModelException with all mistakes."""
+        """Read the parameters. Raises TritonModelException with all errors."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
         given = {key: value["string_value"] for key, value in (config.get("parameters") or {}).items()}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Preprocessing of encoded images for networks of ImageNet with Pillow and numpy, equal to torchvision's transforms.
+"""Preprocess encoded images for networks that were trained on ImageNet, with the same results as torchvision's transforms.
 
-For the data of a check: preprocess.py IMAGE.jpg PIXELS.npy writes the picture as a batch of one.
+Run preprocess.py IMAGE.jpg PIXELS.npy to write the pixels of an image as golden data, a batch of one.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from typing import NamedTuple, Tuple
 import numpy as np
 from PIL import Image, ImageOps
 
-# No other formats are decoded, as each would add a parser for untrusted data.
+# Other formats are refused, because each format adds a parser for untrusted data.
 FORMATS = ("JPEG", "PNG")
-# A progressive JPEG has about ten scans. Each goes over all of the picture, and may be a few bytes long.
+# A progressive JPEG has about ten scans. Each scan, even of a few bytes, makes the decoder process the whole picture.
 MAX_SCANS, SCAN = 64, b"\xff\xda"
-# `Settings.max_pixels` is the limit, and a stricter one.
+# `Settings.max_pixels` is a stricter limit than the one of Pillow, which is turned off here.
 Image.MAX_IMAGE_PIXELS = None
 
 
@@ -55,7 +55,7 @@ def pixels(encoded: bytes, settings: Settings = DEFAULTS) -> np.ndarray:
 
 
 def decode(encoded: bytes, settings: Settings) -> Image.Image:
-    """Return the image upright and in a mode that can be resized. Other conversions are cheaper in the small picture."""
+    """Return the image upright and in a mode that can be resized. Other conversions are cheaper after resizing."""
     if not encoded:
         raise ImageError("is empty, expected a JPEG or PNG image")
     if len(encoded) > settings.max_bytes:
@@ -77,7 +77,7 @@ def decode(encoded: bytes, settings: Settings) -> Image.Image:
 
 
 def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
-    """Check the size in the header and the size after resizing, which is the larger one for a very thin image."""
+    """Check the size in the header and the size after resizing. Resizing enlarges a very thin image."""
     width, height = image.size
     resized = max(width, height) * settings.resize**2 // min(width, height)
     if max(width * height, resized) > settings.max_pixels:
@@ -90,14 +90,14 @@ def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
 def _upright(image: Image.Image) -> Image.Image:
     """Return the image rotated by its EXIF data; unreadable data is ignored."""
     with contextlib.suppress(Exception):  # The picture itself is valid.
-        # It is rotated in place, so that a large picture is not copied.
+        # The rotation in place does not copy a large picture.
         ImageOps.exif_transpose(image, in_place=True)
     return image
 
 
 def _resizable(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        # Pillow would clip 16 bits of grey at 255.
+        # Pillow would clip grey levels of 16 bits at 255.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("RGBA", "LA"):
         return image

@@ -1,4 +1,4 @@
-"""Scores in, probabilities and labels out: the last step of `image_classifier`."""
+"""The last step of `image_classifier`: turns scores into probabilities and labels."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance. The labels are in the file that config.pbtxt names for PROBABILITIES, one on each line."""
+    """An instance. The label file of the output PROBABILITIES in config.pbtxt has one label on each line."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the labels. Raises TritonModelException if there is not one for each class."""
+        """Read the labels. Raises TritonModelException if the number of labels is not the number of classes."""
         config = json.loads(args["model_config"])
         outputs = {output["name"]: output for output in config["output"]}
         classes, self.top = (int(outputs[name]["dims"][0]) for name in ("PROBABILITIES", "LABELS"))

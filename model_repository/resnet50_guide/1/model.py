@@ -1,4 +1,4 @@
-"""ResNet-50 behind Triton's python backend, one instance on each NPU, batched dynamically: the form of the vendor's guide."""
+"""ResNet-50 in Triton's python backend, with one instance on each NPU and dynamic batching, as in the vendor's guide."""
 
 import json
 import os
@@ -10,12 +10,12 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance on the NPU of its index."""
+    """An instance. Its index selects its NPU."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Load the compiled file; the instance's index is the last part of its name.
+        """Load the compiled file. The name of the instance ends with its index.
 
-        Since SDK 0.11 one runtime serves every batch size, before it each has its own.
+        From SDK 0.11 on, one runtime serves all batch sizes. Before, each batch size has a runtime.
         """
         config = json.loads(args["model_config"])
         self.name, largest = args["model_name"], int(config["max_batch_size"])
@@ -36,7 +36,7 @@ class TritonPythonModel:
             }
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Return a response for each request in its order. The batcher joins no more rows than max_batch_size."""
+        """Return a response for each request in its order. Triton joins requests of at most max_batch_size rows."""
         inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT__0").as_numpy() for request in requests]
         ends = np.cumsum([len(rows) for rows in inputs])
         try:
@@ -59,6 +59,6 @@ class TritonPythonModel:
 
 
 def _numbers(config: Dict[str, Any], name: str) -> List[int]:
-    """Return the numbers of a parameter such as "1,2,3,4", or none without such a parameter."""
+    """Return the numbers of a parameter such as "1,2,3,4". Without the parameter, the list is empty."""
     text = config["parameters"].get(name, {}).get("string_value", "")
     return [int(number) for number in text.split(",") if number]

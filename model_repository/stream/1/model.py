@@ -1,4 +1,4 @@
-"""The words of TEXT, one answer each, COUNT times: a pattern for models that answer a request more than once, or not at all."""
+"""COUNT answers with one word of TEXT each: an example of a model that answers a request several times, or not at all."""
 
 import json
 import threading
@@ -8,18 +8,18 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# Seconds after which a stream that waits looks whether its request was cancelled
-LOOK = 0.05
+# Seconds between two checks of a waiting stream for the cancellation of its request
+CHECK_INTERVAL_S = 0.05
 # Answers, and seconds, that one request may ask for: a stream holds its place until its end
 MOST, LONGEST = 1_000_000, 3600
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """One instance, which answers several streams side by side."""
+    """An instance. It answers several streams at the same time."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the parameters and start what answers: `execute` itself must not wait for a stream's end."""
+        """Read the parameters and start the threads of the streams, because `execute` must not wait for the end of a stream."""
         self.name = args["model_name"]
         parameters = json.loads(args["model_config"]).get("parameters") or {}
         given = {
@@ -48,7 +48,7 @@ class TritonPythonModel:
                 continue
             if not self.room.acquire(blocking=False):
                 busy = pb_utils.TritonError(
-                    f"{self.name}: no more streams can wait, ask again later", pb_utils.TritonError.UNAVAILABLE
+                    f"{self.name}: no more streams can wait, try again later", pb_utils.TritonError.UNAVAILABLE
                 )
                 sender.send(pb_utils.InferenceResponse(error=busy), flags=FINAL)
                 continue
@@ -56,7 +56,7 @@ class TritonPythonModel:
 
     @staticmethod
     def _asked(request: Any) -> Tuple[List[bytes], int, float]:
-        """Return (words, answers, seconds before each) of a request. Raises ValueError with every reason."""
+        """Return (words, number of answers, seconds before each answer) of a request. Raises ValueError with every reason."""
         reasons = []
         words = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0].split()
         count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
@@ -75,7 +75,7 @@ class TritonPythonModel:
         return words, count, wait / 1000
 
     def _answer(self, sender: Any, words: List[bytes], count: int, wait: float) -> None:
-        """Send the answers of one request, and the mark of its end whatever happens: a stream without it never ends."""
+        """Send the answers of a request. Always send FINAL at the end, because otherwise the stream never ends."""
         try:
             for index in range(count):
                 if self._gone(sender, wait):
@@ -93,14 +93,14 @@ class TritonPythonModel:
         sender.send(flags=FINAL)
 
     def _gone(self, sender: Any, wait: float) -> bool:
-        """Wait before the next answer. Return True if the client has cancelled."""
+        """Wait before the next answer. Return True if the client has cancelled the request."""
         while wait > 0 and not sender.is_cancelled():
-            part = min(wait, LOOK)
+            part = min(wait, CHECK_INTERVAL_S)
             self.unloaded.wait(part)
             wait -= part
         return sender.is_cancelled()
 
     def finalize(self) -> None:
-        """Let the streams end."""
+        """Wait until all streams have ended."""
         self.streams.shutdown(wait=True)
         pb_utils.Logger.log_info(f"model {self.name}: unloaded")

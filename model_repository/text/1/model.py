@@ -1,4 +1,4 @@
-"""RESULT = TEMPLATE with each TEXT in it, cut to LIMIT characters: a pattern for models of text, with no batch dimension."""
+"""RESULT = TEMPLATE with each TEXT, cut to LIMIT characters: an example of a model of texts without a batch dimension."""
 
 import json
 from typing import Any, Dict, List, Tuple
@@ -10,7 +10,7 @@ PLACEHOLDER = "{text}"
 
 
 class TritonPythonModel:
-    """One instance. Triton itself checks the number, dtype and shape of the inputs."""
+    """An instance. Triton itself checks the number, dtype and shape of the inputs."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Read the name, the output's dtype and the limit from the config."""
@@ -24,7 +24,7 @@ class TritonPythonModel:
         self.length = pb_utils.triton_string_to_numpy(kind)
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Return a response for each request in its order. An invalid request fails alone, with all reasons."""
+        """Return a response for each request in its order. The response to an invalid request has all reasons."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
@@ -33,10 +33,10 @@ class TritonPythonModel:
         templates = self._texts(request, "TEMPLATE", reasons)
         limit = int(pb_utils.get_input_tensor_by_name(request, "LIMIT").as_numpy()[0])
         if templates and PLACEHOLDER not in templates[0]:
-            reasons.append(f"TEMPLATE lacks {PLACEHOLDER}, which each text takes the place of")
+            reasons.append(f"TEMPLATE lacks {PLACEHOLDER}, which each text replaces")
         if limit < 0:
             reasons.append(f"LIMIT is {limit}, expected 0 for none, or more")
-        # Count before formatting: a template may have a {text} in every sixth character, and each is replaced by a whole text.
+        # The size is computed before formatting, because a template may consist of many {text}, each of which becomes a whole text.
         placeholders = templates[0].count(PLACEHOLDER) if templates else 0
         size = sum(len(templates[0]) + placeholders * (len(text) - len(PLACEHOLDER)) for text in texts) if templates else 0
         if size > self.most:
@@ -52,7 +52,7 @@ class TritonPythonModel:
 
     @staticmethod
     def _texts(request: Any, name: str, reasons: List[str]) -> Tuple[str, ...]:
-        """Return the texts of an input, empty if one of them is not UTF-8."""
+        """Return the texts of an input. Add a reason for each text that is not UTF-8."""
         texts = []
         for number, encoded in enumerate(pb_utils.get_input_tensor_by_name(request, name).as_numpy()):
             try:

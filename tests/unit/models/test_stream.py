@@ -103,7 +103,7 @@ def test_streams_that_find_no_place_to_wait_are_refused_and_places_become_free(m
     entry = model(streams="1", waiting="2")
     running, waiting, refused = Held(), [Sender(), Sender()], Sender()
     entry.execute([request(sender, "a", 1) for sender in (running, *waiting, refused)])
-    assert refused.ended.is_set() and refused.sent == [("unavailable", "stream: no more streams can wait, ask again later")]
+    assert refused.ended.is_set() and refused.sent == [("unavailable", "stream: no more streams can wait, try again later")]
     assert not any(sender.ended.is_set() for sender in (running, *waiting))
     go_on.set()
     assert all(sender.ended.wait(10) and sender.sent == [(b"a", 0)] for sender in (running, *waiting))

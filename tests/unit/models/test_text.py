@@ -65,7 +65,7 @@ def test_one_bad_request_does_not_fail_its_neighbours(model: Any) -> None:
 
 def test_a_template_without_a_place_is_refused(model: Any) -> None:
     (response,) = model.execute([request([b"a"], b"nothing")])
-    assert response.error.message == "text: TEMPLATE lacks {text}, which each text takes the place of"
+    assert response.error.message == "text: TEMPLATE lacks {text}, which each text replaces"
 
 
 def test_request_that_would_become_too_long_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,8 +129,14 @@ def test_outputs_that_the_spec_says_count(place: Path) -> None:
 @pytest.mark.parametrize(
     "spec, why",
     [
-        ({"inputs": [{**INPUTS[0], "shape": [5]}, INPUTS[1]]}, "the compiler of SDK 0.9.4+lab refuses it: the model does not take"),
-        ({"inputs": INPUTS[:1]}, "the compiler of SDK 0.9.4+lab refuses it: input_info names ['A'], the model has ['A', 'B']"),
+        (
+            {"inputs": [{**INPUTS[0], "shape": [5]}, INPUTS[1]]},
+            "the compiler of SDK 0.9.4+lab refuses the model: the model does not take",
+        ),
+        (
+            {"inputs": INPUTS[:1]},
+            "the compiler of SDK 0.9.4+lab refuses the model: input_info names ['A'], the model has ['A', 'B']",
+        ),
         ({"source": {"kind": "onnx", "path": "none.onnx"}}, "not a model that can be compiled"),
         ({"sdk": "0.11.2"}, "expected 0.11.2 of the release row"),
         ({"path": "/nowhere"}, "has no usable SDK"),
