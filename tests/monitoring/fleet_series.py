@@ -54,6 +54,8 @@ def _series(fleet: Fleet) -> Iterator[Series]:
     for host in sick:
         yield of("ALERTS", 1, alertname="NpufleetCheckFails", alertstate="firing", severity="critical", host=host, model="digits")
     yield from _balancer(fleet, of)
+    yield from _status(fleet, of)
+    yield from _objectives(fleet, of)
 
 
 Make = Callable[..., Series]
@@ -185,3 +187,33 @@ def _balancer(fleet: Fleet, of: Make) -> Iterator[Series]:
             yield of("haproxy_server_current_sessions", 3, **labels)
             yield of("haproxy_server_response_time_average_seconds", 0.004, **labels)
             yield of("haproxy_server_queue_time_average_seconds", 0, **labels)
+    node = {"job": "npufleet-node", "instance": "lb1:9100", "host": "lb1"}
+    rollout = {"server": fleet.hosts[0], "kind": "rollout"}
+    for drain in (rollout, {"server": fleet.hosts[-1], "kind": "operator"}):
+        yield of("npufleet_balancer_server_drained", 1, **drain, **node)
+    # Nobody recorded the drain by the operator.
+    yield of("npufleet_balancer_drained_since_timestamp_seconds", fleet.end - 600, **rollout, **node)
+    certificate = "/etc/haproxy/npufleet/balancer.pem"
+    yield of("npufleet_certificate_expiry_timestamp_seconds", fleet.end + 12 * 86400, file=certificate, **node)
+
+
+def _status(fleet: Fleet, of: Make) -> Iterator[Series]:
+    node = {"job": "npufleet-node", "instance": "ops1:9100", "host": "ops1"}
+    yield of("npufleet_drift_items", 2, exported_host=fleet.hosts[0], concern="models", **node)
+    yield of("npufleet_status_timestamp_seconds", fleet.end - 1800, **node)
+
+
+def _objectives(fleet: Fleet, of: Make) -> Iterator[Series]:
+    """Yield series of the recording rules of objectives."""
+    for objective, budget, used in (("availability", 0.001, 1.2), ("latency", 0.01, 0.3)):
+        labels = {"sloth_id": f"npufleet-{objective}", "sloth_service": "npufleet", "sloth_slo": objective}
+        yield of("slo:error_budget:ratio", budget, **labels)
+        for model in fleet.models:
+            yield of(
+                "slo:sli_error:ratio_rate1h",
+                lambda share, budget=budget: budget * (1 + math.sin(9 * share)),
+                sloth_window="1h",
+                model=model,
+                **labels,
+            )
+            yield of("slo:period_error_budget_remaining:ratio", lambda share, used=used: 1 - used * share, model=model, **labels)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils import textfile
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import DRAINED, UP, Server
 from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, drained, host
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import drift
 from helpers import ROOT
@@ -18,6 +20,7 @@ from helpers import ROOT
 MONITORING = ROOT / "files/monitoring"
 ALERTS = sorted((MONITORING / "alerts").glob("*.yml"))
 RULES = sorted((MONITORING / "rules").glob("*.yml"))
+DASHBOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
 TESTS = sorted((ROOT / "tests/alerts").glob("*_test.yml"))
 SCRAPES = [*(ROOT / "tests/unit/fixtures/metrics").glob("*.txt"), *(ROOT / "tests/unit/fixtures/scrapes").glob("*.txt")]
 # The topics in the order of the runbook
@@ -59,12 +62,15 @@ OWN = {
     "npufleet_drift_items": "exported_host concern",
     "npufleet_status_timestamp_seconds": "",
     "npufleet_check_ok": "model check protocol",
+    "npufleet_check_duration_seconds": "model check protocol",
     "npufleet_driver_stale": "",
     "npufleet_probe_interval_seconds": "",
     "npufleet_probe_last_attempt_timestamp_seconds": "",
     "npufleet_probe_unavailable": "reason",
     "npufleet_proof_last_success_timestamp_seconds": "model",
     "up": "",
+    # An option of Triton. The recorded scrapes were made without it.
+    "nv_inference_request_summary_us": "model version quantile",
     # A site may record this metric itself.
     "npufleet:latency_objective_override:seconds": "model",
 }
@@ -107,7 +113,7 @@ def flaws(expression: str) -> list[str]:
         missing += [f"{name}{{{label}}}" for label in re.findall(r"(\w+) ?[=!]", matchers) if label not in metrics.get(name, set())]
     used = {name for name in METRIC.findall(plain) if name in metrics}
     # label_replace creates a label.
-    created = set(re.findall(r'label_replace\([^"]*"(\w+)"', expression))
+    created = set(re.findall(r'"(\w+)", "\$1"', expression))
     available = created.union(*(metrics[name] for name in used))
     grouped = {label.strip() for group in GROUPING.findall(plain) for label in group.split(",") if label.strip()}
     return missing + sorted(grouped - available)
@@ -120,6 +126,16 @@ CHECKED = rules([*ALERTS, *(path for path in RULES if path.stem != "exporter")])
 @pytest.mark.parametrize("rule", CHECKED, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_rules_use_metrics_and_labels_that_servers_report(rule: dict[str, Any]) -> None:
     assert flaws(rule["expr"]) == []
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_use_metrics_and_labels_that_servers_report(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    queries += [mark["expr"] for mark in dashboard["annotations"]["list"]]
+    # The second argument of label_values is a label.
+    queries += [entry["definition"].rpartition(",")[0] for entry in dashboard["templating"]["list"] if entry["type"] == "query"]
+    assert {query: flaws(query) for query in queries if flaws(query)} == {}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +185,23 @@ def test_each_topic_is_in_the_runbook() -> None:
 
 def test_table_of_own_metrics_has_all_metrics_of_hosts() -> None:
     assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP, *drift.HELP} - set(OWN) == set()
+
+
+def test_labels_of_own_metrics_are_those_of_their_pages() -> None:
+    servers = {"npu1": Server("npu1", DRAINED, (1, 1), 1, UP, 0, [], True)}
+    records = {"npu1": {"kind": "rollout", "since": "2026-01-02T03:04:05Z"}}
+    pages = [
+        textfile.page(drained.families(servers, records), drained.HELP),
+        textfile.page(certificates.families({"/c.pem": 1.0}), certificates.HELP),
+        # Prometheus renames the label `host` of a page, because the target has one.
+        drift.metrics(1.0, [{"host": "npu1", "state": "drift", "plan": [{"concern": "models"}]}]).replace(
+            "host=", "exported_host="
+        ),
+    ]
+    series = re.findall(r"^(\w+)(?:\{(.*)\})? ", "".join(pages), re.MULTILINE)
+    assert {name: re.findall(r'(\w+)="', labels) for name, labels in series} == {
+        name: OWN[name].split() for name in (*drained.HELP, *certificates.HELP, *drift.HELP)
+    }
 
 
 def test_quantiles_and_bounds_match_prometheus_2_and_3() -> None:

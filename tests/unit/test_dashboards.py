@@ -15,9 +15,9 @@ from typing import Any
 import fleet_series
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards as metrics_of_cards
-from ansible_collections.npufleet.triton.plugins.module_utils.metrics import host as metrics_of_host
+from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, drained, host
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import drift
 from helpers import FIXTURES, ROOT, until
 from prometheus_server import Prometheus, program, prometheus
 from rendered_haproxy import RenderedHaproxy
@@ -222,4 +222,11 @@ def test_names_of_node_exporter_exist_on_its_page() -> None:
 
 
 def test_names_of_the_project_are_written_on_hosts() -> None:
-    assert used("npufleet_") - {*probe_page.HELP, *metrics_of_cards.HELP, *metrics_of_host.HELP} == set()
+    pages = (probe_page, cards, host, drained, certificates, drift)
+    assert used("npufleet_") - {name for page in pages for name in page.HELP} == set()
+
+
+def test_names_of_objectives_are_recorded() -> None:
+    rules = yaml.safe_load((DIRECTORY.parent / "rules/slo.yml").read_text())
+    assert used("slo:") - {rule["record"] for group in rules["groups"] for rule in group["rules"]} == set()
+    assert used("slo:")

@@ -24,6 +24,8 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 RED, GREEN, BLUE = "red", "green", "blue"
 # Columns that tables do not show
 HIDDEN = ("Time", "Value", "__name__", "job", "instance", "alertstate", "npufleet_group")
+# Headings of columns whose label has another name
+RENAMED = {"exported_host": "host", "sloth_slo": "objective"}
 
 
 class Query(NamedTuple):
@@ -34,7 +36,11 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel. `limits` are (colour, lowest value of the colour). A table shows its values if they have the heading `value`."""
+    """A panel. `limits` are (colour, lowest value of the colour). A table shows its values if they have the heading `value`.
+
+    A table with several queries has one row for all series with the same labels, and the values of the last query. The axis of a
+    graph begins at `minimum`, or at its smallest value if that is None, and ends at `maximum`.
+    """
 
     kind: str
     title: str
@@ -47,6 +53,7 @@ class Panel(NamedTuple):
     stacked: bool = False
     maximum: float | None = None
     value: str = ""
+    minimum: float | None = 0
 
 
 class Row(NamedTuple):
@@ -77,9 +84,9 @@ def count(title: str, description: str, expr: str, unit: str = "none", **options
     return Panel("stat", title, description, unit, [Query(expr)], 3, 4, **{"limits": [(RED, 1)], **options})
 
 
-def table(title: str, description: str, expr: str, unit: str = "none", **options: Any) -> Panel:
+def table(title: str, description: str, *exprs: str, unit: str = "none", **options: Any) -> Panel:
     """Return a panel with a row for each series."""
-    return Panel("table", title, description, unit, [Query(expr)], **{"width": 12, **options})
+    return Panel("table", title, description, unit, [Query(expr) for expr in exprs], **{"width": 12, **options})
 
 
 def states(title: str, description: str, *queries: Query, **options: Any) -> Panel:
@@ -112,6 +119,24 @@ def per_request(part: str, labels: str, by: str) -> str:
     return f"sum by ({by}) ({DURATION % (part, labels)}) / (sum by ({by}) ({SUCCESS % labels}) > 0)"
 
 
+def certificates(host_variable: str) -> Panel:
+    """Return a panel with the days until certificates end."""
+    return table(
+        "Certificates",
+        "Days until the first certificate of a file ends, negative after its end. HAProxy and Triton's gRPC read these files.",
+        f'sort((npufleet_certificate_expiry_timestamp_seconds{{host=~"${host_variable}"}} - time()) / 86400)',
+        unit="d",
+        value="left",
+    )
+
+
+# The rules of rules/slo.yml are over all hosts.
+MODEL_FILTER = 'sloth_service="npufleet", model=~"$model"'
+BUDGET_LEFT = "slo:period_error_budget_remaining:ratio{%s}"
+BURN_RATE = (
+    'max by (model) (slo:sli_error:ratio_rate1h{%s, sloth_slo="%s"}) '
+    '/ on () group_left () max(slo:error_budget:ratio{sloth_service="npufleet", sloth_slo="%s"})'
+)
 FLEET_MODEL = 'host=~"$host", model=~"$model"'
 FLEET = Dashboard(
     "fleet",
@@ -154,6 +179,11 @@ FLEET = Dashboard(
                     "Processes of models that are missing or hang.",
                     'sum(npufleet_stubs{host=~"$host", state!="running"})',
                 ),
+                count(
+                    "Hosts with drift",
+                    "Hosts that differed from the inventory when status.yml last ran.",
+                    'count(max by (exported_host) (npufleet_drift_items{exported_host=~"$host"})) or vector(0)',
+                ),
                 table("Firing alerts", "Each alert that fires now. Empty if no alert fires.", FIRING),
                 table(
                     "Models not as desired",
@@ -169,8 +199,22 @@ FLEET = Dashboard(
                     "Hosts without traffic",
                     "Hosts that a rollout or an operator has drained, and for how long.",
                     'time() - npufleet_drained_since_timestamp_seconds{host=~"$host"}',
-                    "s",
+                    unit="s",
                     value="for",
+                ),
+                table(
+                    "Differences from the inventory",
+                    "Differences that the last status.yml found. It writes them with monitoring_status_metrics.",
+                    'max by (exported_host, concern) (npufleet_drift_items{exported_host=~"$host"})',
+                    value="differences",
+                ),
+                certificates("host"),
+                table(
+                    "Smallest error budgets",
+                    "The ten objectives of models with the smallest error budget left. A negative budget is overspent.",
+                    f"bottomk(10, max by (model, sloth_slo) ({BUDGET_LEFT % MODEL_FILTER}))",
+                    unit="percentunit",
+                    value="left",
                 ),
             ],
         ),
@@ -262,6 +306,12 @@ FLEET = Dashboard(
                     "Time since the probe of a host last ran, for the ten hosts with the longest time.",
                     Query('topk(10, time() - npufleet_probe_last_attempt_timestamp_seconds{host=~"$host"})', "{{host}}"),
                 ),
+                graph(
+                    "Age of the last status",
+                    "s",
+                    "Time since status.yml last wrote the drift of the fleet. The numbers of differences are as old.",
+                    Query("min by (host) (time() - npufleet_status_timestamp_seconds)", "{{host}}"),
+                ),
             ],
         ),
     ],
@@ -350,6 +400,34 @@ MODEL = Dashboard(
                         f"/ (sum by (host) ({DURATION % ('compute_infer', MODEL_LABELS)}) > 0)",
                         "{{host}}",
                     ),
+                ),
+            ],
+        ),
+        Row(
+            "Objectives",
+            [
+                graph(
+                    "Burn rate of the availability",
+                    "none",
+                    "Failed share of the requests of the last hour, over all hosts, compared with the error budget. "
+                    "At 1, the budget lasts for its 30 days. An alert fires at 14.4.",
+                    Query(BURN_RATE % (MODEL_FILTER, "availability", "availability"), "{{model}}"),
+                ),
+                graph(
+                    "Burn rate of the latency",
+                    "none",
+                    "Share of the last hour in which requests took longer than the objective, compared with the error budget. "
+                    "At 1, the budget lasts for its 30 days. An alert fires at 14.4.",
+                    Query(BURN_RATE % (MODEL_FILTER, "latency", "latency"), "{{model}}"),
+                ),
+                graph(
+                    "Error budget left",
+                    "percentunit",
+                    "Share of the error budget of 30 days that is left. Below 0, it is overspent. "
+                    "A Prometheus that keeps fewer days counts these.",
+                    Query(f"max by (model, sloth_slo) ({BUDGET_LEFT % MODEL_FILTER})", "{{model}}: {{sloth_slo}}"),
+                    maximum=1,
+                    minimum=None,
                 ),
             ],
         ),
@@ -516,6 +594,7 @@ CARD = Dashboard(
 PROXY = 'host=~"$balancer", proxy=~"npufleet_.*"'
 SERVER = f'{PROXY}, server=~"$server"'
 SERVER_NAME = "{{server}} {{proxy}}"
+DRAINED = 'host=~"$balancer", server=~"$server"'
 BALANCER = Dashboard(
     "balancer",
     "npufleet / Balancer",
@@ -539,6 +618,16 @@ BALANCER = Dashboard(
                     "Servers that are down, drained or in maintenance, and their state. Empty if all servers get traffic.",
                     f'haproxy_server_status{{{SERVER}, state=~"DOWN|DRAIN|MAINT|NOLB"}} == 1',
                 ),
+                table(
+                    "Drained servers",
+                    "Servers that a rollout, maintenance or an operator has drained, and since when. "
+                    "The time of a drain on the socket of HAProxy is unknown.",
+                    f"max by (host, server, kind) (npufleet_balancer_server_drained{{{DRAINED}}})",
+                    f"time() - max by (host, server, kind) (npufleet_balancer_drained_since_timestamp_seconds{{{DRAINED}}})",
+                    unit="s",
+                    value="for",
+                ),
+                certificates("balancer"),
                 graph(
                     "Servers by state",
                     "none",
@@ -675,7 +764,8 @@ def field_config(panel: Panel) -> dict[str, Any]:
         },
     }
     if panel.kind == "timeseries":
-        defaults["min"] = 0
+        if panel.minimum is not None:
+            defaults["min"] = panel.minimum
         if panel.maximum is not None:
             defaults["max"] = panel.maximum
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
@@ -751,9 +841,13 @@ def panel_json(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         "targets": targets,
     }
     if panel.kind == "table":
-        hidden = {name: True for name in HIDDEN if not (name == "Value" and panel.value)}
-        organize = {"excludeByName": hidden, "indexByName": {}, "renameByName": {"Value": panel.value} if panel.value else {}}
-        found["transformations"] = [{"id": "organize", "options": organize}]
+        # Grafana names the values of several queries after their letters.
+        values = [f"Value #{target['refId']}" for target in targets] if len(targets) > 1 else ["Value"]
+        hidden = {name: True for name in dict.fromkeys([*HIDDEN, *values]) if not (name == values[-1] and panel.value)}
+        names = {**RENAMED, **({values[-1]: panel.value} if panel.value else {})}
+        organize = {"excludeByName": hidden, "indexByName": {}, "renameByName": names}
+        merge = [{"id": "merge", "options": {}}] if len(targets) > 1 else []
+        found["transformations"] = [*merge, {"id": "organize", "options": organize}]
     return found
 
 
