@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import shutil
 import signal
 import socket
@@ -21,11 +23,25 @@ from typing import Any
 Series = tuple[str, Mapping[str, str], Iterable[tuple[float, float]]]
 
 
+# The environment variable with a directory of another release of these programs, in place of those of this machine
+PROGRAMS = "PROMETHEUS_PROGRAMS"
+RELEASED = ("prometheus", "promtool")
+
+
 def program(name: str) -> str:
-    """Return the path of a program of the package `prometheus`."""
-    found = shutil.which(name)
-    assert found, f"{name} is not installed: make unit-packages"
+    """Return the path of a program."""
+    directory = os.environ.get(PROGRAMS) or None if name in RELEASED else None
+    found = shutil.which(name, path=directory)
+    assert found, f"{name} is not in {directory}" if directory else f"{name} is not installed: make unit-packages"
     return found
+
+
+def version() -> tuple[int, ...]:
+    """Return the version of Prometheus, which is also that of promtool."""
+    pages = [subprocess.run([program(name), "--version"], capture_output=True, text=True, check=True) for name in RELEASED]
+    ours, of_promtool = (re.findall(r"version (\d+)\.(\d+)", done.stdout + done.stderr)[0] for done in pages)
+    assert ours == of_promtool, f"promtool is {of_promtool}, Prometheus {ours}"
+    return tuple(map(int, ours))
 
 
 def store(home: Path, series: Iterable[Series]) -> None:
@@ -49,13 +65,17 @@ class Prometheus:
         self.port = port
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """Return the data of a query of the HTTP API. Raises AssertionError with Prometheus' message if it fails."""
+        """Return the data of a query of the HTTP API. Raises AssertionError with Prometheus' message if it fails or warns."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
-                return json.load(response)["data"]
+                answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+        # Prometheus 2.53 also reports infos here, for example about counters whose name does not end in _total.
+        warnings = [warning for warning in answer.get("warnings", ()) if not warning.startswith("PromQL info:")]
+        assert warnings == [], parameters
+        return answer["data"]
 
     def ready(self) -> bool:
         """Return True if it answers queries."""

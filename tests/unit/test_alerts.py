@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers i
 from ansible_collections.npufleet.triton.plugins.module_utils.metrics import cards, certificates, drained, host
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import drift
 from helpers import ROOT
+from prometheus_server import program
 
 MONITORING = ROOT / "files/monitoring"
 ALERTS = sorted((MONITORING / "alerts").glob("*.yml"))
@@ -211,9 +212,7 @@ def test_quantiles_and_bounds_match_prometheus_2_and_3() -> None:
 
 
 def promtool(*arguments: str) -> str:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is missing, see `make unit-packages`")
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

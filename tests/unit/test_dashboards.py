@@ -189,9 +189,11 @@ def test_names_of_haproxy_exist_on_its_page(tmp_path: Path) -> None:
     try:
         balancer.start()
         with urllib.request.urlopen(f"http://127.0.0.1:{balancer.metrics_port}/metrics", timeout=10) as response:
-            page = response.read().decode()
+            kind, page = response.headers["Content-Type"], response.read().decode()
     finally:
         balancer.stop()
+    # Prometheus 3 requires it.
+    assert kind.startswith("text/plain; version=0.0.4")
     assert used("haproxy_") - names_on(page) == set()
     for state in fleet_series.STATES:
         assert f'haproxy_server_status{{proxy="npufleet_http",server="npu1",state="{state}"}}' in page

@@ -24,6 +24,7 @@ OPTIONS: Mapping[str, Any] = {
     "scheme": True,
     "follow_redirects": True,
     "sample_limit": True,
+    "fallback_scrape_protocol": True,
     "relabel_configs": True,
     "metric_relabel_configs": True,
     "tls_config": dict.fromkeys(("ca_file", "cert_file", "key_file", "server_name", "insecure_skip_verify", "min_version"), True),
