@@ -16,23 +16,34 @@ Sample = Tuple[Mapping[str, str], float]
 Families = Dict[str, List[Sample]]
 # Limits of a page: series of one metric, and characters of a label's value
 MAX_SERIES, MAX_VALUE = 1000, 200
+# The metric that reports the series of another metric that a page does not have
+DROPPED = "npufleet_dropped_series"
+_DESCRIPTION = "Series of a metric that were dropped, because a file has a limit."
 
 
 def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, str]) -> str:
     """Return the metrics as a page, sorted by name and labels. Metrics without a series have no line.
 
-    Of several series with the same labels, only the first one counts. Series whose value is not finite are left out.
+    Of several series with the same labels, only the first one counts. Series whose value is not finite are left out. If there are
+    more than MAX_SERIES series, the page has the first ones and the number of the others.
     """
-    lines = []
+    lines, dropped = [], []
     for name in sorted(families):
         series: Dict[str, float] = {}
         for labels, value in families[name]:
             if math.isfinite(value):
                 series.setdefault(_labels(labels), float(value))
-        if series:
-            lines += [f"# HELP {name} {descriptions[name]}", f"# TYPE {name} gauge"]
-            lines += [f"{name}{labels} {series[labels]:.15g}" for labels in sorted(series)[:MAX_SERIES]]
+        lines += _family(name, descriptions[name], series) if series else []
+        if len(series) > MAX_SERIES:
+            dropped.append((_labels({"metric": name}), float(len(series) - MAX_SERIES)))
+    lines += _family(DROPPED, _DESCRIPTION, dict(dropped)) if dropped else []
     return "\n".join(lines) + "\n"
+
+
+def _family(name: str, description: str, series: Mapping[str, float]) -> List[str]:
+    """Return the lines of a metric, from the values by labels."""
+    samples = [f"{name}{labels} {series[labels]:.15g}" for labels in sorted(series)[:MAX_SERIES]]
+    return [f"# HELP {name} {description}", f"# TYPE {name} gauge", *samples]
 
 
 def _labels(labels: Mapping[str, str]) -> str:

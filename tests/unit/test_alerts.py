@@ -62,6 +62,8 @@ OWN = {
     # The label `host` of this metric becomes `exported_host`, because the target has a label `host`.
     "npufleet_drift_items": "exported_host concern",
     "npufleet_status_timestamp_seconds": "",
+    # The pages of all programs have this metric.
+    "npufleet_dropped_series": "metric",
     "npufleet_check_ok": "model check protocol",
     "npufleet_check_duration_seconds": "model check protocol",
     "npufleet_driver_stale": "",

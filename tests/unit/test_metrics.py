@@ -59,7 +59,9 @@ def test_a_page_is_sorted_escaped_and_without_repeated_series() -> None:
 
 def test_series_and_labels_are_limited() -> None:
     page = textfile.page({"a": [({"x": f"{number:05}"}, 1) for number in range(textfile.MAX_SERIES + 9)]}, {"a": "A."})
-    assert len(samples(page)) == textfile.MAX_SERIES
+    # The page reports how many series it does not have.
+    assert samples(page).pop('npufleet_dropped_series{metric="a"}') == 9
+    assert len(samples(page)) == textfile.MAX_SERIES + 1
     assert len(textfile.escaped("x" * 999)) == textfile.MAX_VALUE
 
 
@@ -228,6 +230,7 @@ def test_the_certificate_that_ends_first_counts(tmp_path: Path, days: list[int])
         (None, "No such file or directory"),
         ("", "it has no certificate in PEM"),
         ("-----BEGIN CERTIFICATE-----\n" * 1000, "it has no certificate in PEM"),
+        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" * 21, "it has more than 20 certificates or "),
         ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "openssl reports "),
     ],
 )
@@ -250,7 +253,7 @@ def test_an_openssl_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "openssl").chmod(0o755)
     (tmp_path / "c.pem").write_text(pem(1))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(certificates, "SECONDS", 0.2)
+    monkeypatch.setattr(certificates, "TIMEOUT", 0.2)
     with pytest.raises(certificates.Unreadable, match="openssl failed: "):
         certificates.expiry(str(tmp_path / "c.pem"))
 
@@ -440,7 +443,7 @@ def test_a_missing_directory_is_an_error(machine: Host, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("page", ["monitoring.md", "monitoring.ko.md"])
 def test_the_docs_name_every_metric(page: str) -> None:
     named = set(re.findall(r"\bnpufleet_[a-z_]+", (ROOT / "docs" / page).read_text()))
-    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP, *drift.HELP} <= named
+    assert {*cards.HELP, *host.HELP, *drained.HELP, *certificates.HELP, *drift.HELP, textfile.DROPPED} <= named
 
 
 def test_the_program_imports_no_slow_module() -> None:

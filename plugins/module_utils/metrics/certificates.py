@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Fa
 
 HELP = {"npufleet_certificate_expiry_timestamp_seconds": "The earliest end of the certificates in a file."}
 # Limits: bytes of a file, certificates of a file, seconds and bytes of output of one call of openssl
-SIZE, MOST, SECONDS, OUTPUT = 1 << 20, 20, 5.0, 1 << 12
+MAX_SIZE, MAX_CERTIFICATES, TIMEOUT, MAX_OUTPUT = 1 << 20, 20, 5.0, 1 << 12
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]{1,65536}-----END CERTIFICATE-----")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _END = re.compile(rf"notAfter=({'|'.join(_MONTHS)}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{{4}}) GMT")
@@ -36,22 +36,25 @@ def expiry(path: str) -> float:
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
-            text = source.read(SIZE)
+            text = source.read(MAX_SIZE + 1)
     except OSError as error:
         raise Unreadable(error.strerror) from None
     openssl = which("openssl")
     if openssl is None:
         raise Unreadable("openssl is not installed")
-    blocks = _CERTIFICATE.findall(text)[:MOST]
+    blocks = _CERTIFICATE.findall(text)
     if not blocks:
         raise Unreadable("it has no certificate in PEM")
+    # The first certificates alone could hide that another one ends earlier.
+    if len(text) > MAX_SIZE or len(blocks) > MAX_CERTIFICATES:
+        raise Unreadable(f"it has more than {MAX_CERTIFICATES} certificates or {MAX_SIZE} characters")
     return min(_end(openssl, block) for block in blocks)
 
 
 def _end(openssl: str, block: str) -> float:
     """Return the end of one certificate. Raises Unreadable."""
     try:
-        done = capture([openssl, "x509", "-noout", "-enddate"], SECONDS, stdin=block + "\n", size=OUTPUT)
+        done = capture([openssl, "x509", "-noout", "-enddate"], TIMEOUT, stdin=block + "\n", size=MAX_OUTPUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unreadable(f"openssl failed: {error}") from None
     end = parsed(done.stdout)
