@@ -155,7 +155,13 @@ class ActionModule(FleetAction):
             result["untested"] = variables["npufleet_release_row"].get("untested")
         # The playbooks of a rollout name these concerns or the releases.
         batched = boolean(arguments.get("current_releases", False)) or CONCERN in (self._task.args.get("concerns") or [])
-        return self._for_playbooks(result, variables, batched=batched)
+        result = self._for_playbooks(result, variables, batched=batched)
+        if not concerns:
+            reasons: List[str] = []
+            with collected(reasons):
+                result["traffic"] = {"hook": traffic.drain_hook(variables)}
+            result["refusals"] = [*result.get("refusals", []), *reasons]
+        return result
 
     def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
         """Add the variables from which playbooks derive confirmations and batches. hostvars has no defaults of roles.

@@ -260,6 +260,8 @@ def test_a_host_that_does_not_say_what_it_would_move_is_refused(
 # The variables of a rollout without load balancers
 TRAFFIC = {
     "npufleet_drain_hook": "none",
+    "npufleet_drain_commands": {},
+    "groups": {},
     "npufleet_drain_timeout": 120,
     "npufleet_judge_seconds": 60,
     "npufleet_judge_wait": 600,

@@ -151,6 +151,11 @@ QUOTED: list[tuple[str, Any]] = [
             "npufleet_drain_timeout is 3600 and npufleet_lease_timeout is 3600. Make the first one shorter",
         ),
         ({"npufleet_drain_hook": "haproxy"}, "npufleet_drain_hook is haproxy, but no host is in load_balancer_hosts."),
+        ({"npufleet_drain_hook": "f5"}, "npufleet_drain_hook is f5, expected haproxy, command or none."),
+        (
+            {"npufleet_drain_hook": "command", "npufleet_drain_commands": {"drain": ["/srv/drain"]}},
+            "npufleet_drain_hook is command, but npufleet_drain_commands has no undrain and no is_drained. Add the commands.",
+        ),
         ({"npufleet_canary_weight": 0}, "npufleet_canary_weight is 0, expected a whole number from 1 to 256."),
         ({"npufleet_canary_weight": 300}, "npufleet_canary_weight is 300, expected a whole number from 1 to 256."),
         ({"npufleet_ca_file": "/no/such.pem"}, "npufleet_ca_file is /no/such.pem, but the controller has no such file"),

@@ -15,6 +15,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import tra
 EXPLICIT = {"mode": "explicit", "models": {"digits": {"switch": "beside"}, "large": {"switch": "unload_first"}}}
 SETTINGS = {
     "npufleet_drain_hook": "haproxy",
+    "npufleet_drain_commands": {},
+    "groups": {"load_balancer_hosts": ["lb-1"]},
     "npufleet_drain_timeout": 120,
     "npufleet_judge_seconds": 60,
     "npufleet_judge_wait": 600,
@@ -88,7 +90,7 @@ def test_settings_of_a_rollout() -> None:
 
 
 def test_unknown_hooks_are_refused() -> None:
-    with pytest.raises(Refusal, match="npufleet_drain_hook is f5, expected haproxy, command or none: correct it"):
+    with pytest.raises(Refusal, match="npufleet_drain_hook is f5, expected haproxy, command or none"):
         subject.settings({**SETTINGS, "npufleet_drain_hook": "f5"}, result())
 
 

@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.secret import repl
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers, bounds, image_supply, run_guard, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout.traffic import hook_errors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import own_yaml
 
 MONITORING = "monitoring_hosts"
@@ -219,8 +220,8 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
             f"npufleet_drain_timeout is {drain} and npufleet_lease_timeout is {lease}. Make the first one shorter, or the lease of "
             "a host ends while the run waits for its requests."
         )
-    if variables["npufleet_drain_hook"] == "haproxy" and not (variables["groups"] or {}).get(LOAD_BALANCERS):
-        yield f"npufleet_drain_hook is haproxy, but no host is in {LOAD_BALANCERS}. Add the load balancers, or set none."
+    if variables["npufleet_drain_hook"]:
+        yield from hook_errors(variables)
     if variables["triton_server_allow_metrics"] is False and (variables["groups"] or {}).get("monitoring_hosts"):
         yield "triton_server_allow_metrics is off, but there are monitoring_hosts. Turn it on, or remove the hosts from that group."
     for name in ("npufleet_http_proxy", "npufleet_https_proxy"):

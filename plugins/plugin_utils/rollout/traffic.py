@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver, engine, models, server, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import short_of_memory
@@ -20,6 +21,8 @@ LOADS = ("load", "unload", "wait", "prove")
 # Seconds for the steps around the window in which a change is judged: the host becomes healthy, the balancers are called
 AROUND = 300
 HOOKS = ("haproxy", "command", "none")
+# The commands of the hook `command`
+COMMANDS = ("drain", "undrain", "is_drained")
 # The settings of a host in sync. A second playbook of the same run may still have it among the hosts that change.
 UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "limited": False, "accept_within": 0}
 
@@ -62,11 +65,30 @@ def _unloaded_first(desired: Mapping[str, Any], result: Mapping[str, Any]) -> Se
     return chosen | (short_of_memory(needed, totals) if totals and needed else set())
 
 
+def hook_errors(variables: Mapping[str, Any]) -> List[str]:
+    """Return the errors of the variables that select how hosts are drained."""
+    hook, commands = str(variables["npufleet_drain_hook"]), variables["npufleet_drain_commands"]
+    if hook not in HOOKS:
+        return [f"npufleet_drain_hook is {hook}, expected {', '.join(HOOKS[:-1])} or {HOOKS[-1]}. Correct it."]
+    if hook == "haproxy" and not (variables["groups"] or {}).get(LOAD_BALANCER_HOSTS):
+        return [f"npufleet_drain_hook is haproxy, but no host is in {LOAD_BALANCER_HOSTS}. Add the load balancers, or set none."]
+    missing = [name for name in COMMANDS if hook == "command" and isinstance(commands, Mapping) and not commands.get(name)]
+    if missing:
+        return [f"npufleet_drain_hook is command, but npufleet_drain_commands has no {' and no '.join(missing)}. Add the commands."]
+    return []
+
+
+def drain_hook(variables: Mapping[str, Any]) -> str:
+    """Return how hosts are drained. Raises Refusal."""
+    reasons = hook_errors(variables)
+    if reasons:
+        raise Refusal(reasons)
+    return str(variables["npufleet_drain_hook"])
+
+
 def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the settings of the rollout of a host: the hook, the effect of its plan, and the times in seconds. Raises Refusal."""
-    hook = str(variables["npufleet_drain_hook"])
-    if hook not in HOOKS:
-        raise Refusal([f"npufleet_drain_hook is {hook}, expected {', '.join(HOOKS[:-1])} or {HOOKS[-1]}: correct it"])
+    hook = drain_hook(variables)
     judge = int(variables["npufleet_judge_seconds"])
     wait = int(variables["npufleet_judge_wait"]) if variables["npufleet_judge_unjudged"] == "wait" else 0
     held = int(variables["npufleet_drain_timeout"]) + judge + wait + AROUND

@@ -118,8 +118,11 @@ def test_maintenance_calls_the_commands_of_the_site(tmp_path: Path, options: tup
     ("given", "words"),
     [
         ({"npufleet_drain_hook": "f5"}, "npufleet_drain_hook is f5, expected haproxy, command or none"),
-        ({"npufleet_drain_hook": "haproxy"}, "the group load_balancer_hosts has no host"),
-        ({"npufleet_drain_hook": "command"}, "npufleet_drain_commands has not all of drain, undrain and is_drained"),
+        ({"npufleet_drain_hook": "haproxy"}, "npufleet_drain_hook is haproxy, but no host is in load_balancer_hosts"),
+        (
+            {"npufleet_drain_hook": "command", "npufleet_drain_commands": {"drain": ["true"]}},
+            "npufleet_drain_hook is command, but npufleet_drain_commands has no undrain and no is_drained",
+        ),
     ],
 )
 def test_a_hook_that_cannot_work_is_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
