@@ -57,8 +57,8 @@ fi
 """
 
 
-# As far as the vendor's installer is known, this one is like it: it refuses to run if the old package is installed, needs the build
-# tools of DKMS, writes firmware only to unused cards, and installs packages. Whether the vendor's one asks questions is unknown.
+# This installer does what is known about the vendor's installer: it refuses to run if the old package is installed, needs the build
+# tools of DKMS, writes firmware only to unused cards, and installs packages. It is not known if the vendor's asks questions.
 INSTALLER = f"""\
 #!/bin/sh
 # The lab's stand-in for the vendor's installer: it builds with the real DKMS, and its cards are emulated.

@@ -138,11 +138,11 @@ class Host:
             self._make_node(self.root / "dev" / name)
         # The kernel can unload a module after the removal of its package, so this rule of modprobe stays.
         write(self.remove_rule, f"remove rebellions {os.path.abspath(__file__)} unload\n")
-        # Shown last, because it states that the module is live.
+        # This file is written last, because it shows that the module is live.
         self._show("module", {f"rebellions/{name}": value for name, value in module_files(version).items()})
 
     def unload(self) -> None:
-        """Undo `load`. As with the real module, this fails while a process has a card open."""
+        """Unload the module. As with the real module, this fails while a process has a card open."""
         if self._is_in_use():
             raise CardsError(IN_USE)
         self._hide("module")

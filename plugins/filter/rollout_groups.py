@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: rollout_groups
 short_description: Compute the groups of the hosts of a rollout
 description:
-  - Returns the hosts that take part in a rollout with their groups. C(npufleet_change_yes) has the hosts that change,
-    C(npufleet_change_maintenance) the hosts in maintenance, which do not change, and C(npufleet_build) the host that builds or
+  - Returns the hosts that take part in a rollout with their groups. C(npufleet_in_rollout) has the hosts that change,
+    C(npufleet_in_maintenance) the hosts in maintenance, which do not change, and C(npufleet_build) the host that builds or
     publishes the image. A host in sync is in no group.
   - In a rollback a host changes if M(npufleet.triton.host_state) has returned moves for it, or if its drain is unfinished.
 version_added: 0.1.0
@@ -59,10 +59,10 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
         )
         groups = ["npufleet_build"] if builds and not check else []
         if state["maintenance"]:
-            groups.append("npufleet_change_maintenance")
+            groups.append("npufleet_in_maintenance")
         elif (state.get("moves", state["plan"]) or traffic.limited(state)) and not check:
-            groups.append("npufleet_change_yes")
-        if "npufleet_change_yes" in groups and "balancer" in (state.get("desired") or {}):
+            groups.append("npufleet_in_rollout")
+        if "npufleet_in_rollout" in groups and "balancer" in (state.get("desired") or {}):
             groups.append("npufleet_balancers_" + ("first" if serves_check_model(name, hosts) else "last"))
         if groups:
             found.append({"name": name, "groups": groups})

@@ -30,7 +30,7 @@ EXAMPLES = r"""
   hosts: "{{ lookup('npufleet.triton.fleet_group') }}"
 
 - name: Change the hosts that have a plan
-  hosts: "{{ lookup('npufleet.triton.fleet_group', within='npufleet_change_yes') }}"
+  hosts: "{{ lookup('npufleet.triton.fleet_group', within='npufleet_in_rollout') }}"
 """
 
 RETURN = r"""

@@ -26,7 +26,7 @@ options:
 
 EXAMPLES = r"""
 - name: Configure monitoring
-  hosts: "{{ lookup('npufleet.triton.play_hosts', 'monitoring_hosts', within='npufleet_change_yes') }}"
+  hosts: "{{ lookup('npufleet.triton.play_hosts', 'monitoring_hosts', within='npufleet_in_rollout') }}"
 """
 
 RETURN = r"""

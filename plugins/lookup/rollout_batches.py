@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: rollout_batches
 short_description: The sizes of the batches of a rollout
 description:
-  - Returns C(npufleet_rollout_serial) of the hosts in the group C(npufleet_change_yes), as M(npufleet.triton.host_state) has
+  - Returns C(npufleet_rollout_serial) of the hosts in the group C(npufleet_in_rollout), as M(npufleet.triton.host_state) has
     validated it. C(serial) of a play needs this lookup, because it cannot use variables of the inventory. The task that announces
     the batches uses it, too.
   - Fails if these hosts have different values.
@@ -24,7 +24,7 @@ options:
 
 EXAMPLES = r"""
 - name: Roll out in batches
-  hosts: "{{ lookup('npufleet.triton.fleet_group', within='npufleet_change_yes') }}"
+  hosts: "{{ lookup('npufleet.triton.fleet_group', within='npufleet_in_rollout') }}"
   serial: "{{ lookup('npufleet.triton.rollout_batches') }}"
 """
 
@@ -42,7 +42,7 @@ from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import rollout
 
-CHANGING = "npufleet_change_yes"
+CHANGING = "npufleet_in_rollout"
 
 
 class LookupModule(LookupBase):

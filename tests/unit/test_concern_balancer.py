@@ -356,7 +356,7 @@ def run_of(*served: Any) -> dict[str, dict[str, Any]]:
 )
 def test_balancers_follow_the_hosts_if_their_check_would_fail_now(served: list[Any], first: bool) -> None:
     (found,) = [entry["groups"] for entry in rollout_groups(run_of(*served), "npu1") if entry["name"] == "lb1"]
-    assert found == ["npufleet_change_yes", "npufleet_balancers_first" if first else "npufleet_balancers_last"]
+    assert found == ["npufleet_in_rollout", "npufleet_balancers_first" if first else "npufleet_balancers_last"]
 
 
 def test_a_check_run_changes_no_balancer() -> None:

@@ -324,7 +324,7 @@ def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
         # A rollout has not restored its share of the traffic.
         "npu9": {"npufleet_state": {"plan": [{"concern": "traffic", "action": "undrain"}], "maintenance": None, "moves": {}}},
     }
-    changes, out, builds = "npufleet_change_yes", "npufleet_change_maintenance", "npufleet_build"
+    changes, out, builds = "npufleet_in_rollout", "npufleet_in_maintenance", "npufleet_build"
     assert rollout_groups(hosts, "npu1") == [
         {"name": "npu1", "groups": [builds, changes]},
         {"name": "npu2", "groups": [changes]},

@@ -25,10 +25,10 @@ FILES_PER_FORK, FILES_OF_MAIN_PROCESS = 4, 64
 # Groups that playbooks fill. An inventory must not have them.
 GROUPS = (
     "npufleet_build",
-    "npufleet_change_maintenance",
-    "npufleet_change_planned",
-    "npufleet_change_yes",
     "npufleet_failing",
+    "npufleet_in_maintenance",
+    "npufleet_in_rollout",
+    "npufleet_without_rollout",
 )
 # Files of the collection whose tasks set variables
 TASKS = ("playbooks/*.yml", "playbooks/*/*.yml", "roles/*/tasks/*.yml")
