@@ -105,6 +105,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="parts of names of mutants")
     names = parser.parse_args().names
     mutants = [mutant for mutant in load() if not names or re.search("|".join(map(re.escape, names)), mutant["name"])]
+    for mutant in mutants:
+        # A mutant without a place ends the run at once, and not after the mutants before it.
+        seeded(mutant, (ROOT / mutant["file"]).read_text())
     survivors = []
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
