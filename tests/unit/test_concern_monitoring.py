@@ -273,6 +273,31 @@ def test_rules_that_differ_are_not_listed_or_not_loaded(host: dict[str, Any]) ->
     assert plan(host, prometheus(ALL, NAMES)) == [found(str(path), "groups: []\n", PROBE, "configure")]
 
 
+def listed_block(*paths: str) -> str:
+    """The block of rule files that the role writes."""
+    return "# BEGIN npufleet rules\n" + "".join(f"  - {path}\n" for path in paths) + "# END npufleet rules\n"
+
+
+def test_rules_that_left_the_inventory_are_removed(host: dict[str, Any]) -> None:
+    config, left = Path(host["config"]), f"{DIRECTORY[0]}/gone.yml"
+    before = config.read_text().replace(host["rules_list"], "  - /etc/others.yml\n" + listed_block(*host["rules"]))
+    config.write_text(before)
+    assert plan(host, prometheus(ALL, NAMES)) == []
+    config.write_text(before.replace("# END npufleet rules", f"  - {left}\n# END npufleet rules"))
+    assert plan(host, prometheus(ALL, NAMES)) == [found(left, "rules that are not in the inventory", None, "configure")]
+
+
+def test_rules_of_a_file_that_is_not_listed_any_more_are_still_loaded(host: dict[str, Any]) -> None:
+    loaded = prometheus(ALL, NAMES, {**NAMES_OF_RULES, "gone.yml": ["Gone"]})
+    assert plan(host, loaded) == [found("loaded rules", "Gone", None, "configure")]
+    # The site lists this file, or the whole directory, itself.
+    config = Path(host["config"])
+    before = config.read_text()
+    for path in ("gone.yml", "*.yml"):
+        config.write_text(before.replace("rule_files:\n", f"rule_files:\n  - {DIRECTORY[0]}/{path}\n"))
+        assert plan(host, loaded) == []
+
+
 def test_rules_of_the_site_are_installed_beside_those_of_the_collection(tmp_path: Path) -> None:
     own = tmp_path / "site.yml"
     own.write_text(PROBE)

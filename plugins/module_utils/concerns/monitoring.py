@@ -25,6 +25,9 @@ WINDOW = "2m"
 BLOCK = re.compile("^# BEGIN npufleet\n(.*?)^# END npufleet$", re.MULTILINE | re.DOTALL)
 # The key in Prometheus' configuration that lists the files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
+# The block of files of rules, and the path in one of its lines
+RULE_BLOCK = re.compile("^# BEGIN npufleet rules\n(.*?)^# END npufleet rules$", re.MULTILINE | re.DOTALL)
+RULE_PATH = re.compile(r"^ *- +(/.*\S) *$", re.MULTILINE)
 # The name of an alert or a recording rule
 RULE = re.compile(r"^ *(?:- +)?(?:alert|record): *[\"']?([\w:]+)", re.MULTILINE)
 # Shapes of the responses of Prometheus
@@ -45,6 +48,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     config = read_text(desired["config"]) or ""
     block = BLOCK.search(config)
     jobs = desired["jobs"].splitlines()
+    rule_block = RULE_BLOCK.search(config)
     return {
         "packages": sorted(installed_packages(desired["packages"])),
         "targets": {path: read_text(path) for path in desired["targets"]},
@@ -52,17 +56,31 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "jobs": block[1].splitlines() == jobs if block else desired["jobs"] in config,
         "rules": {path: read_text(path) for path in desired["rules"]},
         "rule_files": RULE_FILES.search(config) is not None,
-        "rules_listed": all(re.search(f"^ *- +{re.escape(path)} *$", config, re.MULTILINE) for path in desired["rules"]),
-        "rules_loaded": _rules(desired["port"], list(desired["rules"])),
+        "rules_listed": all(_is_listed(path, config) for path in desired["rules"]),
+        # Only this project writes the block, so these files are its own.
+        "rules_left": [path for path in RULE_PATH.findall(rule_block[1] if rule_block else "") if path not in desired["rules"]],
+        "rules_loaded": _rules(desired["port"], list(desired["rules"]), config),
         "health": health,
     }
 
 
-def _rules(port: int, paths: List[str]) -> List[str]:
-    """Return the names of the rules that Prometheus has loaded from the given files."""
+def _is_listed(path: str, config: str) -> bool:
+    """Return True if a configuration of Prometheus lists a file of rules by name."""
+    return re.search(f"^ *- +{re.escape(path)} *$", config, re.MULTILINE) is not None
+
+
+def _is_outdated(path: str, paths: List[str], config: str) -> bool:
+    """Return True if a file of rules is in the directory of the given files, and the configuration does not list it any more."""
+    directory = os.path.dirname(path)
+    return directory in map(os.path.dirname, paths) and not _is_listed(path, config) and f"{directory}/*" not in config
+
+
+def _rules(port: int, paths: List[str], config: str) -> List[str]:
+    """Return the names of the rules that Prometheus has loaded from the given files, and from files that it has to unload."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules")
     groups = answer["data"]["groups"] if status == 200 and not shapes.mismatch(answer, RULES) else []
-    return sorted(rule["name"] for group in groups if group.get("file") in paths for rule in group["rules"])
+    files = {file for file in (group.get("file", "") for group in groups) if file in paths or _is_outdated(file, paths, config)}
+    return sorted(rule["name"] for group in groups if group.get("file") in files for rule in group["rules"])
 
 
 def _targets(port: int) -> Optional[Dict[str, Dict[str, str]]]:
@@ -107,6 +125,8 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     for path, text in desired["rules"].items():
         if actual["rules"][path] != text:
             plan.append(item(CONCERN, path, actual["rules"][path], text, "configure"))
+    for path in actual["rules_left"]:
+        plan.append(item(CONCERN, path, "rules that are not in the inventory", None, "configure"))
     if not actual["rules_listed"]:
         plan.append(item(CONCERN, "rule_files", None, desired["rules_list"], "configure"))
     if actual["health"] is None:
