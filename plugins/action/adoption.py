@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of adoption: translates the container of a host, and writes variables, models and first checks."""
+"""Action of adoption: translates a container into variables, copies the models and records a check of each model."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# The file that marks a directory as one of an adoption
-MARK = "adoption.json"
-# The most bytes of a file that one call of the host returns
-PIECE = 32 << 20
-# Concerns of hosts with NPUs, except watchdog, probe and metrics, whose systemd units are installed after the replacement
-ADOPTED = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups and concern.role and not concern.unit]
-# Valid names of containers and models. The name of a model is also a directory and a part of URLs.
+# An adoption writes this file into each directory that it creates. It replaces only directories with this file.
+MARK_FILE = "adoption.json"
+# The most bytes of a file that one module call returns
+MAX_PIECE_BYTES = 32 << 20
+# The concerns in the plan of an adoption. The systemd units (watchdog, probe, metrics) are installed after the replacement.
+ADOPTED_CONCERNS = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups and concern.role and not concern.unit]
+# Valid names of containers and models. The name of a model becomes a directory name and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 MODEL = re.compile(r"\w[\w.+-]{0,199}")
-HEAD = "Host {}: variables from its container {}, which was started manually. Edit them as needed."
+HEADER = "Host {}: variables from its container {}, which was started manually. Edit them as needed."
 # The variables that every desired state needs
 REQUIRED_VARIABLES = (
     "rbln_release", "npufleet_npus", "npufleet_card", "npufleet_release_rows", "triton_server_model_control_mode",
@@ -41,7 +41,7 @@ REQUIRED_VARIABLES = (
 
 
 class ActionModule(FleetAction):
-    """The adoption of a container. The host only reads the container and sends requests to its server."""
+    """The adoption of a container. The module only reads the container and sends requests to the server in the container."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         fleet = self.variables(task_vars)
@@ -56,58 +56,59 @@ class ActionModule(FleetAction):
         with host_text.parsing(host):
             return self.translate(host, answer["found"], fleet, task_vars)
 
-    def translate(self, host: str, found: Mapping[str, Any], fleet: Mapping[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
+    def translate(self, host: str, facts: Mapping[str, Any], fleet: Mapping[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """Return the result of the task from the facts about the container, its server and its models."""
-        check_names(found)
-        name = found["inspect"]["Name"].lstrip("/")
+        check_names(facts)
+        name = facts["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
-        process = found["process"]
-        translated = translation.translate(found, host, fleet["npufleet_root"])
-        translated.left_out[:0] = found["left_out"]
-        secrets = translation.secrets(found, translated.vault)
+        process = facts["process"]
+        translated = translation.translate(facts, host, fleet["npufleet_root"])
+        translated.left_out[:0] = facts["left_out"]
+        secrets = translation.secrets(facts, translated.vault)
         result: Dict[str, Any] = {
             "changed": False,
-            "managed": found["managed"],
+            "managed": facts["managed"],
             "container": {
                 "name": name,
-                "id": found["inspect"]["Id"],
-                "image": found["inspect"]["Config"]["Image"],
-                "triton": found["server"]["version"],
+                "id": facts["inspect"]["Id"],
+                "image": facts["inspect"]["Config"]["Image"],
+                "triton": facts["server"]["version"],
                 "command": translation.masked(process["argv"], secrets),
                 "pid": process["pid"],
                 "started_manually": not process["main"],
             },
             "models": {
-                model: {"versions": entry["versions"], "files": sorted(entry["files"])} for model, entry in found["models"].items()
+                model: {"versions": entry["versions"], "files": sorted(entry["files"])} for model, entry in facts["models"].items()
             },
         }
-        if found["managed"]:
+        if facts["managed"]:
             return {**result, "plan": [], "report": [], "left_out": [], "vault": [], "obstacles": []}
         overlay: Dict[str, Any] = {}
         dest = self._task.args.get("dest")
         if dest:
             dest = os.path.abspath(self._loader.path_dwim(dest))
-            overlay = self.write(dest, found, translated, fleet, task_vars)
+            overlay = self.write(dest, facts, translated, fleet, task_vars)
             result.update(variables=overlay, changed=True)
         result.update(
             left_out=translation.masked(translated.left_out, secrets),
             vault=sorted(translated.vault),
-            exec_options=exec_options(found, secrets),
-            obstacles=obstacles(found, secrets),
+            exec_options=exec_options(facts, secrets),
+            obstacles=obstacles(facts, secrets),
         )
-        # The inventory lacks the vault variables to which the new variables refer. Without `dest`, only the inventory counts.
+        # The new variables refer to vault variables that the inventory lacks. Without `dest`, only the inventory is used.
         vault = translated.vault if dest else {}
         variables = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
-            concerns = [concern for concern in self.concerns(variables, task_vars) if concern in ADOPTED]
-            wanted, _manifests = desired(variables, concerns)
+            concerns = [concern for concern in self.concerns(variables, task_vars) if concern in ADOPTED_CONCERNS]
+            desired_state, _manifests = desired(variables, concerns)
         if not dest:
-            lost = ", ".join(sorted(set(found["models"]) - set(wanted["server"]["models"])))
-            if lost:
+            missing_models = ", ".join(sorted(set(facts["models"]) - set(desired_state["server"]["models"])))
+            if missing_models:
                 result["obstacles"].append(
-                    f"{host} would no longer serve {lost}: triton_models lacks them; write the model list first (adopt_write)"
+                    f"{host} would no longer serve {missing_models}: triton_models lacks them; "
+                    "write the model list first (adopt_write)"
                 )
-        state = self.call_module("host_state", {}, task_vars, {"desired": wanted, "host": host})
+        state = self.call_module("host_state", {}, task_vars, {"desired": desired_state, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
         # In a plan, only these two values may contain secrets.
@@ -116,35 +117,35 @@ class ActionModule(FleetAction):
         ]
         result.update(plan=plan, report=translation.masked(state["report"], secrets))
         if dest:
-            with open(os.path.join(dest, MARK), "w", encoding="utf-8") as target:
-                shown = ("container", "models", "left_out", "vault", "obstacles", "report")
-                json.dump({key: result[key] for key in shown}, target, indent=2)
+            with open(os.path.join(dest, MARK_FILE), "w", encoding="utf-8") as target:
+                keys = ("container", "models", "left_out", "vault", "obstacles", "report")
+                json.dump({key: result[key] for key in keys}, target, indent=2)
         return result
 
     def write(
         self,
         dest: str,
-        found: Mapping[str, Any],
+        facts: Mapping[str, Any],
         translated: arguments.Translation,
         fleet: Mapping[str, Any],
         task_vars: Mapping[str, Any],
     ) -> Dict[str, Any]:
         """Write models, checks and variables into `dest`, and return the variables. Replace the files of an earlier adoption."""
         if os.path.isdir(dest) and os.listdir(dest):
-            if not os.path.exists(os.path.join(dest, MARK)):
-                raise AnsibleActionFail(f"{dest} has other files than those of an adoption: name another directory (adopt_dest)")
+            if not os.path.exists(os.path.join(dest, MARK_FILE)):
+                raise AnsibleActionFail(f"{dest} has files that no adoption wrote: name another directory (adopt_dest)")
             trees.remove(dest)
         os.makedirs(dest)
-        sizes = {f"{name}/{path}": file["size"] for name, model in found["models"].items() for path, file in model["files"].items()}
+        sizes = {f"{name}/{path}": file["size"] for name, model in facts["models"].items() for path, file in model["files"].items()}
         host = task_vars["inventory_hostname"]
         reason = blobs.shortage(f"{dest} on the controller", shutil.disk_usage(dest).free, {}, sizes)
         if reason:
             raise AnsibleActionFail(f"{host}: {reason}")
-        with open(os.path.join(dest, MARK), "w", encoding="utf-8") as mark:
+        with open(os.path.join(dest, MARK_FILE), "w", encoding="utf-8") as mark:
             mark.write("{}\n")
         key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_release_row"]["sdk"]["shape"])
         entries = []
-        for name, model in found["models"].items():
+        for name, model in facts["models"].items():
             entry = translation.entry(name, model, key, int(fleet["npufleet_npus"]), translated.left_out)
             compiled = translation.compiled_file(model)
             for path, file in model["files"].items():
@@ -160,7 +161,7 @@ class ActionModule(FleetAction):
                 with open(config, "wb") as target_file:
                     target_file.write(manifest.config_of(model["config"]))
             entries.append(entry)
-        self.record_checks(dest, found, translated, task_vars)
+        self.record_checks(dest, facts, translated, task_vars)
         variables = {
             **translated.variables,
             "npufleet_model_repository": os.path.join(dest, "models"),
@@ -168,8 +169,8 @@ class ActionModule(FleetAction):
             "inference_check_golden_dir": [os.path.join(dest, "golden")],
             "triton_models": entries,
         }
-        notes = [HEAD.format(host, found["inspect"]["Name"].lstrip("/"))]
-        secrets = translation.secrets(found, translated.vault)
+        notes = [HEADER.format(host, facts["inspect"]["Name"].lstrip("/"))]
+        secrets = translation.secrets(facts, translated.vault)
         notes += [f"Left out: {line}" for line in translation.masked(translated.left_out, secrets)]
         notes += [f"For the vault: {entry}" for entry in sorted(translated.vault)]
         with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
@@ -183,14 +184,14 @@ class ActionModule(FleetAction):
             if content is not None:
                 out.write(base64.b64decode(content))
             while content is None and out.tell() < file["size"]:
-                piece = {"path": file["at"], "offset": out.tell(), "size": PIECE}
+                piece = {"path": file["at"], "offset": out.tell(), "size": MAX_PIECE_BYTES}
                 answer = self.call_module("adoption", self.arguments, task_vars, {**self.request, "piece": piece})
                 if answer.get("failed") or not answer["data"]:
                     raise AnsibleActionFail(
                         f"{file['at']}: copied {out.tell()} of {file['size']} bytes: {answer.get('msg')}; try again"
                     )
                 raw = base64.b64decode(answer["data"])
-                if len(raw) > min(PIECE, file["size"] - out.tell()):
+                if len(raw) > min(MAX_PIECE_BYTES, file["size"] - out.tell()):
                     raise host_text.InvalidText(f"{file['at']} has {len(raw)} more bytes, expected {file['size']} in total")
                 out.write(raw)
         digest = blobs.file_digest(target + ".part")
@@ -201,7 +202,7 @@ class ActionModule(FleetAction):
         os.replace(target + ".part", target)
 
     def record_checks(
-        self, dest: str, found: Mapping[str, Any], translated: arguments.Translation, task_vars: Mapping[str, Any]
+        self, dest: str, facts: Mapping[str, Any], translated: arguments.Translation, task_vars: Mapping[str, Any]
     ) -> None:
         """Write a check for each model that answers a generated request. After the adoption, the answer has to be the same."""
         import numpy as np
@@ -209,10 +210,10 @@ class ActionModule(FleetAction):
         protocols = [key for key in ("http", "grpc") if translated.variables.get(f"triton_server_allow_{key}", True)]
         reasons: Dict[str, str] = {}
         # Only one request and its answers are in memory at a time.
-        for number, (name, model) in enumerate(found["models"].items()):
+        for number, (name, model) in enumerate(facts["models"].items()):
             try:
-                if number >= first_check.MODELS:
-                    raise first_check.NoRequest(f"{first_check.MODELS} models already have one")
+                if number >= first_check.MAX_MODELS:
+                    raise first_check.NoRequest(f"{first_check.MAX_MODELS} models already have a recorded check")
                 arrays, body = first_check.request(model["config"])
                 answers = [self.infer(name, body, task_vars) for _time in range(2)]
                 document, files = first_check.check(name, arrays, answers, protocols)
@@ -236,13 +237,13 @@ class ActionModule(FleetAction):
         return answer["answers"][name]
 
 
-def check_names(found: Mapping[str, Any]) -> None:
+def check_names(facts: Mapping[str, Any]) -> None:
     """Check that names can become paths on the controller. Raises InvalidText with all reasons."""
     reasons = []
-    container = found["inspect"]["Name"].lstrip("/")
+    container = facts["inspect"]["Name"].lstrip("/")
     if not CONTAINER.fullmatch(container):
-        reasons.append(f"container name is {host_text.line(container)[:80]!r}, expected one that an engine accepts")
-    for name, model in found["models"].items():
+        reasons.append(f"container name is {host_text.line(container)[:80]!r}, expected a name that the engine accepts")
+    for name, model in facts["models"].items():
         if not MODEL.fullmatch(name):
             reasons.append(f"model name is {host_text.line(name)[:80]!r}, expected letters, digits, '_', '-' and '.'")
         for path, file in model["files"].items():
@@ -266,9 +267,9 @@ def trusted(value: Any) -> Any:
     return [trusted(part) for part in value] if isinstance(value, list) else value
 
 
-def secret_exports(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
+def secret_exports(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
     """Return the names of variables that a shell exported to the server and whose values may be secret."""
-    exported = translation.own_environment(found)[1]
+    exported = translation.own_environment(facts)[1]
     return sorted(
         name
         for name, value in exported.items()
@@ -276,29 +277,29 @@ def secret_exports(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> Lis
     )
 
 
-def exec_options(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> Dict[str, Any]:
+def exec_options(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> Dict[str, Any]:
     """Return the options of `docker exec` that start the server again; {} if the container's own command starts it.
 
-    The command line of the server may hold keys, so the host reads it itself before it stops the server.
+    The command line of the server may contain keys, so it is not returned. The host reads it before the server is stopped.
     """
-    process = found["process"]
-    if process["main"] or secret_exports(found, secrets):
+    process = facts["process"]
+    if process["main"] or secret_exports(facts, secrets):
         return {}
     options = ["--workdir", process["directory"], "--user", process["user"]]
-    for name, value in sorted(translation.own_environment(found)[1].items()):
+    for name, value in sorted(translation.own_environment(facts)[1].items()):
         options += ["--env", f"{name}={value}"]
     return {"pid": process["pid"], "options": options}
 
 
-def obstacles(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
+def obstacles(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
     """Return the reasons why this container could not be started again after a stop."""
     reasons = []
-    if found["inspect"]["HostConfig"].get("AutoRemove"):
-        reasons.append("it was started with --rm, so the engine removes it when it stops: start it without --rm, then adopt it")
-    for other in found.get("others") or []:
+    if facts["inspect"]["HostConfig"].get("AutoRemove"):
+        reasons.append("it was started with --rm, so the engine removes it after a stop: start it without --rm, then adopt it")
+    for other in facts.get("others") or []:
         if other["program"] == SERVER:
             reasons.append(f"another {SERVER} (process {int(other['pid'])}) runs in it: move that server to another container")
-    names = ", ".join(secret_exports(found, secrets))
-    if names and not found["process"]["main"]:
+    names = ", ".join(secret_exports(facts, secrets))
+    if names and not facts["process"]["main"]:
         reasons.append(f"a shell exported {names} to its server, which a restart cannot repeat: start the container with --env")
     return reasons

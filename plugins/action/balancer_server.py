@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of balancer_server: the run and the person for the record of a drain, and the name of the balancer."""
+"""Action of balancer_server: adds the name of the balancer, and the run and the person for the record of a drain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """One call of the module on the balancer, to which tasks of other hosts delegate it."""
+    """One call of the module on the balancer. Tasks of other hosts delegate this call to the balancer."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         balancer = self._task.delegate_to or host

@@ -28,11 +28,11 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import rec
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 # The most rollouts in the report
-MOST_ROLLOUTS = 10
+MAX_ROLLOUTS = 10
 
 
 class ActionModule(ActionBase):
-    """An action on the controller only, which reads the states of the hosts from their variables."""
+    """An action that runs only on the controller. It reads the states that earlier tasks have stored."""
 
     _requires_connection = False
     supports_raw_params = False
@@ -65,24 +65,24 @@ class ActionModule(ActionBase):
                 ]
             # The records of rollouts are next to the status file.
             rollouts = record.latest(os.path.join(os.path.dirname(paths["status_file"]), record.DIRECTORY))
-            drawn = _charts(groups, variables["hostvars"], rollouts)
-            shown = view.view(fleet, npu_hosts, statuses, results, now, drawn, record.cards(rollouts[:MOST_ROLLOUTS]))
-            outputs.write(paths["report_file"], page.page(view.escaped(shown)))
+            chart_view = _charts(groups, variables["hostvars"], rollouts)
+            report = view.view(fleet, npu_hosts, statuses, results, now, chart_view, record.cards(rollouts[:MAX_ROLLOUTS]))
+            outputs.write(paths["report_file"], page.page(view.escaped(report)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None
-        counts = {name: shown["counts"][name] for name in ("all", "wrong", "unknown", "good")}
+        counts = {name: report["counts"][name] for name in ("all", "wrong", "unknown", "good")}
         return {**result, "path": os.path.realpath(paths["report_file"]), "counts": counts}
 
 
 def _charts(
     groups: Mapping[str, List[str]], hostvars: Mapping[str, Mapping[str, Any]], rollouts: Sequence[Mapping[str, Any]]
 ) -> Dict[str, Any]:
-    """Return the charts from the series that this run has read of the monitoring hosts."""
+    """Return the charts from the series that this run has read from the monitoring hosts."""
     return charts.view({host: hostvars[host].get("npufleet_charts") for host in groups.get(MONITORING_HOSTS, [])}, rollouts)
 
 
 def _entry(when: str, host: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return the status entry of a host that the play has read. The variables are read only of a host without a stored state."""
+    """Return the status entry of a host. Read the variables of the host only if host_state has stored no entry."""
     stored = host_states.read(host)
     if stored is not None:
         return stored

@@ -20,7 +20,7 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        # Ansible would expand a tilde on the controller.
+        # Ansible would expand `~` to a home directory of the controller, so relative paths are invalid.
         paths = [*(entry["path"] for entry in (*options["directories"], *options["files"])), *options["absent"]]
         self.flaws = [f"{path} is a relative path, expected an absolute one." for path in paths if not path.startswith("/")]
         directories = [self._directory(**entry) for entry in options["directories"]]
@@ -29,8 +29,8 @@ class ActionModule(FleetAction):
             mode = self._mode(entry["path"], entry["mode"])
             contents = {"": entry["content"].encode()} if entry["src"] is None else self._source(entry["path"], entry["src"])
             if "" not in contents:
-                below = sorted({os.path.dirname(name) for name in contents} | {""})
-                directories += [self._directory(os.path.join(entry["path"], name).rstrip("/"), "0755") for name in below]
+                subdirectories = sorted({os.path.dirname(name) for name in contents} | {""})
+                directories += [self._directory(os.path.join(entry["path"], name).rstrip("/"), "0755") for name in subdirectories]
             for name, content in contents.items():
                 path = os.path.join(entry["path"], name) if name else entry["path"]
                 encoded = base64.b64encode(content).decode()
@@ -51,8 +51,8 @@ class ActionModule(FleetAction):
             source = self._find_needle("files", src)
             if os.path.isdir(source):
                 return files_of(source)
-            with open(source, "rb") as opened:
-                return {"": opened.read()}
+            with open(source, "rb") as source_file:
+                return {"": source_file.read()}
         except (AnsibleError, OSError) as error:
             self.flaws.append(f"{path}: {error}")
             return {}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of host_state: computes the desired state of the host, then reads the host with one call."""
+"""Action of host_state: computes the desired state of the host, then reads the host with one call."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 NO_PASSWORD = re.compile(
     r"(missing|incorrect) \S+ password|a password is required|sorry, try again|not in the sudoers", re.IGNORECASE
 )
-# Ansible caches the path of a host's interpreter, even if the host was reinstalled with another system.
+# Ansible caches the interpreter path of a host. The path is wrong after the host is reinstalled with another system.
 NO_INTERPRETER = re.compile(r"module interpreter '([^']+)' was not found")
 DETAILS = host_state.OPTIONS["details"]["choices"]
-# The keys of a result that are left out of a brief result. They are most of its size.
-PARTS = ("actual", "desired", "origins")
+# A brief result lacks these keys, because they contain most of the data.
+LARGE_KEYS = ("actual", "desired", "origins")
 # The keys of every result
-ALWAYS = ("plan", "report", "maintenance", "actual", "held")
-# The types of these keys, if a result has them
-TYPES = {
+REQUIRED_KEYS = ("plan", "report", "maintenance", "actual", "held")
+# The types of keys in a result. Except for the required keys, a result may lack them.
+KEY_TYPES = {
     "seen": dict,
     "plan": list,
     "report": list,
@@ -57,17 +57,17 @@ TYPES = {
     "store": dict,
     "clock": float,
 }
-# Values of the host that become options of its container: key in the server's state, field of the key (None if it has no fields),
-# pattern of a valid value, message about an invalid one
-OPTIONS: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
+# Values of the host that become options of the container: key in the state of the server, field of the key (or None),
+# pattern of a valid value, message about an invalid value
+CONTAINER_VALUES: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
     ("access", "devices", device_access.DEVICE, "device is {}, expected the node of a card"),
     ("access", "groups", device_access.GROUP_ID, "group is {}, expected the number of a group that is not root's"),
-    ("image", None, re.compile("sha256:[0-9a-f]{64}"), "image is {}, expected the ID that its engine has given it"),
+    ("image", None, re.compile("sha256:[0-9a-f]{64}"), "image is {}, expected an image ID of the engine"),
 )
-KINDS = {list: "a list", dict: "a mapping", float: "a number"}
+TYPE_NAMES = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two calls of a host that another run is changing
-PAUSE = 2.0
+POLL_SECONDS = 2.0
 
 # Ansible imports an action once and forks a process for each host of a task. So each run imports these files once.
 library.module("host_state")
@@ -87,15 +87,17 @@ def beyond_models(plan: List[Item]) -> List[str]:
 
 
 class ActionModule(FleetAction):
-    """A call of the module, with the desired state that follows from inventory, release row and model manifests."""
+    """A call of the module with the desired state from the inventory, the release row and the model manifests."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        known = self._task.args.get("known")
-        if known:
+        variable_name = self._task.args.get("known")
+        if variable_name:
             # The option names a variable, because templating the whole result would take long.
-            state = task_vars.get(str(known))
+            state = task_vars.get(str(variable_name))
             if not isinstance(state, Mapping):
-                raise AnsibleActionFail(f"known is {short(known)}, expected the name of a variable with a result of host_state")
+                raise AnsibleActionFail(
+                    f"known is {short(variable_name)}, expected the name of a variable with a result of host_state"
+                )
             return {**state, "changed": False, "known": True}
         details = self._task.args.get("details", "always")
         if details not in DETAILS:
@@ -111,10 +113,13 @@ class ActionModule(FleetAction):
             release = self._templar.template(task_vars.get("rbln_release"))
             host_states.write(status.host_entry(view.iso(datetime.now(timezone.utc)), host, result, release))
         brief = details == "report" or (details == "changes" and result.get("in_sync", False))
-        return {name: value for name, value in result.items() if name not in PARTS} if brief else result
+        return {name: value for name, value in result.items() if name not in LARGE_KEYS} if brief else result
 
     def _planned(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the plan of the host, with every reason against it. The task succeeds, so that all hosts are reported together."""
+        """Return the plan of the host, and every reason against the plan in `refusals`.
+
+        The task does not fail, so that a later task can report the refusals of all hosts together.
+        """
         reasons: List[str] = []
         planned: Dict[str, Any] = {}
         with collected(reasons):
@@ -139,13 +144,13 @@ class ActionModule(FleetAction):
         arguments = {
             key: self._task.args[key] for key in ("prove", "current_releases", "timeout", "store") if key in self._task.args
         }
-        # Without concerns, only the maintenance mark is read, which needs no desired state.
+        # Without concerns, the module reads only the maintenance mark. This needs no desired state.
         proof = boolean(arguments.get("prove", False))
-        wanted, manifests = desired(variables, concerns, proof=proof) if concerns else ({}, {})
-        request = self._request(variables, wanted, host)
+        desired_state, manifests = desired(variables, concerns, proof=proof) if concerns else ({}, {})
+        request = self._request(variables, desired_state, host)
         result = self._call_host_state(arguments, request, task_vars)
         if result.get("failed"):
-            # The rest of the result would hide the message.
+            # In the output of Ansible, the other keys would hide the message.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         with host_text.parsing(host):
             result = self._complete(result, manifests, request)
@@ -153,7 +158,7 @@ class ActionModule(FleetAction):
             # These remarks are about the whole host, so only a call for all concerns returns them.
             result["warnings"] = [*result.get("warnings", []), *row_remarks.untested_remarks(variables)]
             result["untested"] = variables["npufleet_release_row"].get("untested")
-        # The playbooks of a rollout name these concerns or the releases.
+        # Only the playbooks of a rollout set `current_releases` or request the concern `traffic`.
         batched = boolean(arguments.get("current_releases", False)) or CONCERN in (self._task.args.get("concerns") or [])
         result = self._for_playbooks(result, variables, batched=batched)
         if not concerns:
@@ -168,40 +173,40 @@ class ActionModule(FleetAction):
 
         An invalid variable is a reason against a change, but not against reading.
         """
-        more: Dict[str, Any] = {}
+        extra: Dict[str, Any] = {}
         reasons: List[str] = []
         with collected(reasons):
-            more["protected"] = variables["npufleet_protected"]
+            extra["protected"] = variables["npufleet_protected"]
         with collected(reasons):
             if batched and rollout.SERIAL in variables:
-                more["serial"] = rollout.parse_serial(variables[rollout.SERIAL])
+                extra["serial"] = rollout.parse_serial(variables[rollout.SERIAL])
         with collected(reasons):
             if batched and rollout.PAUSE in variables:
                 # Nothing pauses in check mode.
-                more["pause"] = "" if self._task.check_mode else rollout.parse_pause(variables[rollout.PAUSE])
+                extra["pause"] = "" if self._task.check_mode else rollout.parse_pause(variables[rollout.PAUSE])
         with collected(reasons):
             if batched:
-                more["traffic"] = traffic.UNCHANGED if result.get("in_sync") else traffic.settings(variables, result)
+                extra["traffic"] = traffic.UNCHANGED if result.get("in_sync") else traffic.settings(variables, result)
         if reasons:
-            known = list(result.get("refusals", []))
-            more["refusals"] = [*known, *(reason for reason in reasons if reason not in known)]
-            more.update({"in_sync": False} if "in_sync" in result else {})
-        return {**result, **more}
+            refusals = list(result.get("refusals", []))
+            extra["refusals"] = [*refusals, *(reason for reason in reasons if reason not in refusals)]
+            extra.update({"in_sync": False} if "in_sync" in result else {})
+        return {**result, **extra}
 
     @staticmethod
-    def _request(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:
+    def _request(variables: Templated, desired_state: Dict[str, Any], host: str) -> Dict[str, Any]:
         """Return the fields of the request that every call has."""
         mark = "{}/{}".format(variables["npufleet_root"], lease.MAINTENANCE_FILE)
-        return {"desired": wanted, "host": host, "mark": mark, "run": runs.run_id()}
+        return {"desired": desired_state, "host": host, "mark": mark, "run": runs.run_id()}
 
     def _rollback(
         self, variables: Templated, concerns: List[str], arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """Return the changes of a rollback, and every reason against it."""
+        """Return the changes of a rollback, and every reason against the rollback."""
         reasons: List[str] = []
         with collected(reasons):
-            wanted, manifests = desired(variables, concerns)
-            request = self._request(variables, wanted, host)
+            desired_state, manifests = desired(variables, concerns)
+            request = self._request(variables, desired_state, host)
             result = self._result_of(lambda: self._call_host_state(arguments, request, task_vars))
             with host_text.parsing(host):
                 host_text.require(result, "moves", "refusals")
@@ -224,43 +229,43 @@ class ActionModule(FleetAction):
     def _call_host_state(self, arguments: Dict[str, Any], request: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """Return the result of the module. Call it again if the owner of the host's lease is a run that has ended."""
         result = self.call_module("host_state", arguments, task_vars, request)
-        holder = result.get("held_by")
-        if isinstance(holder, dict) and runs.has_ended(holder.get("run")):
-            result = self.call_module("host_state", arguments, task_vars, {**request, "ended": holder["run"]})
+        owner = result.get("held_by")
+        if isinstance(owner, dict) and runs.has_ended(owner.get("run")):
+            result = self.call_module("host_state", arguments, task_vars, {**request, "ended": owner["run"]})
         return result
 
     def _after_other_run(self, request: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
-        """Return the result of preflight. `between` has the times before and after the call.
+        """Return the result of preflight. Its key `between` has the times before and after the call.
 
-        A server that another run restarts is no reason to refuse a change of models. So the call is repeated until that run has
-        ended, for `wait` seconds at most.
+        A server that another run restarts is no reason to refuse a change of models. So the call is repeated until the other run
+        has ended, for `wait` seconds at most.
         """
         deadline = time.monotonic() + wait
         while True:
-            called = time.time()
+            call_start = time.time()
             result = self._call_host_state({"preflight": True}, request, task_vars)
-            result["between"] = (called, time.time())
+            result["between"] = (call_start, time.time())
             with host_text.parsing(request["host"]):
-                settled = not result.get("held_by") or result.get("maintenance") or not beyond_models(result.get("plan") or [])
-            if settled or time.monotonic() >= deadline:
+                done = not result.get("held_by") or result.get("maintenance") or not beyond_models(result.get("plan") or [])
+            if done or time.monotonic() >= deadline:
                 return result
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
 
     @staticmethod
     def _complete(result: Dict[str, Any], manifests: Dict[str, Any], request: Mapping[str, Any]) -> Dict[str, Any]:
-        """Validate the result, and add the facts that roles need and that are not sent to hosts."""
-        wanted = request["desired"]
-        for key, kind in TYPES.items():
+        """Validate the result, and add the facts that roles need. These facts are not sent to hosts."""
+        desired_state = request["desired"]
+        for key, kind in KEY_TYPES.items():
             if not isinstance(result.get(key, kind()), kind):
-                raise host_text.InvalidText(f"{key} is {short(result[key], 80)}, expected {KINDS[kind]}")
+                raise host_text.InvalidText(f"{key} is {short(result[key], 80)}, expected {TYPE_NAMES[kind]}")
         server = result.get("actual", {}).get("server") or {}
-        for key, field, pattern, message in OPTIONS:
+        for key, field, pattern, message in CONTAINER_VALUES:
             value = server.get(key)
             values = (value or {}).get(field, []) if field else [] if value is None else [value]
             invalid = [entry for entry in values if not pattern.fullmatch(str(entry))]
             if invalid:
                 raise host_text.InvalidText(message.format(short(invalid[0], 80)))
-        host_text.require(result, *ALWAYS)
+        host_text.require(result, *REQUIRED_KEYS)
         if len(result["report"]) != len(result["plan"]):
             lengths = len(result["report"]), len(result["plan"])
             raise host_text.InvalidText("report has {} lines about {} differences, expected one for each".format(*lengths))
@@ -271,17 +276,17 @@ class ActionModule(FleetAction):
             warning = f"{request['host']}: another run is changing this host: {owner.get('by')} since {owner.get('since')}"
             result["warnings"] = [*result.get("warnings", []), host_text.indented(warning)]
         for name, hold in result.get("held", {}).items():
-            model = wanted.get("server", {}).get("models", {}).get(name, {})
+            model = desired_state.get("server", {}).get("models", {}).get(name, {})
             model.update({key: hold[key] for key in model if key in hold})
-        # The addresses in results have no logins and signatures. Actions that download files read them from the inventory.
+        # Results contain no logins and no signed addresses. Actions that download files read both from the inventory.
         result["origins"] = {
             digest: {**origin, "url": http_probe.public_address(origin["url"])} if origin.get("url") else origin
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }
-        # With the key of the digests (`seal`), secrets could be guessed from their digests.
+        # `seal` is the key of the digests of secrets. A reader with this key could test guesses of the secrets.
         result["desired"] = {
-            concern: {name: entry for name, entry in part.items() if name != "seal"} for concern, part in wanted.items()
+            concern: {name: entry for name, entry in part.items() if name != "seal"} for concern, part in desired_state.items()
         }
         result["mark"] = request["mark"]
         return result
@@ -289,21 +294,21 @@ class ActionModule(FleetAction):
     def _preflight(
         self, variables: Templated, concerns: Optional[List[str]], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """Return the plan, with every reason against it."""
+        """Return the plan, and every reason against the plan in `refusals`."""
         reasons: List[str] = []
-        wanted: Dict[str, Any] = {}
+        desired_state: Dict[str, Any] = {}
         with collected(reasons):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
         with collected(reasons):
             if concerns is None:
                 # The variable is read here, because a template in the task would load a filter for each host.
                 concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
-            wanted, manifests, more = collect_desired(variables, concerns)
-            reasons += [entry for entry in more if entry not in reasons]
-        if not wanted or concerns is None:
+            desired_state, manifests, extra = collect_desired(variables, concerns)
+            reasons += [entry for entry in extra if entry not in reasons]
+        if not desired_state or concerns is None:
             return self._refused(reasons)
         with collected(reasons):
-            request = self._request(variables, wanted, host)
+            request = self._request(variables, desired_state, host)
             has_conditions = bool({"driver", "models"} & set(concerns))
             if has_conditions:
                 request["suppliers"], request["passwords"] = preflight_inputs.suppliers(variables)
@@ -312,7 +317,7 @@ class ActionModule(FleetAction):
             models_only = "models" in concerns and "image" not in concerns
             wait = int(variables["npufleet_lease_wait"]) if models_only else 0
             result = self._result_of(lambda: self._after_other_run(request, task_vars, wait))
-            began, ended = result.pop("between")
+            call_start, call_end = result.pop("between")
             with host_text.parsing(host):
                 result = self._complete(result, manifests, request)
                 if not result.get("maintenance"):
@@ -321,7 +326,7 @@ class ActionModule(FleetAction):
                         reasons += preflight_inputs.refusals(variables, manifests, result["plan"], result["actual"])
                         if result["plan"] and "driver" in result["actual"]:
                             skew = int(variables["preflight_clock_skew"])
-                            reasons += preflight_inputs.clock(result["clock"], began, ended, skew)
+                            reasons += preflight_inputs.clock(result["clock"], call_start, call_end, skew)
                         result["warnings"] = [*result.get("warnings", []), *row_remarks.warnings(variables)]
                 refusals = [*reasons, *result.get("refusals", [])]
                 in_sync = not (refusals or result["plan"] or result["maintenance"])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action of inference_check: sends the check files to the host and writes the results."""
+"""Action of inference_check: sends the checks to the host and writes the results on the controller."""
 
 from __future__ import annotations
 

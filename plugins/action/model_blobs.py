@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of model_blobs: the source of each file, and its transfer to the host."""
+"""Action of model_blobs: finds the source of each file and transfers the files to the host."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
-        _validation, wanted = self.validate_argument_spec(argument_spec=OPTIONS)
-        origins = wanted["origins"]
+        _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        origins = options["origins"]
         if origins is None:
             with self.refusing(host):
-                found, reasons = manifests(variables)
+                entries, reasons = manifests(variables)
                 if reasons:
                     raise Refusal(reasons)
-            origins = {digest: origin for entry in found.values() for digest, origin in entry["origins"].items()}
+            origins = {digest: origin for entry in entries.values() for digest, origin in entry["origins"].items()}
         if self._task.check_mode:
-            return {"changed": bool(wanted["sha256"])}
+            return {"changed": bool(options["sha256"])}
         try:
             with host_text.parsing(host):
-                return Sender(self, host, variables, task_vars).send(wanted["sha256"], origins)
+                return Sender(self, host, variables, task_vars).send(options["sha256"], origins)
         except StoreError as error:
             return {"failed": True, "msg": f"{host}: {error}"}

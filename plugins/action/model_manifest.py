@@ -15,46 +15,46 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, Row, row_of
 
 # The options of the module
-SPEC = {
+OPTIONS = {
     "repositories": {"type": "list", "elements": "path"},
     "models": {"type": "list", "elements": "str"},
     "release": {"type": "str"},
 }
 # Models by name, findings of the linter, and further errors
-Found = Tuple[Dict[str, Any], List[Finding], List[str]]
+LintedModels = Tuple[Dict[str, Any], List[Finding], List[str]]
 
 
 class ActionModule(FleetAction):
-    """An action on the controller only."""
+    """An action that runs only on the controller."""
 
     _requires_connection = False
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        _validation, wanted = self.validate_argument_spec(SPEC)
-        only = wanted["models"] or []
+        _validation, options = self.validate_argument_spec(OPTIONS)
+        selected = options["models"] or []
         variables = self.variables(task_vars)
         with self.refusing(host):
             if variables.type_errors:
                 raise Refusal(variables.type_errors)
-            row = self._row(wanted["release"], variables)
-            more: List[str] = []
-            if wanted["repositories"]:
-                directories = [self._loader.path_dwim(path) for path in wanted["repositories"]]
-                linted = repository.lint(directories, only, row)
-                names = set(only or linted.models)
+            row = self._row(options["release"], variables)
+            other_errors: List[str] = []
+            if options["repositories"]:
+                directories = [self._loader.path_dwim(path) for path in options["repositories"]]
+                linted = repository.lint(directories, selected, row)
+                names = set(selected or linted.models)
                 models = {name: manifest.repository_facts(model) for name, model in linted.models.items() if name in names}
                 findings = linted.findings
             else:
-                models, findings, more = self._placed(only, row, variables)
-        result = self._result(host, models, findings, more)
+                models, findings, other_errors = self._models_of_host(selected, row, variables)
+        result = self._result(host, models, findings, other_errors)
         if row and row.remark():
             result["warnings"].append(row.remark())
         return result
 
     @staticmethod
-    def _row(given: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
+    def _row(release: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
         """Return the release row for the linter; None if no release is named. Raises Refusal for an unknown release."""
-        name = given or variables.get("rbln_release")
+        name = release or variables.get("rbln_release")
         if name is None:
             return None
         rows = variables["npufleet_release_rows"]
@@ -63,29 +63,29 @@ class ActionModule(FleetAction):
         return row_of(str(name), rows[str(name)])
 
     @staticmethod
-    def _placed(only: List[str], row: Optional[Row], variables: Mapping[str, Any]) -> Found:
-        """Return the models as the host would get them. Raises Refusal."""
-        over: Dict[str, Any] = {}
+    def _models_of_host(selected: List[str], row: Optional[Row], variables: Mapping[str, Any]) -> LintedModels:
+        """Return the models that the inventory assigns to the host, as the host would get them. Raises Refusal."""
+        overrides: Dict[str, Any] = {}
         if row:
-            over = {"rbln_release": row.name, "npufleet_release_row": variables["npufleet_release_rows"][row.name]}
-        host = ChainMap(over, variables)  # type: ignore[arg-type]
+            overrides = {"rbln_release": row.name, "npufleet_release_row": variables["npufleet_release_rows"][row.name]}
+        host = ChainMap(overrides, variables)  # type: ignore[arg-type]
         validate(host, ["models"])
         placed = manifest.placed_here(host)
-        unknown = sorted(set(only) - {entry["name"] for entry in placed})
+        unknown = sorted(set(selected) - {entry["name"] for entry in placed})
         if unknown:
             raise Refusal([f"model {name}: triton_models does not place it on this host: correct the name" for name in unknown])
-        models, findings, more = manifest.linted(host, only)
+        models, findings, other_errors = manifest.linted(host, selected)
         keys = ("source", "release", "versions", "files")
-        shown = {name: {key: value for key, value in model.items() if key in keys} for name, model in models.items()}
-        return shown, findings, more
+        facts = {name: {key: value for key, value in model.items() if key in keys} for name, model in models.items()}
+        return facts, findings, other_errors
 
     @staticmethod
-    def _result(host: str, models: Dict[str, Any], findings: List[Finding], more: List[str]) -> Dict[str, Any]:
+    def _result(host: str, models: Dict[str, Any], findings: List[Finding], other_errors: List[str]) -> Dict[str, Any]:
         """Return the result, with all errors of all models in one message."""
-        errors = [*(finding.sentence() for finding in findings if finding.severity == ERROR), *more]
+        errors = [*(finding.sentence() for finding in findings if finding.severity == ERROR), *other_errors]
         warnings = [finding.sentence() for finding in findings if finding.severity != ERROR]
         if errors:
             lines = "".join("\n  - " + error for error in errors)
-            # More fields would hide the message.
+            # In the output of Ansible, more fields would hide the message.
             return {"failed": True, "msg": f"{host}: {len(errors)} errors in models:{lines}", "warnings": warnings}
         return {"changed": False, "models": models, "findings": [finding._asdict() for finding in findings], "warnings": warnings}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of model_store: adds the directory of the store and the run that holds the host."""
+"""Action of model_store: adds the directory of the store, and the run that has the lease of the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """One call of the module, with these additions."""
+    """One call of the module."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         arguments = {"root": self.variables(task_vars)["npufleet_root"], **self._task.args}

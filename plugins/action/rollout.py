@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action of rollout: announces batches and ends the change of a host (plugin_utils/run/rollout.py)."""
+"""Action of rollout: announces batches, and completes the change of a host (plugin_utils/run/rollout.py)."""
 
 from __future__ import annotations
 
@@ -16,63 +16,65 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import r
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, outputs, rollout, runs
 
-# The files of the durations and of the names of all hosts, in npufleet_output_dir
-RECORD = "durations.json"
-LISTING = "rollout.txt"
+# Files in npufleet_output_dir: the durations of host changes, and the names of all hosts of a rollout
+DURATIONS_FILE = "durations.json"
+HOSTS_FILE = "rollout.txt"
 # The most rollouts that are listed
-MOST_LISTED = 5
+MAX_LISTED = 5
 
 
 class ActionModule(FleetAction):
-    """The announcement of a batch, which calls no host, or the end of the change of a host."""
+    """The announcement of a batch, or the end of the change of a host. Only the end calls the host."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        _validation, given = self.validate_argument_spec(argument_spec=OPTIONS)
-        path = os.path.join(self._loader.path_dwim(given["output_dir"]), RECORD)
+        _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        path = os.path.join(self._loader.path_dwim(options["output_dir"]), DURATIONS_FILE)
         records = os.path.join(os.path.dirname(path), record.DIRECTORY)
-        if given["state"] == "listed":
-            return {"changed": False, "lines": record.table(record.latest(records, MOST_LISTED))}
+        if options["state"] == "listed":
+            return {"changed": False, "lines": record.table(record.latest(records, MAX_LISTED))}
         batch = [name for name in task_vars["ansible_play_batch"] if name in task_vars["hostvars"]]
-        if given["state"] == "ended":
-            return self._end(host, task_vars, path, batch, given)
+        if options["state"] == "ended":
+            return self._end(host, task_vars, path, batch, options)
         result: Dict[str, Any] = {"changed": False}
-        ahead = _ahead(task_vars, batch, given["serial"])
-        total, listed = len(task_vars["ansible_play_hosts_all"]), None
+        next_batches = _next_batches(task_vars, batch, options["serial"])
+        total, hosts_path = len(task_vars["ansible_play_hosts_all"]), None
         # The first batch announces all hosts of the rollout.
-        if sum(len(part) for part in ahead) == total > rollout.MOST_NAMES:
-            listed = os.path.join(os.path.dirname(path), LISTING)
+        if sum(len(part) for part in next_batches) == total > rollout.MAX_NAMES:
+            hosts_path = os.path.join(os.path.dirname(path), HOSTS_FILE)
             try:
-                outputs.write(listed, rollout.listing(ahead))
+                outputs.write(hosts_path, rollout.listing(next_batches))
             except OSError as error:
-                listed, result["warnings"] = None, [f"The names of the hosts cannot be written: {error}"]
-        number = _number(task_vars, batch[0], given["serial"]) if batch else 0
+                hosts_path, result["warnings"] = None, [f"The names of the hosts cannot be written: {error}"]
+        number = _number(task_vars, batch[0], options["serial"]) if batch else 0
         states = [task_vars["hostvars"][name].get("npufleet_state") for name in task_vars["ansible_play_hosts_all"]]
         pauses = [state.get("pause") for state in states if isinstance(state, Mapping)]
         pause = "" if self._task.check_mode else rollout.longest_pause(pauses)
-        result["msg"] = rollout.announcement(ahead, rollout.read(path), total, listed, pause if number == 0 else "")
-        if given["announce"]:
+        result["msg"] = rollout.announcement(next_batches, rollout.read(path), total, hosts_path, pause if number == 0 else "")
+        if options["announce"]:
             self._display.display(host_text.line(result["msg"]))
-        paused = _pause(pause, number, len(ahead))
+        pause_result = _pause(pause, number, len(next_batches))
         owner = _owner(host, task_vars)
-        # What each host records about the rollout
-        result["rollout"] = {"playbook": owner.playbook, "commit": None, "batch": number + 1, "batches": number + len(ahead)}
+        # Each host records these facts about the rollout.
+        result["rollout"] = {"playbook": owner.playbook, "commit": None, "batch": number + 1, "batches": number + len(next_batches)}
         # The record of a run begins with its first batch.
-        if not paused.get("failed") and not self._task.check_mode:
+        if not pause_result.get("failed") and not self._task.check_mode:
             try:
-                names = [[planned.host for planned in part] for part in ahead]
-                began = record.begin(records, owner, names, pause, time.time()) if number == 0 else record.own(records, owner)
-                result["rollout"]["commit"] = began and began["commit"]
+                names = [[planned.host for planned in part] for part in next_batches]
+                begun_record = (
+                    record.begin(records, owner, names, pause, time.time()) if number == 0 else record.record_of_run(records, owner)
+                )
+                result["rollout"]["commit"] = begun_record and begun_record["commit"]
             except OSError as error:
                 result["warnings"] = [*result.get("warnings", []), f"The rollout cannot be recorded: {error}"]
-        return {**result, **paused}
+        return {**result, **pause_result}
 
     def _end(
-        self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], given: Mapping[str, Any]
+        self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], options: Mapping[str, Any]
     ) -> Dict[str, Any]:
         result: Dict[str, Any] = {"changed": False}
-        reasons = _reasons(host, given["failed"], given["lost"])
+        reasons = _reasons(host, options["failed"], options["lost"])
         reasons += [f"{name}: {why}" for name, why in run_guard.STEPS.lost([host])]
-        if given["release"]:
+        if options["release"]:
             reasons += self._release(host, task_vars)
         # The first host records the durations of the batch.
         if host == batch[0]:
@@ -81,16 +83,16 @@ class ActionModule(FleetAction):
             except OSError as error:
                 result["warnings"] = [f"The durations cannot be recorded: {error}"]
             if not self._task.check_mode:
-                result["warnings"] = [*result.get("warnings", []), *_record(host, task_vars, path, batch, given["lost"])]
+                result["warnings"] = [*result.get("warnings", []), *_record(host, task_vars, path, batch, options["lost"])]
         if not result.get("warnings"):
             result.pop("warnings", None)
         return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
 
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
-        """Return the reasons why the lease of the host was not released. An unreachable host alone would not end the rollout."""
+        """Return the reasons why the lease of the host was not released. They fail the task and so stop the rollout."""
         root = self.variables(task_vars)["npufleet_root"]
-        known = record.host_entry(task_vars["hostvars"][host], [], time.time())
-        arguments = {"state": "released", "root": root, "rollout": record.end_on_host(known)}
+        hostvars = record.host_entry(task_vars["hostvars"][host], [], time.time())
+        arguments = {"state": "released", "root": root, "rollout": record.end_on_host(hostvars)}
         try:
             released = self.call_module("host_lease", arguments, task_vars, runs.lease_owner(host))
         except AnsibleConnectionFailure as error:
@@ -103,10 +105,10 @@ class ActionModule(FleetAction):
 
 def _record(host: str, task_vars: Mapping[str, Any], path: str, batch: Sequence[str], lost: Sequence[str]) -> List[str]:
     """Add the batch to the record of the rollout, and return warnings."""
-    known, now = task_vars["hostvars"], time.time()
+    hostvars, now = task_vars["hostvars"], time.time()
     entries = {
-        name: record.host_entry(known[name], _planned(name, known[name]).concerns, now, name in lost)
-        for name in [*batch, *(name for name in lost if name in known and name not in batch)]
+        name: record.host_entry(hostvars[name], _planned(name, hostvars[name]).concerns, now, name in lost)
+        for name in [*batch, *(name for name in lost if name in hostvars and name not in batch)]
     }
     try:
         record.add(os.path.join(os.path.dirname(path), record.DIRECTORY), _owner(host, task_vars), entries, now)
@@ -115,12 +117,12 @@ def _record(host: str, task_vars: Mapping[str, Any], path: str, batch: Sequence[
     return []
 
 
-def _pause(pause: str, number: int, ahead: int) -> Dict[str, Any]:
-    """Return how the rollout pauses before the batch `number`, from 0: `seconds`, `confirm`, a failure, or nothing.
+def _pause(pause: str, number: int, next_batches: int) -> Dict[str, Any]:
+    """Return the pause before a batch: {"seconds"}, {"confirm"}, a failed result, or {}. `number` counts batches from 0.
 
-    The first batch fails if nobody could confirm the second one.
+    The rollout pauses only before the second batch. If nobody can confirm that batch, the first batch already fails.
     """
-    follows = number == 1 or (number == 0 and ahead > 1)
+    follows = number == 1 or (number == 0 and next_batches > 1)
     if pause == rollout.CONFIRM and follows and not runs.has_terminal():
         return {"failed": True, "msg": f"{rollout.NO_TERMINAL} {'Nothing' if number == 0 else 'No further host'} was changed."}
     if not pause or number != 1:
@@ -129,52 +131,54 @@ def _pause(pause: str, number: int, ahead: int) -> Dict[str, Any]:
 
 
 def _owner(host: str, task_vars: Mapping[str, Any]) -> record.Owner:
-    """Return the run of a record."""
+    """Return the run that a record of a rollout belongs to."""
     owner = runs.lease_owner(host)
     playbook = os.path.basename(str((context.CLIARGS.get("args") or [""])[0]))
     return record.Owner(owner["run"], owner["by"], playbook, str(task_vars.get("inventory_dir") or ""))
 
 
 def _number(variables: Mapping[str, Any], host: str, serial: Any) -> int:
-    """Return the number of the batch of a host, from 0."""
-    divided = rollout.batches(variables["ansible_play_hosts_all"], rollout.parse_serial("100%" if serial is None else serial))
-    return next(number for number, part in enumerate(divided) if host in part)
+    """Return the number of the batch that contains a host. The first batch has the number 0."""
+    batches = rollout.batches(variables["ansible_play_hosts_all"], rollout.parse_serial("100%" if serial is None else serial))
+    return next(number for number, part in enumerate(batches) if host in part)
 
 
-def _ahead(variables: Mapping[str, Any], batch: Sequence[str], serial: Any) -> List[List[rollout.PlannedHost]]:
-    """Return the plans of the hosts of this batch and of each batch after it."""
-    known = variables["hostvars"]
+def _next_batches(variables: Mapping[str, Any], batch: Sequence[str], serial: Any) -> List[List[rollout.PlannedHost]]:
+    """Return, for this batch and each later batch, the plans of the hosts."""
+    hostvars = variables["hostvars"]
     hosts: List[str] = list(variables["ansible_play_hosts_all"])
     # Batches are consecutive parts of the list of all hosts. Ansible has removed the lost hosts from the current batch.
     later = set(hosts[hosts.index(batch[-1]) + 1 :])
-    divided = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
-    rest = [[host for host in part if host in later] for part in divided]
-    return [[_planned(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
+    batches = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
+    rest = [[host for host in part if host in later] for part in batches]
+    return [[_planned(host, hostvars[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
 
 
 def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:
-    """Return the reasons to start no further batch. A lost host does not fail the play, so `host` fails in its place."""
-    found = [f"{host} failed the gate, no further batch starts. {failed}"] if failed else []
+    """Return the reasons to start no further batch. A lost host does not fail the play, so `host` fails for the lost host."""
+    reasons = [f"{host} failed the gate, no further batch starts. {failed}"] if failed else []
     if lost:
         others = "" if failed else f". {host} itself is in sync"
         reason = "became unreachable during the change, no further batch starts. Check the host, and run again"
-        found.append(f"{', '.join(lost)} {reason}{others}")
-    return found
+        reasons.append(f"{', '.join(lost)} {reason}{others}")
+    return reasons
 
 
-def _durations(known: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, rollout.Duration]:
+def _durations(hostvars: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, rollout.Duration]:
     """Return the durations of the successful host changes of a batch."""
-    began = {host: known[host].get("npufleet_began") for host in batch if not known[host].get("npufleet_failed")}
-    durations = {host: round(time.time() - float(at), 1) for host, at in began.items() if at}
+    starts = {host: hostvars[host].get("npufleet_began") for host in batch if not hostvars[host].get("npufleet_failed")}
+    durations = {host: round(time.time() - float(start), 1) for host, start in starts.items() if start}
     # Templates cannot read a monotonic clock. The duration is negative if the clock was set back.
     return {
-        host: rollout.Duration(seconds, _planned(host, known[host]).concerns) for host, seconds in durations.items() if seconds >= 0
+        host: rollout.Duration(seconds, _planned(host, hostvars[host]).concerns)
+        for host, seconds in durations.items()
+        if seconds >= 0
     }
 
 
-def _planned(host: str, known: Mapping[str, Any]) -> rollout.PlannedHost:
+def _planned(host: str, hostvars: Mapping[str, Any]) -> rollout.PlannedHost:
     """Return the plan of a host. If its data has an unexpected shape, the plan has no concerns and unknown bytes."""
-    state = known.get("npufleet_state") or {}
+    state = hostvars.get("npufleet_state") or {}
     try:
         concerns = list(dict.fromkeys(str(entry["concern"]) for entry in state.get("plan") or []))
         missing = (state.get("actual", {}).get("models") or {}).get("missing") or []
@@ -185,7 +189,7 @@ def _planned(host: str, known: Mapping[str, Any]) -> rollout.PlannedHost:
 
 
 def _size(origin: Mapping[str, Any]) -> Optional[int]:
-    """Return the bytes of a blob; None if neither the inventory nor the controller knows them."""
+    """Return the bytes of a blob; None if the inventory names no size and the controller has no such file."""
     if "size" in origin:
         return int(origin["size"])
     try:

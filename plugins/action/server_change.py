@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of server_change: sends the desired state and the checks, and waits until the host has made the change."""
+"""Action of server_change: sends the desired state and the checks, and waits until the host has made the change."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Contact, FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import host_checks
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import TLS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import TLS_OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
 
-# Seconds that a call waits for the end of the change if npufleet_progress is 0
-PROGRESS = 10.0
+# Seconds after which a call returns even if the change has not ended. npufleet_progress replaces this value unless it is 0.
+WAIT_SECONDS = 10.0
 
 
 class ActionModule(FleetAction):
@@ -51,7 +51,7 @@ class ActionModule(FleetAction):
         return result
 
     def _request(self, host: str, task_vars: Mapping[str, Any], variables: Templated) -> Dict[str, Any]:
-        wanted, manifests = desired(variables, ["models", "server"])
+        desired_state, manifests = desired(variables, ["models", "server"])
         names = self._task.args.get("release") or []
         unknown = sorted(set(names) - set(manifests))
         if unknown:
@@ -59,8 +59,8 @@ class ActionModule(FleetAction):
         return {
             **runs.lease_owner(host),
             "id": uuid.uuid4().hex,
-            "wait": float(int(variables["npufleet_progress"]) or PROGRESS),
-            "desired": wanted,
+            "wait": float(int(variables["npufleet_progress"]) or WAIT_SECONDS),
+            "desired": desired_state,
             "container": self.container(variables),
             "poll_seconds": int(variables["triton_server_poll_seconds"]),
             "keep": int(variables["model_repository_keep"]),
@@ -76,11 +76,10 @@ class ActionModule(FleetAction):
         next_request["only_wait"] = True
         limit = _limit(request, float(arguments.get("accept_within") or 0))
         contact = Contact(host, limit, lambda message: self._display.warning(host_text.line(message)))
-        # The call may be repeated, because a host does not begin a change with the same ID again.
+        # A repeated call is safe, because a host begins only one change with this ID.
         result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, request))
         while result.get("under_way"):
-            # A call that accepts or rejects a change decides about a change that an earlier call began. It returns the ID of this
-            # change, for which the next call waits.
+            # A call that accepts or rejects a change returns the ID of that change. The next call waits for that change.
             next_request["id"] = str(result.get("id", next_request["id"]))
             with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
@@ -105,6 +104,6 @@ def _limit(request: Mapping[str, Any], accept_within: float) -> float:
 
 
 def _secrets(server: Mapping[str, Any]) -> List[str]:
-    """Return the secrets in the description of the server."""
-    keys = [server[kind]["key"] for kind in TLS if (server.get(kind) or {}).get("key")]
+    """Return the values of headers and the TLS keys with which checks reach the server."""
+    keys = [server[kind]["key"] for kind in TLS_OPTIONS if (server.get(kind) or {}).get("key")]
     return [*map(str, (server.get("headers") or {}).values()), *keys]

@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import archive
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 # The options of the module that have a variable as their default
-FOLLOWS = {
+DEFAULT_VARIABLES = {
     "dest": "npufleet_support_dir",
     "lines": "npufleet_support_lines",
     "container": "triton_server_name",
@@ -33,18 +33,19 @@ FOLLOWS = {
     "prometheus_port": "monitoring_prometheus_port",
     "root": "npufleet_root",
 }
-OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address", "metrics_address")
-# Limits of a bundle: packed and unpacked size in multiples of the largest item, and files. A compromised host may send anything.
-PACKED = 16
-UNPACKED = 64
-FILES = 500
-LARGEST_ITEM = 2 << 20
+OPTIONS = (*DEFAULT_VARIABLES, "concerns", "size", "timeout", "total_timeout", "address", "metrics_address")
+# Limits of a bundle, because a compromised host may send anything. The limits of the packed and the unpacked size are multiples of
+# the size of the largest item.
+MAX_PACKED_ITEMS = 16
+MAX_UNPACKED_ITEMS = 64
+MAX_FILES = 500
+MAX_ITEM_BYTES = 2 << 20
 # Variables that Ansible sets itself. They are not searched for secrets of the host.
 MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "ansible_play_hosts_all", "ansible_play_batch")
 
 
 class ActionModule(FleetAction):
-    """A call of the module on the host, the transfer of the archive as the connecting user, and its check."""
+    """A call of the module on the host, and the transfer and check of the archive."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         unknown = sorted(set(self._task.args) - set(OPTIONS))
@@ -52,7 +53,7 @@ class ActionModule(FleetAction):
             raise AnsibleActionFail(f"support_bundle has no option {', '.join(unknown)}: name some of {', '.join(OPTIONS)}")
         variables = self.variables(task_vars)
         with self.refusing(host):
-            arguments = {option: variables[name] for option, name in FOLLOWS.items()}
+            arguments = {option: variables[name] for option, name in DEFAULT_VARIABLES.items()}
         with suppress(Refusal):
             # With an invalid address, the bundle lacks only the differences.
             arguments["address"] = address(variables)
@@ -84,8 +85,8 @@ class ActionModule(FleetAction):
                 return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
             with host_text.parsing(host):
-                item = int(arguments.get("size", LARGEST_ITEM))
-                bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
+                item_bytes = int(arguments.get("size", MAX_ITEM_BYTES))
+                bounds = archives.Bounds(MAX_PACKED_ITEMS * item_bytes, MAX_UNPACKED_ITEMS * item_bytes, MAX_FILES)
                 result["files"] = self._fetch(str(request["archive"]), path, result, secrets, host, bounds)
         finally:
             # Remove the directory even if Ansible is configured to keep its remote files.
@@ -99,7 +100,7 @@ class ActionModule(FleetAction):
         return result
 
     def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
-        """Return the secret values in the host's variables, the names of these variables, and errors of invalid variables."""
+        """Return the secret values in the variables of the host, the names of these variables, and errors of invalid variables."""
         prompted = (self.play_context.password, self.play_context.become_pass)
         values = {entry for entry in prompted if entry and len(entry) >= MIN_LENGTH}
         names, errors = [], []
@@ -107,18 +108,18 @@ class ActionModule(FleetAction):
             if name in MAGIC or callable(name):
                 continue
             try:
-                found = secret_values({name: variables.untyped(name)})
+                secrets_of_variable = secret_values({name: variables.untyped(name)})
             except Exception as error:  # a lookup may fail in any way; the bundle reports it
                 if looks_secret(name):
                     errors.append(f"redaction.txt: {name} has no value to search for: {type(error).__name__}")
                 continue
-            if found:
-                values |= found
+            if secrets_of_variable:
+                values |= secrets_of_variable
                 names.append(name)
         return sorted(values), sorted(names), errors
 
     def _desired(self, variables: Templated, concerns: List[str], host: str) -> Tuple[Dict[str, Any], List[str]]:
-        """Return the desired state, or {} and the reasons why it is missing. The bundle then lacks only the differences."""
+        """Return the desired state, or {} and the reasons. Without the desired state, the bundle lacks only the differences."""
         try:
             with self.refusing(host):
                 return desired(variables, concerns)[0], []
@@ -140,7 +141,7 @@ class ActionModule(FleetAction):
     def _fetch(
         self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str, bounds: archives.Bounds
     ) -> List[str]:
-        """Fetch the archive as the connecting user, pack its files again, and return their names.
+        """Fetch the archive as the connecting user, pack the files of the archive again, and return the names of these files.
 
         Raises AnsibleActionFail unless the archive is complete, within bounds and free of known secrets.
         """
@@ -174,21 +175,21 @@ class ActionModule(FleetAction):
         result["sha256"] = hashlib.sha256(packed).hexdigest()
         return sorted(members)
 
-    def _fetch_file(self, source: str, draft: str, host: str, most: int) -> None:
-        """Fetch a file from the host. Raises AnsibleActionFail if the file has more than `most` bytes."""
+    def _fetch_file(self, source: str, draft: str, host: str, max_bytes: int) -> None:
+        """Fetch a file from the host. Raises AnsibleActionFail if the file has more than `max_bytes` bytes."""
         try:
-            with archives.no_larger_file(most):
+            with archives.no_larger_file(max_bytes):
                 self._connection.fetch_file(source, draft)
         except (AnsibleError, OSError):
-            if os.path.getsize(draft) < most:
+            if os.path.getsize(draft) < max_bytes:
                 raise
             raise AnsibleActionFail(
-                f"{host}: the bundle has more than {most} bytes, expected fewer. It was not kept. Set fewer lines "
+                f"{host}: the bundle has more than {max_bytes} bytes, expected fewer. It was not saved. Set fewer lines "
                 "(npufleet_support_lines), or find out who changed that host"
             ) from None
 
 
 def leaking(members: Mapping[str, bytes], secrets: List[str]) -> List[str]:
-    """Return the files of an archive in which one of these values can be read."""
-    words = [form.encode() for value in secrets for form in (*forms(value), *base64_cores(value))]
-    return [name for name, text in sorted(members.items()) if any(word in text for word in words)]
+    """Return the names of the files that contain one of the secrets, plain or encoded."""
+    patterns = [form.encode() for value in secrets for form in (*forms(value), *base64_cores(value))]
+    return [name for name, text in sorted(members.items()) if any(word in text for word in patterns)]

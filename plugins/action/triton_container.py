@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of triton_container: adds the run that changes the host, and time limits of container, cards and server."""
+"""Action of triton_container: adds the run that changes the host, and the time limits of container, cards and server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """A call of the module, completed with the run and the time limits."""
+    """One call of the module."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

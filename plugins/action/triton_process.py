@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of triton_process: the store and the server in this container, which listens on the published ports itself."""
+"""Action of triton_process: computes the desired store and server of a host that is itself a container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import host_checks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.server import MODEL
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.server import MODEL_FACTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
@@ -29,7 +29,7 @@ OPTIONAL_OPTIONS = (*container.CLOUD_SERVICES, "metrics-address")
 # Bytes of disk space for the SDK and the packages that it requires, unpacked and as wheels
 SDK_BYTES = 3 << 30
 # A path that a shell reads as one word
-PLAIN = re.compile(r"/[\w./-]+")
+PLAIN_PATH = re.compile(r"/[\w./-]+")
 
 
 class ActionModule(FleetAction):
@@ -70,16 +70,16 @@ class ActionModule(FleetAction):
         return self.failed_change(result) if result.get("failed") else result
 
     def _order(self, variables: Templated, root: str, host: str) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
-        """Return the request for the change, the reasons against it, and the manifests by model."""
+        """Return the request for the change, the reasons against the change, and the manifests by model."""
         desired, manifests, reasons = collect_desired(variables, ["models"])
         reasons += server_key.reasons(variables)
-        if not PLAIN.fullmatch(root):
+        if not PLAIN_PATH.fullmatch(root):
             reasons.append(f"npufleet_root is {root}, expected a path of letters, digits, dots, hyphens and underlines")
         if variables["triton_server_model_repositories"] != [f"{variables['npufleet_root']}/served"]:
             reasons.append("triton_server_model_repositories has other paths, expected only npufleet_root/served in a container")
         try:
-            found = host_checks.checks_of(host, host_checks.with_defaults({"image": "this container"}, variables), variables)
-            checks = found.for_change(variables, "", {**found.key, "path": key_path(root)} if found.key else None)
+            host_check = host_checks.checks_of(host, host_checks.with_defaults({"image": "this container"}, variables), variables)
+            checks = host_check.for_change(variables, "", {**host_check.key, "path": key_path(root)} if host_check.key else None)
         except Refusal as refusal:
             reasons += refusal.reasons
             checks = {}
@@ -87,7 +87,7 @@ class ActionModule(FleetAction):
             return {}, reasons, manifests
         key = server_key.desired(variables)
         backends = files_of(variables["triton_image_backends"])
-        served = {
+        server = {
             "root": root,
             "address": container.address(variables),
             "http_port": int(variables["npufleet_http_port"]),
@@ -97,7 +97,7 @@ class ActionModule(FleetAction):
             "fingerprint": server_key.digest(variables),
             "mode": variables["triton_server_model_control_mode"],
             "cache": container.cache(variables),
-            "models": {name: {fact: dict(model)[fact] for fact in MODEL} for name, model in manifests.items()},
+            "models": {name: {fact: dict(model)[fact] for fact in MODEL_FACTS} for name, model in manifests.items()},
             "triton": str(variables["npufleet_release_row"]["triton"]["version"]),
             "cards": container.cards(variables),
             "command": command(variables, sorted(manifests), root),
@@ -112,8 +112,8 @@ class ActionModule(FleetAction):
             },
         }
         order = {
-            "desired": {"models": {**desired["models"], "root": root}, "server": served},
-            "container": {**self.container(variables), "key": served["key"]},
+            "desired": {"models": {**desired["models"], "root": root}, "server": server},
+            "container": {**self.container(variables), "key": server["key"]},
             "poll_seconds": int(variables["triton_server_poll_seconds"]),
             "keep": int(variables["model_repository_keep"]),
             "releases": {name: manifest.to_release(model) for name, model in manifests.items()},
@@ -125,10 +125,15 @@ class ActionModule(FleetAction):
 
 
 def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[str]:
-    """Return the server's command line. It listens on the ports that a container would publish, and reads the key below `root`."""
-    ports = {f"--{name}-port={inside}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, inside in PORTS}
+    """Return the command line of the server.
+
+    The server listens on the ports that a container would publish, and reads the key from a file below `root`.
+    """
+    ports = {
+        f"--{name}-port={container_port}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, container_port in PORTS
+    }
     line = [ports.get(word, word) for word in container.command(variables, models, OPTIONAL_OPTIONS)]
-    listens = {name: container.listen_address(variables, name) for name, _inside in PORTS}
+    listens = {name: container.listen_address(variables, name) for name, _container_port in PORTS}
     line += [f"--{name}-address={listen}" for name, listen in listens.items() if listen]
     return [word.replace(FILE, key_path(root)) for word in server_key.command(variables, line)]
 
@@ -137,7 +142,7 @@ PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 
 
 def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the conditions that this container has to meet: versions, cards, packages, ports, shared memory and disk space."""
+    """Return the conditions for this container: versions, cards, packages, ports, shared memory and disk space."""
     row = variables["npufleet_release_row"]
     return {
         "triton": str(row["triton"]["version"]),
@@ -146,7 +151,9 @@ def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "cards": container.cards(variables),
         "requirements": [str(requirement) for requirement in variables["triton_image_requirements"]],
         "listen": container.listen_address(variables) or "0.0.0.0",
-        "ports": [int(variables[f"npufleet_{name}_port"]) for name, _inside in PORTS if variables[f"triton_server_allow_{name}"]],
+        "ports": [
+            int(variables[f"npufleet_{name}_port"]) for name, _container_port in PORTS if variables[f"triton_server_allow_{name}"]
+        ],
         "shm_size": container.size_of(variables, "triton_server_shm_size"),
         "room": SDK_BYTES,
     }

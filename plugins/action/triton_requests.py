@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of triton_requests: the address of the server and the port of its metrics."""
+"""Action of triton_requests: adds the address and the port of the server's metrics."""
 
 from __future__ import annotations
 

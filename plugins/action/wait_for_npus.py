@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of wait_for_npus: the container that may use the cards, and how long to wait for all other users."""
+"""Action of wait_for_npus: adds the container that may use the cards, and the seconds to wait for all other users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 
 
 class ActionModule(FleetAction):
-    """One call of the module. The host waits."""
+    """One call of the module, which waits on the host."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

@@ -28,13 +28,13 @@ attributes:
     BALANCER = r"""
 options:
   socket:
-    description: Runtime socket of HAProxy, of the level C(admin).
+    description: Runtime socket of HAProxy with the level C(admin).
     type: path
     default: /run/haproxy/admin.sock
   master_socket:
     description: >-
-      Master socket of HAProxy, through which workers of earlier configurations are reached. If it does not exist, requests in
-      these workers are not seen.
+      Master socket of HAProxy. The module uses it to query workers with earlier configurations. Without this socket, the module
+      ignores requests in these workers.
     type: path
     default: /run/haproxy-master.sock
   directory:

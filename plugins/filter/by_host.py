@@ -16,7 +16,7 @@ options:
     type: dict
     required: true
   total:
-    description: Number of all hosts. A sentence about all of them has no names. Default is the number of hosts in the input.
+    description: Number of all hosts. A sentence about all hosts has no names. Default is the number of hosts in the input.
     type: int
 """
 
@@ -40,7 +40,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 def by_host(sentences: Mapping[str, List[str]], total: Optional[int] = None) -> str:
     """Return one line for each sentence, with the names of its hosts, in the order of the hosts and their sentences."""
-    lines = {host: [host_text.indented(sentence) for sentence in own] for host, own in sentences.items()}
+    lines = {host: [host_text.indented(sentence) for sentence in host_sentences] for host, host_sentences in sentences.items()}
     return "\n".join(summary.by_sentence(lines, total))
 
 

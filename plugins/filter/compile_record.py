@@ -26,12 +26,12 @@ options:
 EXAMPLES = r"""
 - name: Show the record of a compiled file
   ansible.builtin.debug:
-    msg: "{{ (record.content | npufleet.triton.compile_record(taken.sha256)).text }}"
+    msg: "{{ (record.content | npufleet.triton.compile_record(compiled.sha256)).text }}"
 """
 
 RETURN = r"""
 _value:
-  description: C(text) is the record as the controller keeps it. C(flaw) is the reason why the record is invalid, else empty.
+  description: C(text) is the record for the controller. C(flaw) is the reason why the record is invalid; empty for a valid record.
   type: dict
 """
 

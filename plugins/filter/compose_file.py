@@ -10,7 +10,7 @@ short_description: Render the container of the server as a Compose file
 description:
   - Renders the desired container that M(npufleet.triton.host_state) returns as a file for Docker Compose 1.29 and 2.
   - Values that may be secret are in C(.env) and not in the file.
-  - Fails with every reason, such as an image that is not in the lock file, or a mount whose source is not on the host.
+  - Fails if no file can be rendered, such as for an image that is not in the lock file. The error contains all reasons.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -21,7 +21,7 @@ options:
     type: dict
     required: true
   state:
-    description: The result of M(npufleet.triton.host_state) for the concern C(server) without that option.
+    description: The result of M(npufleet.triton.host_state) for the concern C(server) without C(unsealed).
     type: dict
     required: true
   host:
@@ -59,7 +59,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(file) is the text of the Compose file. C(env) is the text of C(.env); empty if there is no secret.
+  description: C(file) is the text of the Compose file. C(env) is the text of C(.env); empty without a secret.
   type: dict
 """
 

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: driver_load_steps
 short_description: Select the steps that load the driver of a host
 description:
-  - Returns the steps after the installation in the role P(npufleet.triton.rbln_driver#role) that a host needs.
+  - Returns the steps of the role P(npufleet.triton.rbln_driver#role) that a host needs after the installation.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -17,7 +17,7 @@ options:
     type: dict
     required: true
   current:
-    description: The same after the last step, or the input itself.
+    description: The result of the same module after the last step. Before the first step, it is the input itself.
     type: dict
     required: true
   loads:
@@ -33,7 +33,7 @@ options:
     type: bool
     default: false
   hold:
-    description: Whether the packages are to be held.
+    description: Whether C(apt-mark hold) is to protect the packages from upgrades.
     type: bool
     default: true
 """

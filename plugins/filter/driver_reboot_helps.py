@@ -36,7 +36,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 
 def driver_reboot_helps(plan: List[Mapping[str, Any]]) -> bool:
-    """Return True if the plan only lacks a reload of the module."""
+    """Return True if the plan reloads the module and installs nothing."""
     installs = any(entry["action"] == "install" for entry in plan)
     return not installs and any((entry["name"], entry["action"]) == ("module", "reload") for entry in plan)
 

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: engine_configuration
 short_description: Compute the files of the container engine, and the units to restart with them
 description:
-  - Returns the files that the role P(npufleet.triton.docker_engine#role) writes, and the units that only read them at a start.
+  - Returns the files that the role P(npufleet.triton.docker_engine#role) writes, and the units that have to restart to read them.
   - The files may contain secrets.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -77,7 +77,7 @@ def engine_configuration(
 
 
 def _units(drop_ins: Mapping[str, str], changed: Any) -> List[str]:
-    """Return the units other than the engine's that have a changed drop-in."""
+    """Return the units with a changed drop-in, except the unit of the engine."""
     units = [os.path.basename(os.path.dirname(path))[: -len(".d")] for path in drop_ins if path in changed]
     return [unit for unit in dict.fromkeys(units) if unit != ENGINE_UNIT]
 

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: engine_reason
 short_description: Extract the reason of the engine from an error message
 description:
-  - A failed module of C(community.docker) quotes the engine in its message. Returns the quoted part in one line.
+  - If a module of C(community.docker) fails, its message quotes the error of the engine. The filter returns this error in one line.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -42,14 +42,14 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 # The form of these messages: 404 Client Error for http+docker://localhost/...: Not Found ("manifest unknown")
 QUOTED = re.compile(r'\("(.+)"\)\s*\Z', re.DOTALL)
-MOST = 200
+MAX_LENGTH = 200
 
 
 def engine_reason(message: str, secret: str = "") -> str:
-    """Return the message of the engine that the message of a module quotes."""
+    """Return the error of the engine from the message of a module."""
     quoted = QUOTED.search(message)
     reason = quoted[1] if quoted else message
-    return host_text.line(short(reason.replace(secret, "***") if secret else reason, MOST))
+    return host_text.line(short(reason.replace(secret, "***") if secret else reason, MAX_LENGTH))
 
 
 class FilterModule:

@@ -9,7 +9,7 @@ name: image_content
 short_description: Compute the digest of the content of an image
 description:
   - Returns a digest over the layers and the configuration of an inspected image. The digest is the same on every host that has the
-    image. The ID may differ, because engines keep images in two kinds of stores.
+    image. The ID may differ between hosts, because Docker has two kinds of image stores with different IDs.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -36,9 +36,9 @@ from typing import Any, Callable, Dict, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 
 
-def image_content(found: Mapping[str, Any]) -> str:
+def image_content(image: Mapping[str, Any]) -> str:
     """Return the digest of an inspected image. Raises ValueError if it has no layers."""
-    digest = images.content_digest(found)
+    digest = images.content_digest(image)
     if digest is None:
         raise ValueError("the image has no layers, expected RootFS.Layers of `docker image inspect`")
     return digest

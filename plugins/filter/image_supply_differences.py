@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: image_supply_differences
 short_description: Compare the supply of a build with the lock file
 description:
-  - Compares the base image and the wheels of a build with those of the first build, which are in the lock file.
-  - If the requirements differ from those of the first build, only wheels that have the same file name are compared.
+  - Compares the base image and the wheels of a build with the lock file, which has the base image and wheels of the first build.
+  - If the requirements differ from the first build, only wheels with the same file name are compared.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -10,7 +10,7 @@ short_description: Build the arguments with which pip downloads the wheels of an
 description:
   - Without O(others), one call downloads all packages from the index of the vendor.
   - With O(others), a first call downloads the packages of the vendor from the index of the vendor only. A second call downloads the
-    other packages, and gets those of the vendor as files (O(wheels)).
+    other packages, and gets the packages of the vendor as files (O(wheels)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

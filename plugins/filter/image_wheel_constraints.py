@@ -33,7 +33,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Lines of a constraints file; empty if the requirements differ from those in the lock file.
+  description: Lines of a constraints file; empty if the requirements differ from the lock file.
   type: str
 """
 

@@ -8,11 +8,11 @@ DOCUMENTATION = r"""
 name: judge
 short_description: Judge the change of a host by the requests of clients
 description:
-  - Compares the requests of clients on a changed host with those on the unchanged hosts of the same load balancers in the same
-    window. Without enough requests on unchanged hosts, it compares them with the window before the host was drained.
-  - The change is bad if a larger share of the requests fails than on the reference, if the median or the 90 % quantile of the
-    latency is clearly higher, or if Triton counts more failures of a model or leaves its requests waiting. Requests that clients
-    cancel do not count. Errors of the range 400 to 499 count only for models that answered before.
+  - Compares the requests of clients on a changed host with a reference. The reference is the requests on the unchanged hosts of the
+    same load balancers in the same window. If these are too few, it is the requests on the host before its drain.
+  - The change is bad if a larger share of the requests fails, or if the median or the 90 % quantile of the latency is clearly
+    higher. It is also bad if Triton counts more failures of a model, or if requests for a model stay in the queue.
+  - Requests that clients cancel do not count. Errors from 400 to 499 count only for models that answered before the change.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -26,7 +26,7 @@ options:
     type: str
     required: true
   batch:
-    description: The hosts that change together. They are no reference.
+    description: The hosts that change together. Their requests are no reference.
     type: list
     elements: str
     required: true
@@ -70,16 +70,16 @@ def judge(
 ) -> Dict[str, Any]:
     """Return the verdict as a dict. Raises AnsibleFilterError if a result has an unexpected shape."""
     try:
-        found = verdict_of_host(_plain(windows), str(host), list(batch), int(needed), _plain(before), _plain(counters))
+        verdict = verdict_of_host(_plain(windows), str(host), list(batch), int(needed), _plain(before), _plain(counters))
     except InvalidWindow as error:
         raise AnsibleFilterError(
             f"{host}: the requests of clients cannot be judged: {error}. See `systemctl status haproxy`"
         ) from None
-    return found._asdict()
+    return verdict._asdict()
 
 
 def _plain(results: Sequence[Any]) -> List[Any]:
-    """Return data without the tags of Ansible, which are subclasses of the plain types."""
+    """Return the data with plain types. Ansible adds its tags to data through subclasses of these types."""
     plain: List[Any] = json.loads(json.dumps(list(results)))
     return plain
 

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: outages
 short_description: Find load balancers that would have no ready server left
 description:
-  - Returns a reason for each load balancer whose ready servers would all be drained together.
+  - Returns a reason for each load balancer that would have no ready server after the drain of some hosts.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -31,7 +31,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The reasons, empty if each load balancer keeps a ready server.
+  description: The reasons; empty if each load balancer would still have a ready server.
   type: list
   elements: str
 """

@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 name: plan_is_valid
 short_description: Decide whether the plan of this run still describes the server of a host
 description:
-  - Returns true if no other run has held the host since the plan, and if only the server and concerns applied with it differ.
+  - Returns true if no other run has had the lease of the host since the plan, and if the plan changes only the server and the
+    concerns that the same tags apply.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -17,7 +18,7 @@ options:
     type: dict
     required: true
   lease:
-    description: The result of M(npufleet.triton.host_lease) if this run holds the host; empty if it does not.
+    description: The result of M(npufleet.triton.host_lease) if this run has the lease of the host; else empty.
     type: dict
     default: {}
   current_releases:
@@ -42,7 +43,7 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SERVER_TAGS
 
-# The concerns that are applied with the server's tags. A change of one of them does not affect the facts that another one reads.
+# The concerns that the tags of the server apply. A change of one concern does not affect the facts that another concern reads.
 SERVER_CONCERNS = {name for name, concern in CONCERNS.items() if set(SERVER_TAGS) <= set(concern.tags)}
 
 

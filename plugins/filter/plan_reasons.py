@@ -11,9 +11,8 @@ description:
   - Returns the reasons of each host of a play, for P(npufleet.triton.refusal_table#filter).
   - A host has reasons if M(npufleet.triton.host_state) has returned reasons, if its plan failed, or if it has no plan. A host in
     maintenance has no reasons. An unreachable host is left out.
-  - If the hosts to change have different values of C(npufleet_rollout_serial), that is a reason for each of them.
-  - If there are several batches, C(npufleet_rollout_pause) is V(confirm) and the run has no terminal, that is a reason for each
-    host to change that needs a confirmation.
+  - Each host to change has a reason if these hosts have different values of C(npufleet_rollout_serial).
+  - A host with C(npufleet_rollout_pause=confirm) has a reason if there are several batches and the run has no terminal.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -66,7 +65,7 @@ def plan_reasons(
     hosts: Sequence[str], remaining: Sequence[str], hostvars: Mapping[str, Any], result: str = "npufleet_state"
 ) -> Dict[str, List[str]]:
     """Return {host: reasons} for the hosts that were reachable."""
-    found: Dict[str, List[str]] = {}
+    reasons_by_host: Dict[str, List[str]] = {}
     serials: Dict[str, Sequence[rollout.Size]] = {}
     for host in hosts:
         state = hostvars[host].get(result)
@@ -75,7 +74,7 @@ def plan_reasons(
             reasons = [why for _host, why in run_guard.STEPS.lost([host])] or reasons
         if reasons is None:
             continue
-        found[host] = reasons
+        reasons_by_host[host] = reasons
         if isinstance(state, Mapping) and state.get("serial") and state.get("moves", state.get("plan")):
             serials[host] = state["serial"]
     confirmed = [host for host in serials if hostvars[host][result].get("pause") == rollout.CONFIRM]
@@ -83,12 +82,12 @@ def plan_reasons(
         batches = rollout.batches(list(serials), rollout.common_serial(serials))
     except Refusal as refusal:
         for host in serials:
-            found[host] += refusal.reasons
+            reasons_by_host[host] += refusal.reasons
     else:
         if confirmed and len(batches) > 1 and not runs.has_terminal():
             for host in confirmed:
-                found[host].append(rollout.NO_TERMINAL)
-    return found
+                reasons_by_host[host].append(rollout.NO_TERMINAL)
+    return reasons_by_host
 
 
 def _reasons(state: Any, remaining: bool) -> Optional[List[str]]:
@@ -98,7 +97,7 @@ def _reasons(state: Any, remaining: bool) -> Optional[List[str]]:
     if state.get("unreachable"):
         return None
     if state.get("maintenance"):
-        # The run does not change a host in maintenance, which may have left the play.
+        # The run does not change a host in maintenance, so such a host may have left the play.
         return []
     reasons = [str(reason) for reason in state.get("refusals") or []]
     if isinstance(state.get("timedout"), Mapping) and not reasons:

@@ -8,11 +8,11 @@ DOCUMENTATION = r"""
 name: recovery
 short_description: Compute the steps that recover a host
 description:
-  - Returns the steps after which a host serves its current releases again. They follow from the differences of C(driver),
+  - Returns the steps after which a host serves its current releases again. The steps follow from the differences of C(driver),
     C(engine), C(models) and C(server). A recovery ends after the first step that helps.
-  - A healthy host whose drain is unfinished (concern C(traffic)) changes without a step, because the frame of the rollout proves it
-    and returns it to the traffic.
-  - A recovery installs no driver, container or model. Differences that need that, or an operator, are returned as C(refused).
+  - A healthy host with an unfinished drain (concern C(traffic)) needs no step. It still takes part in the rollout, which proves the
+    host and sends it requests again.
+  - A recovery installs no driver, container or model. C(refused) has the differences that need an installation or an operator.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -50,8 +50,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 # `serve` starts the server and loads missing models, `restart` restarts the server, `reload` reloads the driver's kernel module.
 STEPS = ["serve", "restart", "reload"]
-# Differences of the cards that a reload of the kernel module may repair. Other differences of the cards need an operator.
-WEDGED = ("cards", "/dev/rsd0", "/dev/rbln*")
+# Differences of the cards that a reload of the kernel module may repair. All other differences of the cards need an operator.
+RELOAD_REPAIRS = ("cards", "/dev/rsd0", "/dev/rbln*")
 # Changes of the driver and of its files for containers
 ROLE_ACTIONS = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
 NEEDS_SITE = "a recovery does not replace drivers or containers: run playbooks/site.yml"
@@ -59,34 +59,34 @@ NEEDS_SITE = "a recovery does not replace drivers or containers: run playbooks/s
 
 def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, Any]:
     """Return {"found", "steps", "refused", "changes"} for one host. RETURN explains the keys."""
-    found: List[str] = []
+    differences: List[str] = []
     refused: List[str] = []
-    needed = -1
+    step_index = -1
     if not (state["actual"].get("server") or {}).get("engine"):
-        refused.append("the engine does not answer, expected one that runs the server: run playbooks/site.yml")
+        refused.append("the engine does not answer, expected a running engine: run playbooks/site.yml")
     for entry in state["plan"]:
         concern, name, action = entry["concern"], entry["name"], entry["action"]
         difference = host_text.line(sentence(entry))
         if concern == "driver":
-            if action in ROLE_ACTIONS or (action == INSPECT and name not in (*WEDGED, "reboot")):
+            if action in ROLE_ACTIONS or (action == INSPECT and name not in (*RELOAD_REPAIRS, "reboot")):
                 refused.append(f"{difference}: " + (NEEDS_SITE if action in ROLE_ACTIONS else "see docs/troubleshooting/driver.md"))
             elif name == "module" or action == INSPECT:
-                found.append(difference)
-                needed = STEPS.index("reload")
+                differences.append(difference)
+                step_index = STEPS.index("reload")
         elif concern in ("models", "server"):
             if action in ("create", "replace", "write", "key"):
                 refused.append(f"{difference}: {NEEDS_SITE}")
             else:
-                found.append(difference)
-                needed = max(needed, STEPS.index("serve"))
+                differences.append(difference)
+                step_index = max(step_index, STEPS.index("serve"))
     if answers:
-        found.append(host_text.indented(host_text.sanitized(answers)))
-        # Another step, if one is needed, may also correct the answers.
-        needed = max(needed, STEPS.index("restart")) if needed < 0 else needed
+        differences.append(host_text.indented(host_text.sanitized(answers)))
+        # The step for another difference may also correct the answers.
+        step_index = max(step_index, STEPS.index("restart")) if step_index < 0 else step_index
     unfinished = [host_text.line(sentence(entry)) for entry in state["plan"] if entry["concern"] == "traffic"]
-    steps = [] if refused or needed < 0 else STEPS[needed:]
+    steps = [] if refused or step_index < 0 else STEPS[step_index:]
     changes = bool(steps or unfinished) and not refused
-    return {"found": [*found, *unfinished], "steps": steps, "refused": refused, "changes": changes}
+    return {"found": [*differences, *unfinished], "steps": steps, "refused": refused, "changes": changes}
 
 
 class FilterModule:

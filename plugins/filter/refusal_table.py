@@ -38,11 +38,11 @@ from ansible_collections.npufleet.triton.plugins.filter.by_host import by_host
 
 def refusal_table(reasons: Mapping[str, List[str]]) -> str:
     """Return a heading, and one line for each reason in the order of the hosts and their reasons."""
-    refused = [host for host, own in reasons.items() if own]
+    refused = [host for host, host_reasons in reasons.items() if host_reasons]
     if not refused:
         return ""
-    different = len({reason for own in reasons.values() for reason in own})
-    count = "1 reason" if different == 1 else f"{different} reasons"
+    reason_count = len({reason for host_reasons in reasons.values() for reason in host_reasons})
+    count = "1 reason" if reason_count == 1 else f"{reason_count} reasons"
     return f"{len(refused)} of {len(reasons)} hosts refused, {count}, nothing was changed:\n{by_host(reasons)}"
 
 

@@ -51,7 +51,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import tra
 
 def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: bool = False) -> List[Dict[str, Any]]:
     """Return the name and the groups of each host that takes part in the rollout."""
-    found = []
+    members = []
     for name, variables in hosts.items():
         state = variables["npufleet_state"]
         builds = any(entry["action"] in ("build", "publish") for entry in state["plan"]) and name == variables.get(
@@ -65,22 +65,24 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
         if "npufleet_in_rollout" in groups and "balancer" in (state.get("desired") or {}):
             groups.append("npufleet_balancers_" + ("first" if serves_check_model(name, hosts) else "last"))
         if groups:
-            found.append({"name": name, "groups": groups})
-    return found
+            members.append({"name": name, "groups": groups})
+    return members
 
 
 def serves_check_model(balancer: str, hosts: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if a balancer may be changed before the hosts: every server of its pool has the model of its new check.
+    """Return True if a balancer may be changed before the hosts: every server of its pool serves the model of the new health check.
 
-    A host without a server does not count, and neither does a host that this run does not read. If no host has a server, the
-    balancer follows.
+    Hosts without a server and hosts that this run does not read are ignored. If no host has a server, the balancer is changed after
+    the hosts.
     """
     desired = hosts[balancer]["npufleet_state"]["desired"]["balancer"]
     states = [hosts[name]["npufleet_state"] for name in desired["servers"] if name in hosts]
-    # The state of a host in sync is not part of its plan. Such a host serves all models of its pool.
-    known = [((state.get("actual") or {}).get("server") or {}).get("served") for state in states if not state.get("in_sync")]
-    served = [models for models in known if models]
-    if len(known) == len(states) and states and not served:
+    # The result for a host in sync has no actual state. Such a host serves all models of its pool.
+    served_by_host = [
+        ((state.get("actual") or {}).get("server") or {}).get("served") for state in states if not state.get("in_sync")
+    ]
+    served = [models for models in served_by_host if models]
+    if len(served_by_host) == len(states) and states and not served:
         return False
     return all(desired["model"] in models for models in served)
 

@@ -18,7 +18,7 @@ options:
     type: dict
     required: true
   lease:
-    description: The result of M(npufleet.triton.host_lease) if this run holds the host; empty if it does not.
+    description: The result of M(npufleet.triton.host_lease) if this run has the lease of the host; else empty.
     type: dict
     default: {}
   planned:
@@ -66,13 +66,13 @@ def server_steps(
     models = [item for item in state["plan"] if item["concern"] == "models"]
     server = {item["action"] for item in state["plan"] if item["concern"] == "server"}
     watchdog = {item["action"] for item in state["plan"] if item["concern"] == "watchdog"}
-    held = bool((lease or {}).get("taken"))
+    has_lease = bool((lease or {}).get("taken"))
     concerns = {item["concern"] for item in (planned or {}).get("plan", [])}
     container = bool(server & {"create", "replace"})
     change = bool(server or models or rollback or state["actual"]["models"]["transaction"] is not None)
     return {
         "transfer": bool(state["actual"]["models"]["missing"]) and not current_releases,
-        "hold": bool(change or watchdog) and not held,
+        "hold": bool(change or watchdog) and not has_lease,
         "credentials": "write" in server,
         "key": "key" in server,
         "container": container,
@@ -82,8 +82,8 @@ def server_steps(
         "release": _names(models, "release"),
         "withdraw": _names(models, "withdraw"),
         "refusals": _refusals(state["actual"]["server"]) if container else [],
-        # The change releases the lease itself if this run applies nothing after it.
-        "releases_host": bool(state.get("known")) and held and not container and concerns <= CHANGE_CONCERNS,
+        # The change itself releases the lease if this run applies nothing after the change.
+        "releases_host": bool(state.get("known")) and has_lease and not container and concerns <= CHANGE_CONCERNS,
     }
 
 

@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   repairs:
-    description: Whether the change repairs the server. It is then made without traffic, and does not wait to be accepted.
+    description: Whether the change repairs the server. Such a change runs without traffic, and does not wait to be accepted.
     type: bool
     default: false
 """

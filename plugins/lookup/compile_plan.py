@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: compile_plan
 short_description: Find the models that have to be compiled
 description:
-  - Reads the specs of models, their sources and the records of compiled files on the controller. A model is up to date if its
-    source, spec, card and SDK are those in the record of its compiled file.
+  - Reads the specs and the sources of models, and the records of compiled files on the controller. A model is up to date if its
+    source, spec, card and SDK equal the record of its compiled file.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -45,8 +45,9 @@ RETURN = r"""
 _raw:
   description:
     - One dictionary. C(reasons) has the errors of all specs. If there are no errors, C(models) has one entry for each spec.
-    - In an entry, C(why) is the reason to compile the model, empty if it is up to date. C(file) is the compiled file on the
-      controller, and C(artefacts) the value for C(triton_models) that names it. C(push) and C(spec) are sent to the build host.
+    - In an entry, C(why) is the reason to compile the model; empty if the model is up to date. C(file) is the compiled file on the
+      controller. C(artefacts) is the value for C(triton_models) that names this file.
+    - C(push) and C(spec) are sent to the build host.
   type: list
   elements: dict
 """

@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: fleet_group
 short_description: The group of the inventory whose hosts have NPUs
 description:
-  - Returns the group for C(hosts) of a play. It is C(npufleet_group) of the command line, by default C(npu_hosts), because C(hosts)
-    cannot use variables of the inventory.
+  - Returns the group for C(hosts) of a play, which is C(npu_hosts) by default. Only the command line can set another group
+    (C(npufleet_group)), because C(hosts) cannot use variables of the inventory.
   - Fails if the inventory does not have the group. A play without hosts would succeed without doing anything.
   - Ends the run in the cases that P(npufleet.triton.play_hosts#lookup) describes.
 version_added: 0.1.0
@@ -49,9 +49,9 @@ from ansible_collections.npufleet.triton.plugins.lookup.play_hosts import patter
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
-DEFAULT = "npu_hosts"
+DEFAULT_GROUP = "npu_hosts"
 # Characters that make a name a pattern: a list, a range or a regular expression
-PATTERN = re.compile(r"[\s,:&!~*?\[\]]")
+PATTERN_CHARACTERS = re.compile(r"[\s,:&!~*?\[\]]")
 
 
 class LookupModule(LookupBase):
@@ -60,17 +60,17 @@ class LookupModule(LookupBase):
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
         """Return the name of the group, or one pattern. Raises AnsibleError if the group does not exist or the run must end."""
         self.set_options(var_options=variables, direct=kwargs)
-        known = variables or {}
-        run_guard.check(known, role_defaults())
-        name = str(known.get("npufleet_group", DEFAULT))
-        groups = known.get("groups") or {}
-        # Without any host this is a syntax check, or Ansible itself reports that there is no inventory.
+        task_vars = variables or {}
+        run_guard.check(task_vars, role_defaults())
+        name = str(task_vars.get("npufleet_group", DEFAULT_GROUP))
+        groups = task_vars.get("groups") or {}
+        # An inventory without hosts is a syntax check, or Ansible itself reports that the inventory is missing.
         if groups.get("all") and name not in groups:
             raise AnsibleError(
                 f"the inventory has no group {name}, expected the group of the hosts with NPUs: "
                 "put them into that group, or name their group (-e npufleet_group=...)"
             )
-        if PATTERN.search(name):
+        if PATTERN_CHARACTERS.search(name):
             raise AnsibleError(
                 f"npufleet_group is {name!r}, expected a name without spaces and , : & ! ~ * ? [ ], which would select other "
                 "hosts: rename the group"

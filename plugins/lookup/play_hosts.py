@@ -9,7 +9,7 @@ name: play_hosts
 short_description: Pattern of the hosts of a play, unless the run must end
 description:
   - Returns a pattern for C(hosts) of a play. A group that the inventory does not have matches no host, without a warning.
-  - Ends the run in three cases. A step of a host has no result, which Ansible itself does not report. The controller cannot open as
+  - Ends the run in three cases. A task of a host has no result, and Ansible does not report this. The controller cannot open as
     many files as its forks need. An extra variable has the name of a variable that the playbooks set themselves.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -47,11 +47,11 @@ NO_HOST = "all:!all"
 
 
 def pattern(names: Sequence[str], within: Optional[str], groups: Collection[str]) -> str:
-    """Return the pattern of the hosts in any of these groups, and also in `within`. Groups that do not exist have no hosts."""
-    known = [name for name in names if name in groups or name == "localhost"]
-    if not known or (within and within not in groups):
+    """Return the pattern of the hosts that are in one of these groups and in the group `within`. Missing groups have no hosts."""
+    existing = [name for name in names if name in groups or name == "localhost"]
+    if not existing or (within and within not in groups):
         return NO_HOST
-    return ":".join([*known, *([f"&{within}"] if within else [])])
+    return ":".join([*existing, *([f"&{within}"] if within else [])])
 
 
 class LookupModule(LookupBase):
@@ -60,6 +60,6 @@ class LookupModule(LookupBase):
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
         """Return one pattern. Raises AnsibleError if the run must end."""
         self.set_options(var_options=variables, direct=kwargs)
-        known = variables or {}
-        run_guard.check(known, role_defaults())
-        return [pattern(terms, self.get_option("within"), known.get("groups") or {})]
+        task_vars = variables or {}
+        run_guard.check(task_vars, role_defaults())
+        return [pattern(terms, self.get_option("within"), task_vars.get("groups") or {})]

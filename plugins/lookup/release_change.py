@@ -8,9 +8,9 @@ DOCUMENTATION = r"""
 name: release_change
 short_description: Changes of a host under another release row
 description:
-  - Returns the changes on a host that runs one release row if C(rbln_release) names another row. They are versions, models that
-    need another compiled file, driver, image, units, clients and exporters, cards and systems that are no longer supported, and
-    known vulnerabilities.
+  - Returns the changes on a host that runs one release row if C(rbln_release) names another row.
+  - The changes are versions, models that need another compiled file, driver, image, units, clients and exporters, cards and
+    systems that are no longer supported, and known vulnerabilities.
   - The variable C(npufleet_state) must have the result of M(npufleet.triton.host_state) with
     O(npufleet.triton.host_state#module:preflight) under the new row. Its C(refusals) are the reasons against the change.
 version_added: 0.1.0
@@ -18,7 +18,8 @@ author: The npufleet developers (@npufleet)
 options:
   _terms:
     description:
-      - The row that the inventory names; empty if it names no row. It is used if the server does not report the row of its image.
+      - The row that the inventory names; empty without a row. The lookup uses this row if the server does not report the row of its
+        image.
     type: list
     elements: str
     required: true
@@ -56,8 +57,8 @@ class LookupModule(LookupBase):
         task_vars = variables or {}
         host, state = task_vars["inventory_hostname"], task_vars["npufleet_state"]
         try:
-            found = host_variables(self._templar, task_vars)
-            rows, name = found["npufleet_release_rows"], str(found.get("rbln_release"))
+            host_vars = host_variables(self._templar, task_vars)
+            rows, name = host_vars["npufleet_release_rows"], str(host_vars.get("rbln_release"))
             if name not in rows:
                 return [[]]
             with host_text.parsing(host):
@@ -67,7 +68,7 @@ class LookupModule(LookupBase):
                 sentences = list(release_change.row_changes(old, new))
                 # An invalid variable is one of the refusals of preflight.
                 with suppress(Refusal, AnsibleUndefinedVariable):
-                    sentences += release_change.host_changes(found, state, old, new)
+                    sentences += release_change.host_changes(host_vars, state, old, new)
                 return [[host_text.line(sentence) for sentence in sentences]]
         except (Refusal, host_text.InvalidAnswer) as reason:
             raise AnsibleError(f"{host}: {reason}") from None

@@ -9,8 +9,8 @@ name: rollout_batches
 short_description: The sizes of the batches of a rollout
 description:
   - Returns C(npufleet_rollout_serial) of the hosts in the group C(npufleet_in_rollout), as M(npufleet.triton.host_state) has
-    validated it. C(serial) of a play needs this lookup, because it cannot use variables of the inventory. The task that announces
-    the batches uses it, too.
+    validated it. C(serial) of a play needs this lookup, because C(serial) cannot use variables of the inventory. The task that
+    announces the batches uses the lookup, too.
   - Fails if these hosts have different values.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -42,7 +42,7 @@ from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import rollout
 
-CHANGING = "npufleet_in_rollout"
+CHANGE_GROUP = "npufleet_in_rollout"
 
 
 class LookupModule(LookupBase):
@@ -50,9 +50,9 @@ class LookupModule(LookupBase):
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[rollout.Size]]:
         """Return one list. Raises AnsibleError if the hosts have different values."""
-        known = variables or {}
-        hosts = (known.get("groups") or {}).get(CHANGING) or []
+        task_vars = variables or {}
+        hosts = (task_vars.get("groups") or {}).get(CHANGE_GROUP) or []
         try:
-            return [rollout.common_serial({host: known["hostvars"][host]["npufleet_state"]["serial"] for host in hosts})]
+            return [rollout.common_serial({host: task_vars["hostvars"][host]["npufleet_state"]["serial"] for host in hosts})]
         except Refusal as refusal:
             raise AnsibleError(f"{'; '.join(refusal.reasons)} Nothing was changed.") from None

@@ -9,12 +9,13 @@ DOCUMENTATION = r"""
 module: adoption
 short_description: Translate a Triton container that was started manually into variables and a model list
 description:
-  - Finds the container in which C(tritonserver) runs. It may be the main process, a child of a shell, or started by C(docker exec).
+  - Finds the container in which C(tritonserver) runs. C(tritonserver) may be the main process, a child of a shell, or a process of
+    C(docker exec).
   - Reads C(docker inspect), the command line of the server, the model repository as the server sees it, and the API of the server.
     Nothing on the host is changed.
   - The controller writes variables, models and a first check of each model into O(dest). The expected answers of a check are
     the answers that the server gives now.
-  - Environment values and options that look like secrets become variables for the vault. They are never written in clear text.
+  - Environment values and options that look like secrets become variables for the vault. Nothing writes them in clear text.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -115,22 +116,22 @@ REQUEST: Dict[str, Any] = {
     "piece": {"type": "dict"},
 }
 
-# The directory of the host that has the files of a process's container
+# The directory on the host that shows the files in the container of a process
 PROCESS_ROOT = re.compile(r"/proc/\d+/root")
-# Files below this size in bytes are in the result. Larger files are read in pieces.
-SMALL = 1 << 20
+# The result contains files that are smaller than this number of bytes. The controller reads larger files in pieces.
+MAX_SMALL_FILE = 1 << 20
 # Limit of the Base64 characters of all files in the result
-CONTENTS = 1 << 24
+MAX_CONTENTS = 1 << 24
 # Limit of the bytes of an answer to an inference request
-ANSWER = 1 << 25
+MAX_ANSWER = 1 << 25
 # Directories of a model that are ignored
-IGNORED = ("__pycache__", ".git")
-ANSWER_SECONDS = 60.0
-INDEX = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?": shapes.TEXT_OR_NULL}]
+IGNORED_DIRECTORIES = ("__pycache__", ".git")
+ANSWER_TIMEOUT = 60.0
+INDEX_SHAPE = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?": shapes.TEXT_OR_NULL}]
 
 
 class Failure(Exception):
-    """An error because a container cannot be adopted. The message is for an operator."""
+    """A reason why a container cannot be adopted. The message is for an operator."""
 
 
 def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
@@ -138,7 +139,7 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
     try:
         top = engine.get(f"/containers/{container}/top") or {}
     except OSError:
-        # A container that has just ended, such as that of a check, has no server.
+        # A container that has just ended, such as the container of a check, has no server.
         state = (engine.get(f"/containers/{container}/json") or {}).get("State", {})
         if state.get("Running") and not state.get("Restarting"):
             raise
@@ -169,14 +170,16 @@ def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[D
     top = engine.get(f"/containers/{inspect['Id']}/top") or {}
     column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     init = inspect["State"]["Pid"]
-    found = []
+    processes = []
     for pid in (int(line[column]) for line in top.get("Processes") or []):
         argv = [part.decode("utf-8", "replace") for part in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
-        keeps = starts_no_server(inspect["Config"]) and (pid == init or (below(pid, init) and starts_no_server({"Cmd": argv})))
+        keeps_running = starts_no_server(inspect["Config"]) and (
+            pid == init or (is_descendant(pid, init) and starts_no_server({"Cmd": argv}))
+        )
         # A process without a command line has ended.
-        if argv and not keeps and not below(pid, server) and not below(server, pid):
-            found.append({"pid": pid, "program": program_of(argv)})
-    return found
+        if argv and not keeps_running and not is_descendant(pid, server) and not is_descendant(server, pid):
+            processes.append({"pid": pid, "program": program_of(argv)})
+    return processes
 
 
 def program_of(argv: List[str]) -> str:
@@ -207,37 +210,40 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
         if not process:
             raise Failure(f"container {name} runs no {SERVER}, expected one whose models can be read. Start the server first")
         return inspect, process
-    found = {}
+    servers = {}
     for entry in engine.get("/containers/json") or []:
         process = process_of(engine, entry["Id"])
         if process:
-            found[entry["Names"][0].lstrip("/")] = (entry["Id"], process)
-    if not found:
+            servers[entry["Names"][0].lstrip("/")] = (entry["Id"], process)
+    if not servers:
         raise Failure(
             f"no running container has a {SERVER}, expected one to adopt. Start it, or run playbooks/site.yml for a new container"
         )
-    if len(found) > 1:
+    if len(servers) > 1:
         raise Failure(
-            f"{SERVER} runs in more than one container: {', '.join(sorted(found))}; name the one to adopt (adopt_container)"
+            f"{SERVER} runs in more than one container: {', '.join(sorted(servers))}; name the one to adopt (adopt_container)"
         )
-    container, process = next(iter(found.values()))
+    container, process = next(iter(servers.values()))
     return engine.get(f"/containers/{container}/json") or {}, process
 
 
 def resolve(root: str, path: str) -> str:
-    """Return the path on the host of a path in the container whose files are in `root`. Follow its links. Raises Failure."""
-    done = root
+    """Return the path on the host for a path in a container. `root` is the root directory of the container. Raises Failure.
+
+    Links are followed as in the container, so that an absolute link begins at `root`.
+    """
+    resolved = root
     parts = [part for part in path.split("/") if part]
     for _step in range(200):
         if not parts:
-            return done
-        done = os.path.join(done, parts.pop(0))
-        if os.path.islink(done):
-            target = os.readlink(done)
+            return resolved
+        resolved = os.path.join(resolved, parts.pop(0))
+        if os.path.islink(resolved):
+            target = os.readlink(resolved)
             if target.startswith("/"):
-                done, parts = root, [part for part in target.split("/") if part] + parts
+                resolved, parts = root, [part for part in target.split("/") if part] + parts
             else:
-                done, parts = os.path.dirname(done), [part for part in target.split("/") if part] + parts
+                resolved, parts = os.path.dirname(resolved), [part for part in target.split("/") if part] + parts
     raise Failure(f"{path} is a loop of links, expected a file or a directory. Repair the repository")
 
 
@@ -246,18 +252,18 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
     queue = [""]
     while queue:
         directory_below = queue.pop()
-        here = resolve(root, os.path.join(directory, directory_below))
-        for name in sorted(os.listdir(here)):
+        host_directory = resolve(root, os.path.join(directory, directory_below))
+        for name in sorted(os.listdir(host_directory)):
             path = os.path.join(directory_below, name)
-            full = resolve(root, os.path.join(directory, path))
-            if os.path.isdir(full):
-                queue += [path] if name not in IGNORED else []
-            elif os.path.isfile(full) and not name.endswith(".pyc"):
-                yield path, full
+            host_path = resolve(root, os.path.join(directory, path))
+            if os.path.isdir(host_path):
+                queue += [path] if name not in IGNORED_DIRECTORIES else []
+            elif os.path.isfile(host_path) and not name.endswith(".pyc"):
+                yield path, host_path
 
 
-def opened(path: str, root: str) -> BinaryIO:
-    """Open a file of a container. Raises Failure for a file that a process has replaced by a link."""
+def open_container_file(path: str, root: str) -> BinaryIO:
+    """Open a file of a container. Raises Failure if a process has replaced the file by a link."""
     try:
         # Image layers and model caches may give a file several names.
         return foreign.open_file(path, base=root, single=False)
@@ -265,25 +271,28 @@ def opened(path: str, root: str) -> BinaryIO:
         raise Failure(f"{path} {error}: do not change the model while it is read, and run again") from None
 
 
-def model(root: str, directory: str, room: int = CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """Return {path: {"size", "sha256", "at"}} of a model's files, and {path: Base64} of its small files, in total up to `room`."""
+def model(root: str, directory: str, room: int = MAX_CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """Return {path: {"size", "sha256", "at"}} of all files of a model, and {path: Base64} of small files.
+
+    `room` is the limit of the Base64 characters of all small files together.
+    """
     files: Dict[str, Any] = {}
     contents: Dict[str, str] = {}
-    for path, full in files_of(root, directory):
-        with opened(full, root) as source:
-            files[path] = {"size": os.fstat(source.fileno()).st_size, "sha256": foreign.digest(source), "at": full}
-            if files[path]["size"] < min(SMALL, room):
+    for path, host_path in files_of(root, directory):
+        with open_container_file(host_path, root) as source:
+            files[path] = {"size": os.fstat(source.fileno()).st_size, "sha256": foreign.digest(source), "at": host_path}
+            if files[path]["size"] < min(MAX_SMALL_FILE, room):
                 source.seek(0)
-                contents[path] = base64.b64encode(source.read(SMALL)).decode()
+                contents[path] = base64.b64encode(source.read(MAX_SMALL_FILE)).decode()
                 room -= len(contents[path])
     return files, contents
 
 
 def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tuple[Dict[str, Any], List[Any]]:
-    """Return the metadata and the index of the server. The headers `key` open its restricted APIs. Raises Failure."""
-    status, about = http_json(address, port, "GET", "/v2", ANSWER_SECONDS, headers=key)
-    code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_SECONDS, headers=key)
-    if status != 200 or code != 200 or shapes.mismatch(index, INDEX) or not isinstance(about, dict):
+    """Return the metadata and the model index of the server. `key` has the headers for restricted APIs. Raises Failure."""
+    status, about = http_json(address, port, "GET", "/v2", ANSWER_TIMEOUT, headers=key)
+    code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_TIMEOUT, headers=key)
+    if status != 200 or code != 200 or shapes.mismatch(index, INDEX_SHAPE) or not isinstance(about, dict):
         raise Failure(
             f"the server does not answer at {address}:{port} ({about if status != 200 else index}), expected its model "
             "index. Adoption needs its HTTP service"
@@ -296,7 +305,7 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
     inspect, process = find(engine, arguments["name"])
     image = images.inspect_image(engine, inspect["Image"]) or {}
     init = inspect["State"]["Pid"]
-    process["main"] = process["pid"] == init or (below(process["pid"], init) and not starts_no_server(inspect["Config"]))
+    process["main"] = process["pid"] == init or (is_descendant(process["pid"], init) and not starts_no_server(inspect["Config"]))
     address, port = endpoint(inspect, process["argv"])
     key = key_headers(process["argv"])
     about, index = served(address, port, key)
@@ -307,7 +316,7 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
     root = f"/proc/{process['pid']}/root"
     models: Dict[str, Any] = {}
     left_out = []
-    room = CONTENTS
+    room = MAX_CONTENTS
     for entry in index:
         name, version = entry["name"], entry.get("version")
         if entry.get("state") != "READY":
@@ -318,17 +327,17 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
         if name in models:
             models[name]["versions"].append(version)
             continue
-        home = next(
+        model_directory = next(
             (path for path in (os.path.join(base, name) for base in directories) if os.path.isdir(resolve(root, path))), None
         )
-        if home is None:
+        if model_directory is None:
             raise Failure(f"model {name} is served, but is in none of {', '.join(directories)}: reload it from there first")
-        files, contents = model(root, home, room)
+        files, contents = model(root, model_directory, room)
         room -= sum(map(len, contents.values()))
         resource = f"/v2/models/{name}/versions/{version}/config"
-        status, config = http_json(address, port, "GET", resource, ANSWER_SECONDS, headers=key)
+        status, config = http_json(address, port, "GET", resource, ANSWER_TIMEOUT, headers=key)
         models[name] = {
-            "home": home,
+            "home": model_directory,
             "versions": [version],
             "files": files,
             "contents": contents,
@@ -347,7 +356,7 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
     }
 
 
-def below(pid: int, ancestor: int) -> bool:
+def is_descendant(pid: int, ancestor: int) -> bool:
     """Return True if `pid` is `ancestor` or its descendant. Processes of `docker exec` do not descend from the main process."""
     while pid > 1 and pid != ancestor:
         status = raw(f"/proc/{pid}/status").decode()
@@ -361,14 +370,14 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     address, port = endpoint(inspect, process["argv"])
     return {
         name: http_json(
-            address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body, key_headers(process["argv"]), size=ANSWER
+            address, port, "POST", f"/v2/models/{name}/infer", ANSWER_TIMEOUT, body, key_headers(process["argv"]), size=MAX_ANSWER
         )
         for name, body in arguments["requests"].items()
     }
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")
@@ -376,8 +385,8 @@ def run(module: request.Module) -> None:
     try:
         if arguments["piece"]:
             path = arguments["piece"]["path"]
-            inside = PROCESS_ROOT.match(path)
-            with opened(path, inside[0] if inside else os.path.dirname(path)) as source:
+            root_match = PROCESS_ROOT.match(path)
+            with open_container_file(path, root_match[0] if root_match else os.path.dirname(path)) as source:
                 source.seek(int(arguments["piece"]["offset"]))
                 module.exit_json(data=base64.b64encode(source.read(int(arguments["piece"]["size"]))).decode())
         if arguments["requests"]:

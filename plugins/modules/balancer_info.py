@@ -50,16 +50,16 @@ EXAMPLES = r"""
 RETURN = r"""
 now:
   description: >-
-    End of the windows in seconds since 1970, by the clock of the balancer. It is 50 ms before the call. The next window that starts
-    at this time misses no request and counts none twice.
+    End of the windows in seconds since 1970, by the clock of the balancer. It is 50 ms before the call. If the next window starts
+    at this time, each request is counted once.
   returned: success
   type: float
 running:
-  description: Whether HAProxy answers. If not, RV(servers) is empty, and the other values are null or not returned.
+  description: Whether HAProxy answers. Otherwise RV(servers) is empty, and the other values are null or not returned.
   returned: success
   type: bool
 reason:
-  description: Reason why HAProxy does not answer. Null if it does.
+  description: Reason why HAProxy does not answer. Null if HAProxy answers.
   returned: success
   type: str
 process:
@@ -71,7 +71,7 @@ version:
   returned: success
   type: str
 config:
-  description: SHA-256 of O(config). Null if it cannot be read.
+  description: SHA-256 of O(config). Null if the file cannot be read.
   returned: success
   type: str
 records_flaw:
@@ -79,7 +79,7 @@ records_flaw:
   returned: success
   type: str
 servers:
-  description: The servers by name. Empty if HAProxy has another configuration than that of the role.
+  description: The servers by name. Empty if the configuration of HAProxy is not from the role C(load_balancer).
   returned: success
   type: dict
   contains:
@@ -97,20 +97,20 @@ servers:
       type: int
     drained:
       description: >-
-        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for one that was drained
-        directly on the runtime socket.
+        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for a server that was
+        drained directly on the runtime socket.
       type: dict
     counters:
       description: >-
-        For C(http) and C(grpc), HAProxy's counters since its current worker started - C(requests), C(responses_4xx),
+        For C(http) and C(grpc), HAProxy's counters since the current worker started - C(requests), C(responses_4xx),
         C(responses_5xx), C(connection_errors), C(response_errors), C(client_aborts) and C(server_aborts).
       type: dict
     traffic:
       description: >-
         With O(since), the windows for C(http) and C(grpc). A window counts finished inference requests - C(requests), among them
-        C(streams); C(failed), the number of failed requests by kind; C(latency), the number of successful requests that are no
-        streams by the upper bound of their latency in ms; C(by_model), the same for each model of HTTP requests; C(other), the
-        C(requests) and C(failed) of all calls that are no inference. Kinds of failures are C(4xx), C(5xx), C(connect) (no
+        C(streams); C(failed), the number of failed requests by kind; C(latency), the number of successful requests by the upper
+        bound of their latency in ms (without streams); C(by_model), the same numbers for each model of HTTP requests; C(other), the
+        C(requests) and C(failed) of all other calls. Kinds of failures are C(4xx), C(5xx), C(connect) (no
         connection to the server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than
         0 in the headers), C(client) (the client gave up) and C(closed) (a drain closed the request).
       type: dict
@@ -144,7 +144,7 @@ REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     balancer = Balancer(params["socket"], params["master_socket"])
     try:

@@ -11,8 +11,8 @@ short_description: Drain or undrain a server of a load balancer
 description:
   - Drains a server of the HAProxy that the role C(load_balancer) has configured, makes it ready again, or sets its weight. Run it
     on the balancer.
-  - A drained server keeps its requests and streams and takes no new ones. Both protocols are drained, because the gRPC server
-    tracks the HTTP server.
+  - A drained server keeps its requests and streams in flight, and gets no new requests. Both protocols are drained, because the
+    gRPC server tracks the HTTP server.
   - Records who drained the server and why. A caller does not undrain a server that was drained by a higher kind of owner (see
     O(kind)). Drains survive reloads and restarts of HAProxy.
   - Fails if HAProxy does not have the desired state afterwards.
@@ -42,17 +42,17 @@ options:
       - Kind of the owner of a drain, from low to high V(rollout), V(maintenance), V(operator).
       - O(state=ready) undrains a server that was drained by the same or a lower kind. Otherwise the server stays drained, and
         RV(kept) is true.
-      - O(state=drained) takes over a drain of the same or a lower kind. Otherwise its owner stays.
+      - O(state=drained) takes over a drain of the same or a lower kind. Otherwise the owner of the drain stays.
       - A server that was drained directly on the runtime socket of HAProxy has no record, and counts as drained by an operator.
     type: str
     choices: [rollout, maintenance, operator]
     default: operator
   run:
-    description: ID of the run that drains the server, for the record. The controller fills it in.
+    description: ID of the run that drains the server, for the record. The action sets it.
     type: str
     default: ""
   by:
-    description: Person who drains the server, for the record. The controller fills it in.
+    description: Person who drains the server, for the record. The action sets it.
     type: str
     default: unknown
   reason:
@@ -62,13 +62,13 @@ options:
   wait:
     description:
       - Seconds to wait with O(state=drained) until no request or stream of the server is in flight. V(0) does not wait.
-      - Requests in workers of HAProxy that a reload left behind are counted, too.
+      - This includes requests in old workers, which a reload of HAProxy has replaced.
     type: int
     default: 0
   close:
     description:
-      - Close the requests and streams that are in flight after O(wait) seconds. A bidirectional stream that a client keeps open
-        never ends by itself.
+      - Close the requests and streams that are in flight after O(wait) seconds. Without this option, a bidirectional stream stays
+        in flight as long as its client keeps it open.
     type: bool
     default: false
   allow_outage:
@@ -79,8 +79,8 @@ options:
     description:
       - With O(state=ready), wait up to so many seconds until new health checks of the server have passed, and only then make it
         ready. The task fails otherwise, and the server stays drained.
-      - V(0) does not wait. HAProxy then sends requests at once if its last health check has passed. This check may be older than
-        the last change of the server.
+      - V(0) does not wait. HAProxy then sends requests at once if the last health check of the server has passed. This check may be
+        older than the last change of the server.
     type: int
     default: 0
 attributes:
@@ -136,8 +136,8 @@ server:
       type: int
     drained:
       description: >-
-        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for one that was drained
-        without this module.
+        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for a server that was
+        drained without this module.
       type: dict
 kept:
   description: Whether the owner of the drain stays, because a higher kind of owner drained the server. The server stays drained.
@@ -181,20 +181,20 @@ OPTIONS: Dict[str, Any] = {
 }
 # Name of the balancer in the inventory, for messages
 REQUEST = {"host": {"type": "str", "default": "the balancer"}}
-# Smallest and largest weight. HAProxy accepts no larger one, and sends no requests to a server with a weight of 0.
-WEIGHTS = (1, 256)
+# Smallest and largest weight. 256 is the limit of HAProxy. A server with a weight of 0 would get no requests.
+WEIGHT_RANGE = (1, 256)
 # Longest wait in seconds. The connection of Ansible has to stay open during the wait.
-LONGEST = 86400
+MAX_WAIT = 86400
 
 
 def flaw(params: Mapping[str, Any]) -> str:
-    """Return the reason why the options cannot be applied, an empty string if they can."""
+    """Return the reason why the options are invalid; an empty string for valid options."""
     weight = params["weight"]
-    if weight is not None and not WEIGHTS[0] <= weight <= WEIGHTS[1]:
-        return "weight is {}, expected {} to {}. Use state=drained to send no requests".format(weight, *WEIGHTS)
+    if weight is not None and not WEIGHT_RANGE[0] <= weight <= WEIGHT_RANGE[1]:
+        return "weight is {}, expected {} to {}. Use state=drained to send no requests".format(weight, *WEIGHT_RANGE)
     for name, state in (("wait", "drained"), ("up_within", "ready")):
-        if not 0 <= params[name] <= LONGEST:
-            return f"{name} is {params[name]}, expected 0 to {LONGEST}"
+        if not 0 <= params[name] <= MAX_WAIT:
+            return f"{name} is {params[name]}, expected 0 to {MAX_WAIT}"
         if params[name] and params["state"] != state:
             return f"{name} is {params[name]}, expected 0 unless state={state}"
     if params["close"] and params["state"] != "drained":
@@ -203,7 +203,7 @@ def flaw(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     reason = flaw(params)
     if reason:

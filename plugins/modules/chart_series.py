@@ -10,9 +10,9 @@ module: chart_series
 short_description: Read the series of the report's charts from Prometheus
 description:
   - Reads requests and latency of each model, and temperature and memory of the cards, from the Prometheus of a monitoring host.
-    M(npufleet.triton.fleet_report) draws them.
-  - At most 12 cards have series of their own. Faulted cards come first, then the hottest ones. The other cards are in the series of
-    the whole fleet.
+    M(npufleet.triton.fleet_report) draws the charts.
+  - At most 12 cards have their own series. Faulted cards come first, then the hottest cards. The series of the whole fleet contains
+    all cards.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -48,12 +48,12 @@ step:
   type: int
 series:
   description: >-
-    For each chart, a list of series. Each of them has C(labels), and C(values) with one number for each point, which is null where
-    Prometheus has no value. Empty if RV(flaw) is not null.
+    For each chart, a list of series. Each series has C(labels), and C(values) with one number for each point. A number is null
+    where Prometheus has no value. The dictionary is empty if RV(flaw) is not null.
   returned: success
   type: dict
 flaw:
-  description: Why Prometheus could not be read. Null if it could.
+  description: Reason why Prometheus could not be read. Null after a success.
   returned: success
   type: str
 """
@@ -67,14 +67,14 @@ OPTIONS: Dict[str, Any] = {
     "port": {"type": "int", "default": 9090},
     "hours": {"type": "int", "default": 6},
 }
-MOST_HOURS = 720
+MAX_HOURS = 720
 
 
 def run(module: request.Module) -> None:
     """Read the series, unless an option is out of its range."""
     port, hours = module.params["port"], module.params["hours"]
-    if not 1 <= hours <= MOST_HOURS:
-        module.fail_json(msg=f"hours is {hours}, expected a number from 1 to {MOST_HOURS}")
+    if not 1 <= hours <= MAX_HOURS:
+        module.fail_json(msg=f"hours is {hours}, expected a number from 1 to {MAX_HOURS}")
     module.exit_json(changed=False, **chart_series.read(port, time.time(), hours))
 
 

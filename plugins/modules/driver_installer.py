@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: driver_installer
 short_description: Run the vendor's installer of the driver
 description:
-  - Runs C(rebellions-x86_64-<version>.run) with a time limit, and with closed standard input, because nobody can answer its
-    questions. It runs in its own session, so that it continues if the connection is lost.
+  - Runs C(rebellions-x86_64-<version>.run) with a time limit. Its standard input is closed, because nobody can answer questions.
+  - The installer runs in its own session, so that it continues if the connection is lost.
   - The whole output is written to a file that only root can read. If the installer fails, the last lines are shown.
   - M(npufleet.triton.host_state) proves afterwards whether the driver is installed.
 version_added: 0.1.0
@@ -26,7 +26,7 @@ options:
     elements: str
     default: []
   timeout:
-    description: Time limit in seconds. Then the installer and all processes that it started are killed.
+    description: Seconds after which the module kills the installer and all processes that the installer started.
     type: int
     default: 1800
 attributes:
@@ -87,9 +87,9 @@ def main() -> None:
     except OSError as error:
         module.fail_json(msg=f"the installer could not be run: {error}")
     if code != 0:
-        ended = f"it was ended after {limit} s" if code is None else f"it ended with {code}"
+        reason = f"the installer was killed after {limit} s" if code is None else f"the installer ended with exit code {code}"
         lines = installer.last_lines(log_path)
-        module.fail_json(msg=f"{ended}; its last words, all of which are in {log_path}:\n{lines}", changed=True)
+        module.fail_json(msg=f"{reason}. The whole output is in {log_path}. The last lines:\n{lines}", changed=True)
     module.exit_json(changed=True, seconds=round(time.monotonic() - start, 1), log=log_path)
 
 

@@ -10,9 +10,9 @@ module: fleet_report
 short_description: Write the report of a fleet
 description:
   - Combines the results of the playbooks C(status) and C(check) on the controller, and renders them as one HTML page. Hosts with
-    problems come first. If the results of one playbook are missing, the page shows only those of the other one.
+    problems come first. If the results of one playbook are missing, the page shows only the results of the other playbook.
   - The variable C(npufleet_charts) of a host in C(monitoring_hosts) has the result of M(npufleet.triton.chart_series). The page
-    draws its charts, or one line with the reason why there are none.
+    shows the charts of this result, or the reason why the charts are missing.
   - Run it once for all hosts of a play.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -23,9 +23,9 @@ options:
     description:
       - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Otherwise old results
         would be reported for hosts that are unreachable or in maintenance.
-      - V(read) writes the states of the hosts of the play to O(status_file), and renders the page.
-        M(npufleet.triton.host_state) has read them with O(npufleet.triton.host_state#module:details=report). The variable
-        C(npufleet_state) of a host that it could not read has the failed result. Other hosts keep their entry in the file.
+      - V(read) writes the states of the hosts of the play to O(status_file), and renders the page. An earlier task has read the
+        states with M(npufleet.triton.host_state) and O(npufleet.triton.host_state#module:details=report). For a host that could not
+        be read, the variable C(npufleet_state) has the failed result. Hosts outside of the play keep their entry in the file.
       - V(rendered) renders the page from the files as they are.
     type: str
     choices: [reset, read, rendered]
@@ -33,7 +33,7 @@ options:
   status_file:
     description:
       - JSON file with the state of each host. Only its owner can read it. Required unless O(state=reset).
-      - The page also has the last ten rollouts, whose records are in the directory C(rollouts) next to this file.
+      - The page also shows the last ten rollouts. Their records are in the directory C(rollouts) next to this file.
     type: path
   results_dir:
     description: Directory in which the playbook C(check) writes C(<host>.json).
@@ -66,7 +66,7 @@ differs:
   returned: with O(state=read)
   type: dict
 hosts_not_in_sync:
-  description: The hosts of the play that are not in sync, except those in maintenance.
+  description: The hosts of the play that are not in sync, except hosts in maintenance.
   returned: with O(state=read)
   type: list
   elements: str
@@ -81,7 +81,7 @@ path:
   returned: unless O(state=reset)
   type: str
 counts:
-  description: Number of hosts, C(all), and how many of them are C(wrong), C(unknown) and C(good).
+  description: C(all) is the number of hosts. C(wrong), C(unknown) and C(good) are the numbers of hosts with this level.
   returned: unless O(state=reset)
   type: dict
 """

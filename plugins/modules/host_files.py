@@ -28,7 +28,7 @@ options:
         type: str
         required: true
       mode:
-        description: Mode in quotes. If it is not set, an existing directory keeps its mode, and a new one gets V(0755).
+        description: Mode in quotes. Without a mode, an existing directory keeps its mode, and a new directory gets V(0755).
         type: str
       empty:
         description:
@@ -124,7 +124,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import host_files, request
 
-# The action plugin reads the task's arguments by the same specification.
+# The action plugin validates the arguments of the task with this specification, too.
 OPTIONS: Dict[str, Any] = {
     "directories": {
         "type": "list",
@@ -174,7 +174,7 @@ REQUEST: Dict[str, Any] = {
 
 
 def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
-    """Return the number of the group of a file, None for the group of the caller."""
+    """Return the number of the group of a file; None for the group of the caller."""
     name = entry["group"]
     if not name or name.isdigit():
         return int(name) if name else None
@@ -187,7 +187,7 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)
@@ -203,24 +203,24 @@ def run(module: request.Module) -> None:
     )
     units: List[str] = []
     try:
-        found = host_files.differences(desired)
+        differences = host_files.differences(desired)
         if not module.check_mode:
-            reasons = host_files.invalid(desired, found)
+            reasons = host_files.invalid(desired, differences)
             if reasons:
                 raise host_files.Conflict(reasons)
-            units = params["restart"] if found else []
+            units = params["restart"] if differences else []
             if units:
-                host_files.apply_and_restart(desired, found, units)
+                host_files.apply_and_restart(desired, differences, units)
             else:
-                host_files.apply(desired, found)
+                host_files.apply(desired, differences)
     except host_files.Conflict as conflict:
         module.fail_json(msg="nothing was written:" + "".join("\n  - " + reason for reason in conflict.reasons))
     except host_files.NotStarted as failure:
         module.fail_json(msg=str(failure), changed=True, restarted=units)
     except OSError as error:
         module.fail_json(msg=f"{error.filename} could not be written: {error.strerror}")
-    shown = {"diff": [difference.as_diff() for difference in found]} if module._diff else {}
-    module.exit_json(changed=bool(found), paths=[difference.path for difference in found], restarted=units, **shown)
+    diff = {"diff": [difference.as_diff() for difference in differences]} if module._diff else {}
+    module.exit_json(changed=bool(differences), paths=[difference.path for difference in differences], restarted=units, **diff)
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ DOCUMENTATION = r"""
 module: host_lease
 short_description: Lock a host for one run while it changes the host
 description:
-  - Takes the lease of a host, or renews it if this run already has it. The lease is a file on the host. While a run has it, other
-    runs wait, or fail with the name of the holder, and the watchdog takes no action. Only that run releases the lease.
+  - Takes the lease of a host, or renews the lease if this run already has it. The lease is a file on the host. While a run has the
+    lease, other runs wait, or fail with the name of the owner, and the watchdog takes no action. Only the owner releases the lease.
   - The lease is live while a module call of its run is running, and for C(npufleet_lease_timeout) seconds after the last call.
-  - If a run ended without releasing the lease, the watchdog of the host or its next boot restores the previous state. If another
-    run comes first, it takes over the lease, and rolls back an interrupted replacement of the container.
+  - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. If another
+    run needs the host before that, it takes over the lease, and rolls back an interrupted replacement of the container.
   - Also installs the library that the modules and the host use, and the unit that runs the library at boot.
   - For a host in maintenance the task fails, or returns RV(maintenance) with O(unless_maintenance).
 version_added: 0.1.0
@@ -37,7 +37,7 @@ options:
   wait:
     description:
       - Seconds to wait until another run releases the host.
-      - The controller fills in C(npufleet_lease_wait).
+      - The action uses C(npufleet_lease_wait) if the task does not set this option.
     type: int
     default: 0
   seen:
@@ -51,7 +51,7 @@ options:
     default: true
   rollout:
     description:
-      - The rollout that changes the host, for the record C(rollouts.json) on the host, which has the last 50 rollouts.
+      - The rollout that changes the host, for the file C(rollouts.json) on the host. This file has the last 50 rollouts.
       - With O(state=held), C(playbook), C(commit), C(release), C(concerns), C(batch) and C(batches).
       - With O(state=released), C(failure), C(verdict), C(in_flight) and C(closed).
     type: dict
@@ -83,11 +83,11 @@ taken_over:
   returned: O(state=held)
   type: dict
 settled:
-  description: What was restored because a run was interrupted during a replacement. Null if nothing was restored.
+  description: Report of what was restored after a run was interrupted during a replacement. Null if nothing was restored.
   returned: O(state=held)
   type: str
 fresh:
-  description: Whether O(seen) is at most a minute old, and no run has held the host since then.
+  description: Whether O(seen) is at most a minute old, and no run has had the lease of the host since then.
   returned: O(state=held)
   type: bool
 maintenance:
@@ -99,7 +99,7 @@ released:
   returned: O(state=released)
   type: bool
 held_by:
-  description: ID of the run that holds the host.
+  description: ID of the run that has the lease of the host.
   returned: when another run is changing the host
   type: str
 """
@@ -130,72 +130,74 @@ REQUEST = {
     "container": {"type": "dict", "default": {}},
     # Version of the controller's library
     "version": {"type": "str", "default": ""},
-    # Id of a run that the controller knows to be gone
+    # ID of a run that has ended, as the controller has found
     "ended": {"type": "str", "default": ""},
 }
 
-NOTHING = {"changed": False, "taken": False, "taken_over": None, "settled": None, "fresh": False, "maintenance": None}
+UNCHANGED = {"changed": False, "taken": False, "taken_over": None, "settled": None, "fresh": False, "maintenance": None}
 # Seconds for which a result of host_state is valid
-FRESH = 60.0
+FRESH_SECONDS = 60.0
 
 
 def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     """Apply state `held`: take or renew the lease. Return the result of the module."""
     root, settings = params["root"], params["container"]
-    mark = lease.maintenance(os.path.join(root, lease.MAINTENANCE_FILE)) if params["unless_maintenance"] else None
-    if mark:
-        return {**NOTHING, "maintenance": mark}
-    me = lease.Holder(params["run"], params["by"], params["allow_maintenance"])
-    last, seen = lease.last_run(root), params["seen"]
-    taken, before = lease.acquire(root, me, params["patience"], settings, params["wait"], params["ended"])
+    maintenance = lease.maintenance(os.path.join(root, lease.MAINTENANCE_FILE)) if params["unless_maintenance"] else None
+    if maintenance:
+        return {**UNCHANGED, "maintenance": maintenance}
+    owner = lease.Holder(params["run"], params["by"], params["allow_maintenance"])
+    last_run, seen = lease.last_run(root), params["seen"]
+    taken, previous = lease.acquire(root, owner, params["patience"], settings, params["wait"], params["ended"])
     changed = params["install"] and _install(params)
     if taken and params["rollout"]:
         try:
-            rollouts.begin(root, me.run, me.by, params["rollout"])
+            rollouts.begin(root, owner.run, owner.by, params["rollout"])
         except (OSError, ValueError) as error:
-            # The change matters more than its record.
+            # A missing record must not prevent the change.
             warn("{}: the rollout is not recorded on the host: {}".format(params["host"], error))
     settled = None
-    if before is not None:
+    if previous is not None:
         warn(
-            "{}: the run of {} since {} ended during its change: its lease is taken over".format(
-                params["host"], before["by"], before["since"]
+            "{}: the run of {} since {} ended during its change. This run takes over the lease".format(
+                params["host"], previous["by"], previous["since"]
             )
         )
     if taken and replacement.interrupted(root):
-        # Imported here, because hardly any call needs it
+        # Only a call after an interrupted replacement needs this import.
         from ansible_collections.npufleet.triton.plugins.module_utils.change import container
 
         settled = replacement.recover(
             root,
-            me,
+            owner,
             lambda: container.restore(container.Docker(), root, settings["name"], settings),
             lambda error: failures.reason(error, (container.ContainerError, lease.LeaseError, OSError)),
         )
-        warn("{}: a replacement of the container broke off: {}".format(params["host"], settled or "there was no server before"))
-    over = {"by": before["by"], "since": before["since"]} if before else None
-    answer = {**NOTHING, "changed": changed or settled is not None, "taken": taken, "taken_over": over, "settled": settled}
-    return {**answer, "fresh": taken and before is None and _counts(seen, last)}
+        warn(
+            "{}: a replacement of the container was interrupted: {}".format(params["host"], settled or "there was no server before")
+        )
+    taken_over = {"by": previous["by"], "since": previous["since"]} if previous else None
+    result = {**UNCHANGED, "changed": changed or settled is not None, "taken": taken, "taken_over": taken_over, "settled": settled}
+    return {**result, "fresh": taken and previous is None and _is_fresh(seen, last_run)}
 
 
 def _install(params: Mapping[str, Any]) -> bool:
-    # A list, so that install_unit also runs if activate has changed something
+    # With a list, `any` does not skip install_unit if activate has changed something.
     return any([library.activate(params["version"]), commands.install_unit(params["root"])])
 
 
-def _counts(seen: Mapping[str, Any], last: str) -> bool:
-    """Return True if `seen` is recent, and `last` is the run after which the host was read."""
+def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
+    """Return True if the result `seen` is recent, and no run has had the lease of the host since that result."""
     age = clock.since(seen)
-    return age is not None and age <= FRESH and seen.get("after") == last
+    return age is not None and age <= FRESH_SECONDS and seen.get("after") == last_run
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")
     if module.check_mode:
-        module.exit_json(**NOTHING)
+        module.exit_json(**UNCHANGED)
     try:
         if params["state"] == "released":
             released = lease.release(params["root"], lease.Holder(params["run"], params["by"]), params["rollout"])

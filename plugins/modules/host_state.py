@@ -19,7 +19,7 @@ options:
   concerns:
     description:
       - The concerns of the host that the module reads.
-      - With V([]), the module reads only the maintenance of the host.
+      - With V([]), the module reads only the maintenance mark of the host.
       - Default is every concern of the host's groups. With O(preflight), the variable C(preflight_concerns) takes precedence if it
         is not empty.
     type: list
@@ -42,7 +42,7 @@ options:
     default: 0
   known:
     description: >-
-      Name of a variable with an earlier result of this module. That result and RV(known) are returned, without a call of the host.
+      Name of a variable with an earlier result of this module. The task returns that result and RV(known), and calls no host.
     type: str
   store:
     description: Also return RV(store), the releases and the history of the model store.
@@ -54,8 +54,8 @@ options:
     default: false
   rollback:
     description:
-      - Also return RV(moves), the models that a rollback would change, and in RV(refusals) the reasons against it.
-      - Without O(rollback.models), it covers every served model that has the release of O(rollback.to).
+      - Also return RV(moves), the models that a rollback would change, and RV(refusals), the reasons against the rollback.
+      - Without O(rollback.models), the rollback covers every served model that has the release of O(rollback.to).
     type: dict
     suboptions:
       models:
@@ -69,11 +69,11 @@ options:
         required: true
   details:
     description:
-      - Whether the result has RV(actual), RV(desired) and RV(origins), which are most of its size. A playbook that reads a large
-        fleet needs them only of some hosts.
-      - V(always) returns them.
+      - Whether the result has the details RV(actual), RV(desired) and RV(origins), which contain most of the data. A playbook for a
+        large fleet needs the details of few hosts.
+      - V(always) returns the details.
       - V(changes) leaves them out for a host that is RV(in_sync).
-      - V(report) leaves them out, and keeps the state of the host for M(npufleet.triton.fleet_report) until the run ends.
+      - V(report) leaves them out, and stores the state of the host for M(npufleet.triton.fleet_report) until the run ends.
     type: str
     choices: [always, changes, report]
     default: always
@@ -150,7 +150,7 @@ mark:
   type: str
 seen:
   description:
-    - Time of this call, and the last run that held the host. Pass the value to O(npufleet.triton.host_lease#module:seen).
+    - Time of this call, and the last run that had the lease of the host. Pass it to O(npufleet.triton.host_lease#module:seen).
     - Empty if another run is changing the host, or if the server is not among the concerns.
   returned: success
   type: dict
@@ -172,7 +172,7 @@ known:
   type: bool
 held:
   description:
-    - Models that a manual rollback holds at an older release, while the inventory still has the release that was rolled back. Each
+    - Models that a manual rollback holds at an older release. The inventory still has the release that was rolled back. Each model
       has C(by), C(when), C(why) and the facts of its release. A held model counts as in sync, and causes a warning.
   returned: success
   type: dict
@@ -240,7 +240,7 @@ store:
       elements: dict
     holds: {description: "Models that are held at an older release, with C(by), C(when) and C(why).", type: dict}
     transaction: {description: "The open transaction, null if there is none.", type: dict}
-    damaged: {description: "What is wrong with each damaged file, by its path. The next change repairs what it can.", type: dict}
+    damaged: {description: "The flaw of each damaged file, by its path. The next change tries to repair the files.", type: dict}
     releases: {description: "Labels of the releases of each model, newest first.", type: dict}
     rollouts:
       description: "The last rollouts of this host, newest first: C(began), C(ended), C(by), C(playbook), C(verdict) and more."
@@ -307,9 +307,9 @@ REQUEST: Dict[str, Any] = {
     "mark": {"type": "path"},
     # Inventory name of the host, for messages
     "host": {"type": "str"},
-    # Id of this run
+    # ID of this run
     "run": {"type": "str", "default": ""},
-    # Id of a run that is known to be gone, whose lease is ignored
+    # ID of a run that has ended. The module ignores the lease of that run.
     "ended": {"type": "str", "default": ""},
     # Conditions that the host must meet, for preflight
     "conditions": {"type": "dict"},
@@ -320,29 +320,32 @@ REQUEST: Dict[str, Any] = {
 }
 
 
-def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+def _rollback(root: str, rollback: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
     """Return (moves of a rollback, reasons against it)."""
     try:
-        return dict(store.rollback_moves(root, asked["models"], asked["to"])), []
+        return dict(store.rollback_moves(root, rollback["models"], rollback["to"])), []
     except (store.StoreError, OSError) as error:
         return {}, [f"model store {root}: {error}"]
 
 
 def _read_store(root: str) -> Dict[str, Any]:
     """Return the content of the model store. A store that does not exist yet is empty."""
-    home = os.path.join(root, "releases")
+    releases_directory = os.path.join(root, "releases")
     return {
         "history": store.read_history(root),
         "holds": store.read_holds(root),
         "transaction": store.read_transaction(root),
         "damaged": damage.find(root),
         "rollouts": rollouts.read(root),
-        "releases": {name: store.labels(root, name) for name in (sorted(os.listdir(home)) if os.path.isdir(home) else [])},
+        "releases": {
+            name: store.labels(root, name)
+            for name in (sorted(os.listdir(releases_directory)) if os.path.isdir(releases_directory) else [])
+        },
     }
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
@@ -353,54 +356,54 @@ def run(module: request.Module) -> None:
             desired["server"]["models"] = store.current_models(desired["server"]["root"], desired["server"]["models"])
         except store.StoreError as error:
             module.fail_json(msg="{}: {}".format(params["host"], error))
-    held = {} if current_releases else store.apply_holds(desired)
-    for name, hold in held.items():
+    held_models = {} if current_releases else store.apply_holds(desired)
+    for name, hold in held_models.items():
         module.warn(
             f"{params['host']}: model {name} is held at {hold['label']}, rolled back by {hold['by']} at {hold['when']} "
-            f"({hold['why'] or 'no reason given'}): change the model in the inventory, or end it with rollback.yml "
+            f"({hold['why'] or 'no reason given'}): change the model in the inventory, or end the hold with rollback.yml "
             f"-e rollback_forget=true -e rollback_models={name}"
         )
     root, run_id, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
     observed_at = {}
     if root and "server" in desired:
         observed_at = {**clock.mark(), "after": lease.last_run(root), "current_releases": current_releases}
-    seen = proof.observe(desired, root, run_id, ended, current_releases, params["prove"], params["timeout"])
-    actual, plan = seen.actual, seen.plan
+    observation = proof.observe(desired, root, run_id, ended, current_releases, params["prove"], params["timeout"])
+    actual, plan = observation.actual, observation.plan
     if params["prove"] and plan and not module.check_mode:
-        module.fail_json(msg="{} is not in sync:{}".format(params["host"], seen.describe()), plan=plan, actual=actual)
+        module.fail_json(msg="{} is not in sync:{}".format(params["host"], observation.describe()), plan=plan, actual=actual)
     for name, concern in CONCERNS.items():
-        words = concern.warning(actual.get(name) or {})
-        if words:
-            module.warn("{}: {}".format(params["host"], words))
-    other = lease.held_by_another(root, run_id, ended) if root and desired else None
-    mark = lease.maintenance(params["mark"]) if params["mark"] else None
-    changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
+        text = concern.warning(actual.get(name) or {})
+        if text:
+            module.warn("{}: {}".format(params["host"], text))
+    other_run = lease.held_by_another(root, run_id, ended) if root and desired else None
+    maintenance = lease.maintenance(params["mark"]) if params["mark"] else None
+    changed = bool(plan) and module.check_mode and not params["prove"] and maintenance is None
     report = [sentence(item) for item in plan]
-    answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
+    result: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": maintenance, "actual": actual, "held": held_models}
     # The state is not reusable while another run is changing the host.
-    answer["seen"] = {} if other else observed_at
-    if other:
+    result["seen"] = {} if other_run else observed_at
+    if other_run:
         # Only the controller knows whether that run has ended, so the controller writes the warning.
-        answer["held_by"] = {key: other[key] for key in ("run", "by", "since")}
+        result["held_by"] = {key: other_run[key] for key in ("run", "by", "since")}
     conditions = params["conditions"]
     if params["preflight"] and conditions:
-        # A host in maintenance is not judged, so that it does not prevent the change of other hosts.
+        # A host in maintenance has no refusals, so that it does not prevent the change of other hosts.
         suppliers, passwords = params["suppliers"], params["passwords"]
-        answer["clock"] = time.time()
-        answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
-        for words in remarks(conditions):
-            module.warn(f"{params['host']}: {words}")
-    if params["preflight"] and "balancer" in desired and mark is None:
-        own = balancer_preflight.refusals(desired["balancer"], actual["balancer"], plan)
-        answer["refusals"] = [*answer.get("refusals", []), *own]
+        result["clock"] = time.time()
+        result["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if maintenance is None else []
+        for text in remarks(conditions):
+            module.warn(f"{params['host']}: {text}")
+    if params["preflight"] and "balancer" in desired and maintenance is None:
+        balancer_refusals = balancer_preflight.refusals(desired["balancer"], actual["balancer"], plan)
+        result["refusals"] = [*result.get("refusals", []), *balancer_refusals]
     if params["store"]:
         try:
-            answer["store"] = _read_store(root)
+            result["store"] = _read_store(root)
         except (store.StoreError, OSError) as error:
             module.fail_json(msg=f"model store {root}: {error}")
     if params["rollback"]:
-        answer["moves"], answer["refusals"] = _rollback(root, params["rollback"]) if mark is None else ({}, [])
-    module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)
+        result["moves"], result["refusals"] = _rollback(root, params["rollback"]) if maintenance is None else ({}, [])
+    module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **result)
 
 
 def main() -> None:

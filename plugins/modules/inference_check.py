@@ -68,7 +68,7 @@ options:
             description: PEM file with the certificate of this client.
             type: str
           key:
-            description: PEM file with the key of this client. It is in no command line and in no environment.
+            description: PEM file with the key of this client. No command line and no environment contains the key.
             type: str
       grpc_tls:
         description: Use gRPC with TLS, which Triton itself provides. Default is without TLS. The files are on the controller.
@@ -92,7 +92,7 @@ options:
     default: true
   keep:
     description:
-      - Send no request, but write the checks with their data into a file on the host, for its continuous probe. Only root can read
+      - Send no request, but write the checks with their data into a file on the host, for the probe of the host. Only root can read
         the file.
     type: dict
     suboptions:
@@ -130,8 +130,8 @@ options:
     default: []
   results_dir:
     description:
-      - Directory on the controller for the results, C(<host>.json). They are also written if checks fail, and in check mode. The
-        result of an earlier run is removed first, so that it is not reported for a host that has become unreachable.
+      - Directory on the controller for the results, C(<host>.json). The results are also written if checks fail, and in check mode.
+        Earlier results are removed first, so that nothing reports them for a host that has become unreachable.
       - By default no results are written.
     type: path
 attributes:
@@ -219,7 +219,7 @@ proven:
   returned: when the checks could be read
   type: bool
 msg:
-  description: Number of checks that passed, and the first twenty that failed with their reasons.
+  description: Number of passed checks, and the reasons of the first twenty failed checks.
   returned: always
   type: str
 passed:
@@ -239,8 +239,8 @@ checks:
     name: {description: "Model, protocol and request.", type: str}
     model: {description: Name of the model., type: str}
     protocol: {description: "V(http), V(grpc), V(stream) or V(raw).", type: str}
-    ok: {description: Whether the answer was the expected one., type: bool}
-    why: {description: "All reasons why the check failed, empty if it passed.", type: str}
+    ok: {description: Whether the answer was as expected., type: bool}
+    why: {description: "All reasons why the check failed, empty for a passed check.", type: str}
     ms: {description: "Milliseconds that the client measured, null without an answer.", type: float}
     expected: {description: "The expected label, a list of labels for a batch, or the expected texts in one line.", type: raw}
     got: {description: "The actual label, a list of labels for a batch, or the actual texts in one line.", type: raw}
@@ -265,7 +265,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import pr
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
-# The action plugin reads the task's arguments by the same specification.
+# The action plugin validates the arguments of the task with this specification, too.
 OPTIONS: Dict[str, Any] = {
     "image": {"type": "str"},
     "models": {"type": "list", "elements": "str"},
@@ -322,17 +322,17 @@ REQUEST: Dict[str, Any] = {
 
 
 def keep(module: request.Module, document: Mapping[str, Any], program: str) -> bool:
-    """Write the file of the probe: a line with digests, then the standard input of the client. Return True if it differed."""
+    """Write the file of the probe: a line with digests, then the standard input of the client. Return True if the file differed."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
     body = check_client.standard_input(document, program)
-    head = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}
-    content = json.dumps(head, sort_keys=True).encode() + b"\n" + body
+    header = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}
+    content = json.dumps(header, sort_keys=True).encode() + b"\n" + body
     try:
         with open(path, "rb") as source:
-            same = source.read() == content and os.fstat(source.fileno()).st_mode & 0o777 == 0o600
+            unchanged = source.read() == content and os.fstat(source.fileno()).st_mode & 0o777 == 0o600
     except OSError:
-        same = False
-    if not same and not module.check_mode:
+        unchanged = False
+    if not unchanged and not module.check_mode:
         draft = path + ".draft"
         try:
             if os.path.lexists(draft):
@@ -342,11 +342,11 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
             os.replace(draft, path)
         except OSError as error:
             module.fail_json(msg=f"{document['host']}: the checks of the probe cannot be kept in {path}: {error}")
-    return not same
+    return not unchanged
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
         module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")
@@ -374,9 +374,9 @@ def run(module: request.Module) -> None:
     result.update(note)
     if not result["proven"]:
         module.fail_json(**result)
-    trouble = probe.renew(probe.moment()) if result["checks"] and not module.check_mode else None
-    if trouble:
-        module.warn(f"{host}: {trouble}")
+    warning = probe.renew(probe.moment()) if result["checks"] and not module.check_mode else None
+    if warning:
+        module.warn(f"{host}: {warning}")
     module.exit_json(changed=False, **result)
 
 

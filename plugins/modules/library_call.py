@@ -1,22 +1,23 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module library_call: see DOCUMENTATION. Its arguments are in the file, so that Ansible sends nothing else with it.
+"""Module library_call: see DOCUMENTATION. Ansible inserts the arguments into this file, and so need not send another file.
 
-It imports only os and sys before main() has removed directories that other accounts can write to from the import path.
+Other accounts may be able to write to directories in the import path. Until main() has removed these directories, the module
+imports only os and sys.
 """
 
 DOCUMENTATION = r"""
 module: library_call
-short_description: Run a module of this collection from the library that a host keeps
+short_description: Run a module of this collection from the library on a host
 description:
-  - Every action of this collection calls its module with this module. Playbooks need not call it.
+  - Every action of this collection runs its module through C(library_call). Playbooks need not call it.
   - The controller validates the options of the module and masks secrets in its result.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   library:
-    description: Directory of the library that has the version of this collection.
+    description: Directory of the library with the version of the controller's collection.
     type: path
     required: true
   module:
@@ -45,7 +46,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 library_missing:
-  description: True if the host lacks the library, so that no module was run. Otherwise the module's own result is returned.
+  description: True if the host lacks the library, so that no module was run. Otherwise the result of the module is returned.
   returned: when the library is missing
   type: bool
 as_root:
@@ -67,14 +68,14 @@ OPTIONS: dict = {
 def main() -> None:
     """Run the module that the arguments name, or report that its library is missing."""
     # Other accounts may be able to write to the directory of this file, or to the working directory if the file is standard input.
-    own = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv[0] else ""
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", own)]
+    script_directory = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv[0] else ""
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", script_directory)]
     import importlib
     import json
 
     text = r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"""
     if text[:1] != "{":
-        # Ansible always inserts the arguments. Only linters run the file without them, to compare its options with DOCUMENTATION.
+        # Ansible always inserts the arguments. Only linters run the file without arguments, to compare OPTIONS with DOCUMENTATION.
         importlib.import_module("ansible.module_utils.basic").AnsibleModule(argument_spec=OPTIONS, supports_check_mode=True)
         return
     arguments = json.loads(text)

@@ -48,7 +48,7 @@ transferred:
   returned: success, not in check mode
   type: dict
 bytes_moved:
-  description: Number of bytes that this call transferred, without those of an earlier interrupted transfer.
+  description: Number of bytes that this call transferred, without the bytes of an earlier interrupted transfer.
   returned: success, not in check mode
   type: int
 """
@@ -58,7 +58,7 @@ from typing import Any, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
 
-# The action plugin reads the task's arguments by the same specification.
+# The action plugin validates the arguments of the task with this specification, too.
 OPTIONS: Dict[str, Any] = {
     "sha256": {"type": "list", "elements": "str", "required": True},
     "origins": {"type": "dict"},
@@ -74,7 +74,7 @@ REQUEST = {
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if params["step"] is None:
@@ -82,10 +82,10 @@ def run(module: request.Module) -> None:
     if module.check_mode:
         module.exit_json(changed=True)
     try:
-        answer = receive.serve(root, params["incoming"], params["step"], params["secrets"])
+        result = receive.serve(root, params["incoming"], params["step"], params["secrets"])
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
-    module.exit_json(changed=True, **answer)
+    module.exit_json(changed=True, **result)
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ description:
   - Reads models on the controller, and reports everything that is wrong with them before a server reads them. If at least one
     finding is an error, the task fails with all findings of all models. A finding has file, line, field, actual and expected value,
     and the next step.
-  - A C(config.pbtxt) is parsed with Triton's own schema. The models of each host are linted with the variables of the host, without
-    a connection to it.
-  - Without O(repositories) it renders the models that the variable C(triton_models) places on the host, including the host's
-    compiled files. With O(repositories) it reads directories as they are. Compiled files that an inventory would add may then be
-    missing.
+  - A C(config.pbtxt) is parsed with Triton's own schema. The models of each host are linted with the variables of the host. This
+    needs no connection to the host.
+  - Without O(repositories), the task renders the models that the variable C(triton_models) places on the host, with the compiled
+    files for the host. With O(repositories), the task reads directories as they are. Compiled files that an inventory would add may
+    then be missing.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -24,12 +24,12 @@ extends_documentation_fragment:
 options:
   repositories:
     description:
-      - Directories of models on the controller. A model in two directories is a finding, and so is a subdirectory without a model.
-      - Default is the repositories of the host's models, as C(triton_models) and C(npufleet_model_repository) declare them.
+      - Directories of models on the controller. A model in two directories or a subdirectory without a model is a finding.
+      - Default is the repositories that C(triton_models) and C(npufleet_model_repository) declare for the host.
     type: list
     elements: path
   models:
-    description: Names of the models to lint. The steps of an ensemble are also read. Default is every model.
+    description: Names of the models to lint. The models that an ensemble calls are also read. Default is every model.
     type: list
     elements: str
   release:

@@ -10,7 +10,7 @@ module: model_store
 short_description: End the holds of models, or remove the model store of a host
 description:
   - M(npufleet.triton.server_change) releases models and rolls them back. M(npufleet.triton.host_state) reads the store.
-  - To end holds, the run has to hold the host (M(npufleet.triton.host_lease)).
+  - To end holds, the run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -73,25 +73,25 @@ REQUEST = request.HOLDER
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, holder = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:
         if params["state"] == "absent":
-            # The store also contains the lease, which the caller holds.
-            answer: Dict[str, Any] = {"changed": bool(removal.entries(root)) if module.check_mode else removal.remove(root)}
+            # The caller has the lease. The lease is a file in the store, so it cannot be renewed after the removal.
+            result: Dict[str, Any] = {"changed": bool(removal.entries(root)) if module.check_mode else removal.remove(root)}
         elif module.check_mode:
             holds = store.read_holds(root)
-            ended = sorted(set(holds) & set(params["models"] or holds))
-            answer = {"changed": bool(ended), "forgotten": ended}
+            released_models = sorted(set(holds) & set(params["models"] or holds))
+            result = {"changed": bool(released_models), "forgotten": released_models}
         else:
             with lease.working(root, lease.Holder(holder.run, holder.by)):
-                answer = releases.apply(root, holder, {**params, "why": ""})
+                result = releases.apply(root, holder, {**params, "why": ""})
     except lease.LeaseError as error:
         module.fail_json(msg=f"{holder.host or root}: {error}")
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
-    module.exit_json(**answer)
+    module.exit_json(**result)
 
 
 def main() -> None:

@@ -11,21 +11,21 @@ short_description: Announce a rollout, and end the change of a host
 description:
   - Announces the hosts of each batch, their changes, the size of the model files that they lack, and the duration of the last
     rollout. The data are the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
-  - Of a rollout of more than 20 hosts, it announces the size of each batch with its first and last host.
-  - At the end of a host change it releases the host, and fails if the rollout has to stop.
+  - For a rollout of more than 20 hosts, the announcement has the size, the first host and the last host of each batch.
+  - At the end of a host change, the task releases the host, and fails if the rollout has to stop.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(begun) announces this batch and the following ones, and begins the record of the rollout with its first batch. Run it once
-        for each batch.
-      - With the second batch, V(begun) returns how the rollout pauses. C(pause) of the plans has C(npufleet_rollout_pause) of the
-        hosts, of which the longest counts. If it is V(confirm), the task fails without a terminal, and does so with the first batch
-        if another one follows.
-      - V(ended) ends the change of a host. Run it for each host of the batch. The duration of the batch is recorded. It begins at
-        the time in the variable C(npufleet_began). The batch is added to the record of the rollout in the
-        directory C(rollouts) of O(output_dir). At most 100 records are kept.
+      - V(begun) announces this batch and all later batches. The first batch also begins the record of the rollout. Run V(begun)
+        once for each batch.
+      - For the second batch, V(begun) also returns the pause of the rollout, which is the longest C(npufleet_rollout_pause) of the
+        hosts. V(confirm) needs a terminal. Without a terminal, the task already fails for the first batch if there is a second
+        batch.
+      - V(ended) ends the change of a host. Run it for each host of the batch. The task records the duration of each host change,
+        which starts at the time in the variable C(npufleet_began). It adds the batch to the record of the rollout in the directory
+        C(rollouts) of O(output_dir). At most 100 records are kept.
       - V(listed) returns the last rollouts.
     type: str
     choices: [begun, ended, listed]
@@ -33,7 +33,7 @@ options:
   output_dir:
     description:
       - Directory on the controller in which the durations are recorded as C(durations.json).
-      - If more than 20 hosts change, C(rollout.txt) has the names of all of them.
+      - If more than 20 hosts change, C(rollout.txt) has the names of all these hosts.
     type: path
     required: true
   serial:
@@ -102,7 +102,7 @@ from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 
-# The action plugin reads the task's arguments by the same specification.
+# The action plugin validates the arguments of the task with this specification, too.
 OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["begun", "ended", "listed"], "default": "begun"},
     "output_dir": {"type": "path", "required": True},

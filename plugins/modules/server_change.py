@@ -13,13 +13,13 @@ description:
     server with the inventory, and replaces, starts or restarts the container, or loads and unloads models. Then it verifies the
     served models and runs the checks. If both succeed, releases and container are kept. Otherwise the previous state is restored
     and verified too.
-  - With O(accept_within), the change is only kept when a second call accepts it. In between, an operator can observe the traffic.
-    Until then the run holds the host, and the previous state can be restored.
+  - With O(accept_within), the change is kept only after a second call accepts it. Between the two calls, an operator can observe
+    the traffic, the run keeps the lease of the host, and the previous state can still be restored.
   - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
     host finishes the change, or rolls it back, within the time limits of the inventory.
   - Large files of the models (M(npufleet.triton.model_blobs)) and a new container with the name C(<name>-next)
     (M(community.docker.docker_container)) have to exist before the call.
-  - The run has to hold the host (M(npufleet.triton.host_lease)).
+  - The run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -28,7 +28,7 @@ options:
   state:
     description:
       - V(changed) makes the change and proves it, then keeps it or rolls it back.
-      - V(accepted) accepts a proven change that waits for it. The task fails if the change was rolled back in the meantime.
+      - V(accepted) accepts a proven change that waits for acceptance. The task fails if the change was rolled back before.
       - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
     choices: [changed, accepted, restored]
@@ -40,12 +40,12 @@ options:
   release:
     description:
       - Names of the models to release. A model that is held at an older release gets a copy of that release.
-      - In the plan of M(npufleet.triton.host_state), these models have the action C(release), and those of O(withdraw) C(withdraw).
+      - In the plan of M(npufleet.triton.host_state), these models have the action C(release).
     type: list
     elements: str
     default: []
   withdraw:
-    description: Names of the models that are no longer served.
+    description: Names of the models to serve no longer. In the plan, they have the action C(withdraw).
     type: list
     elements: str
     default: []
@@ -81,14 +81,14 @@ options:
     type: int
     default: 0
   unanswered:
-    description: What happens to the change if no such call arrives within O(accept_within).
+    description: Result of the change if no call accepts or restores it within O(accept_within).
     type: str
     choices: [kept, restored]
     default: restored
   release_host:
     description: >-
-      Release the host, like M(npufleet.triton.host_lease), when the change is kept. Use it for the last step of a run. The host is
-      then released even if its controller is gone.
+      Release the lease of the host when the change is kept. Use this option for the last step of a run. The host then releases the
+      lease even if it has lost the controller.
     type: bool
     default: false
   manual_server:
@@ -113,7 +113,7 @@ did:
   type: list
   elements: str
 back:
-  description: What was restored, or why it could not be restored.
+  description: Text about what was restored, or why the previous state could not be restored.
   returned: when the change was not proven
   type: str
 restored:
@@ -133,7 +133,9 @@ released:
   returned: when the change has ended
   type: bool
 accepted:
-  description: Whether the proven change was accepted. Null if it needs none. V(false) with RV(seconds_to_accept) while it waits.
+  description: >-
+    Whether the proven change was accepted. Null for a change that needs no acceptance. V(false) with RV(seconds_to_accept) while
+    the change waits.
   returned: when the change has ended, or waits to be accepted
   type: bool
 seconds_to_accept:
@@ -189,7 +191,7 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     **request.HOLDER,
-    # Id of the call and of its change
+    # ID of the call and of the change that it begins
     "id": {"type": "str", "default": ""},
     # Seconds that this call waits for the result
     "wait": {"type": "float", "default": 0},
@@ -229,7 +231,7 @@ def change_order(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 def would_change(params: Mapping[str, Any]) -> bool:
     """Return True if the server differs, or a transaction of its models is open."""
-    # Imported here, because calls that begin a change or wait for one do not need these modules
+    # Only check mode needs these imports.
     from ansible_collections.npufleet.triton.plugins.module_utils import store
     from ansible_collections.npufleet.triton.plugins.module_utils.change import proof
 
@@ -243,41 +245,43 @@ def would_change(params: Mapping[str, Any]) -> bool:
 
 
 def failure_message(host: str, result: Mapping[str, Any]) -> str:
-    """Return why the change failed, and what serves now."""
+    """Return the message about a failed change: the reason, and the state of the server after the change."""
     from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
     if result["back"] == host_change.NOTHING:
         return f"{host}: {result['why']}"
-    what = "the new container does not serve what it should" if result["replaces"] else "the server does not serve what it should"
+    outcome = (
+        "the new container does not serve what it should" if result["replaces"] else "the server does not serve what it should"
+    )
     if result["accepted"] is False:
-        what = "the change was not accepted"
-    return f"{host}: {what} ({result['back']}): {result['why']}"
+        outcome = "the change was not accepted"
+    return f"{host}: {outcome} ({result['back']}): {result['why']}"
 
 
 def begin_or_decide(params: Mapping[str, Any]) -> str:
     """Begin a change, or accept or reject the open one. Return the ID of the change to wait for. Raises NoResult."""
-    root, ident = params["root"], str(params["id"])
+    root, change_id = params["root"], str(params["id"])
     if params["only_wait"]:
-        return ident
-    earlier = detached.change_begun_by(root, ident)
+        return change_id
+    earlier = detached.change_begun_by(root, change_id)
     if earlier:
         return earlier
     waiting = detached.waiting(root)
     if waiting and params["state"] != "changed":
-        detached.decide(root, params["state"] == "accepted", params["why"] or "it was rejected", ident)
+        detached.decide(root, params["state"] == "accepted", params["why"] or "it was rejected", change_id)
         return str(waiting["id"])
     if params["state"] == "accepted":
         last = detached.last(root)
         if last is None or last["run"] != params["run"] or last["accepted"] is None:
             raise detached.NoResult("found no change of this run that waits to be accepted: nothing was changed")
-        # The change was decided before this call
+        # An earlier call has already accepted or rejected the change.
         return str(last["id"])
     detached.begin(root, change_order(params))
-    return ident
+    return change_id
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:
@@ -287,29 +291,29 @@ def run(module: request.Module) -> None:
     if module.check_mode:
         module.exit_json(changed=would_change(params), under_way=False, did=[], moves={}, proven=False, checks=[], steps=[])
     try:
-        # A change may have released the host. Its result can be read without the lease.
-        known = params["only_wait"] or detached.change_begun_by(root, str(params["id"]))
-        with nullcontext() if known else lease.working(root, lease.Holder(params["run"], params["by"])):
-            ident = begin_or_decide(params)
-            result = detached.wait(root, ident, params["wait"], proven=params["state"] == "changed")
+        # The change may already have released the lease, so a call that only reads the result needs no lease.
+        needs_no_lease = params["only_wait"] or detached.change_begun_by(root, str(params["id"]))
+        with nullcontext() if needs_no_lease else lease.working(root, lease.Holder(params["run"], params["by"])):
+            change_id = begin_or_decide(params)
+            result = detached.wait(root, change_id, params["wait"], proven=params["state"] == "changed")
             steps = detached.steps(root)
     except (lease.LeaseError, detached.NoResult, OSError) as error:
         module.fail_json(msg=f"{host}: {error}")
     if result is None:
-        module.exit_json(changed=False, under_way=True, id=ident, steps=steps)
+        module.exit_json(changed=False, under_way=True, id=change_id, steps=steps)
         return
     if result["refused"]:
         module.fail_json(msg=f"{host}: {result['refused']}")
     for warning in result["warnings"]:
         module.warn(f"{host}: {warning}")
-    ended = {name: result[name] for name in ("did", "moves", "checks", "accepted", "released")}
-    ended.update({"changed": bool(result["did"]), "steps": steps, "under_way": False})
+    fields = {name: result[name] for name in ("did", "moves", "checks", "accepted", "released")}
+    fields.update({"changed": bool(result["did"]), "steps": steps, "under_way": False})
     if "seconds_to_accept" in result:
-        ended.update({"accepted": False, "seconds_to_accept": result["seconds_to_accept"]})
+        fields.update({"accepted": False, "seconds_to_accept": result["seconds_to_accept"]})
     if result["why"] is not None:
-        ended.update({"back": result["back"], "restored": result.get("restored", False)})
-        module.fail_json(msg=failure_message(host, result), proven=False, **ended)
-    module.exit_json(proven=True, **ended)
+        fields.update({"back": result["back"], "restored": result.get("restored", False)})
+        module.fail_json(msg=failure_message(host, result), proven=False, **fields)
+    module.exit_json(proven=True, **fields)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ short_description: Collect data for a support ticket from a host, without its se
 description:
   - Packs the output of the vendor tool, kernel log, journals, the state of engine and container, index, configs, statistics and
     metrics of the server, the listing of the store and the differences from the desired state. The archive is on the controller.
-  - It changes nothing. A short-lived container of the running image, without network and cards, lists the functions of the
+  - The module changes nothing. A short-lived container of the running image, without network and cards, lists the functions of the
     SDK and inspects one compiled file.
   - An item that cannot be collected becomes a line in C(errors.txt) of the archive. So the module also works on bare hosts.
   - Secrets are removed on the host before anything is written. These are the values of host variables whose names mark them as
@@ -171,12 +171,12 @@ REQUEST: Dict[str, Any] = {
 
 def redaction(names: List[str], redactor: Redactor) -> str:
     """Return the text of redaction.txt."""
-    listed = "".join(f"  {name}\n" for name in names) or "  none\n"
+    name_lines = "".join(f"  {name}\n" for name in names) or "  none\n"
     return f"""{redactor.count} places were removed and replaced by <redacted>.
 
 Removed in plain text, base64, hexadecimal and the quotings of URLs, JSON and HTML: the values of {MIN_LENGTH} characters
 and more that these variables of the host hold as a secret or as a login in a URL:
-{listed}
+{name_lines}
 Removed by their form: values of a name like password, secret, token, api_key or credential; logins in URLs; headers
 Authorization and Cookie; registry logins; private keys. If such a value consists of letters and digits, it was then
 removed everywhere.
@@ -185,19 +185,20 @@ Read the bundle before you send it: a secret without such a name and such a form
 """
 
 
-def readme(params: Mapping[str, Any], found: Mapping[str, Any], errors: List[str]) -> str:
+def readme(params: Mapping[str, Any], contents: Mapping[str, Any], errors: List[str]) -> str:
     """Return the text of README.txt.
 
-    `found` and `errors` have to be redacted before: sentences are shortened, and a shortened secret would not be recognized.
+    The caller has to redact `contents` and `errors` first, because this function shortens sentences. A shortened secret would not
+    be recognized.
     """
-    plans = [found[name]["plan"] for name in sorted(found) if name.startswith("state/")]
+    plans = [contents[name]["plan"] for name in sorted(contents) if name.startswith("state/")]
     reports = [sentence(item) for plan in plans for item in plan]
     differences = "".join(f"  - {line}\n" for line in reports) or "  none found\n"
     return (
         "Support bundle of {}, {}\n\n".format(params["host"], params["stamp"])
         + as_json(params["about"])
         + f"\nDifferences from the desired state:\n{differences}\n"
-        + "".join(f"{name}\n" for name in sorted(found))
+        + "".join(f"{name}\n" for name in sorted(contents))
         + f"\nerrors.txt: {len(errors)} items that could not be collected; redaction.txt: what was removed.\n"
     )
 
@@ -222,21 +223,21 @@ def pack(root: str, members: Mapping[str, str]) -> bytes:
 def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
     """Return {"archive", "files", "errors", "redacted"}. Every text of the archive is redacted."""
     limits = Limits(params["timeout"], params["size"], params["lines"])
-    found, errors = collect(list(items(params, limits)), limits, time.monotonic() + params["total_timeout"])
+    contents, errors = collect(list(items(params, limits)), limits, time.monotonic() + params["total_timeout"])
     errors = [*params["errors"], *errors]
     # The controller does not know the key that the host generated.
-    own = keys.headers(((params["desired"] or {}).get("server") or {}).get("key")).values()
-    redactor = Redactor([*params["secrets"], *own])
-    for content in (*found.values(), params["about"], errors):
+    host_keys = keys.headers(((params["desired"] or {}).get("server") or {}).get("key")).values()
+    redactor = Redactor([*params["secrets"], *host_keys])
+    for content in (*contents.values(), params["about"], errors):
         redactor.learn(content)
     # From here on, all data are redacted.
-    found = {name: redactor.clean(content) for name, content in found.items()}
+    contents = {name: redactor.clean(content) for name, content in contents.items()}
     about, errors = redactor.clean(params["about"]), redactor.clean(errors)
-    members = {name: content if isinstance(content, str) else as_json(content) for name, content in found.items()}
+    members = {name: content if isinstance(content, str) else as_json(content) for name, content in contents.items()}
     for name, text in members.items():
         if len(text) > 2 * limits.size:
             members[name] = text[: 2 * limits.size] + "\n[truncated]\n"
-    members["README.txt"] = readme({**params, "about": about}, found, errors)
+    members["README.txt"] = readme({**params, "about": about}, contents, errors)
     members["errors.txt"] = "".join(" ".join(error.split()) + "\n" for error in errors)
     members["redaction.txt"] = redaction(params["names"], redactor)
     root = "{}-{}".format(params["host"], params["stamp"])
@@ -244,8 +245,8 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def write(path: str, raw: bytes) -> None:
-    """Write the archive, and make the owner of its directory, who fetches it, its only reader."""
-    # The connecting user owns the directory, and could replace it by a link.
+    """Write the archive. Only the owner of the directory, who is the connecting user, can read it."""
+    # The connecting user could replace the directory by a link.
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         owner = os.fstat(directory)
@@ -259,20 +260,20 @@ def write(path: str, raw: bytes) -> None:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle starts on the controller. Call it as npufleet.triton.support_bundle.")
     if module.check_mode:
         names = [item.name for item in items(params, Limits(params["timeout"], params["size"], params["lines"]))]
         module.exit_json(changed=False, files=names, msg="{}: would collect {} items".format(params["host"], len(names)))
-    done = bundle(params)
-    raw = done.pop("archive")
+    result = bundle(params)
+    raw = result.pop("archive")
     try:
         write(params["archive"], raw)
     except OSError as error:
         module.fail_json(msg="{}: the bundle cannot be written on the host: {}".format(params["host"], error))
-    module.exit_json(changed=False, sha256=hashlib.sha256(raw).hexdigest(), **done)
+    module.exit_json(changed=False, sha256=hashlib.sha256(raw).hexdigest(), **result)
 
 
 def main() -> None:

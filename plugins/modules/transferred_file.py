@@ -11,14 +11,14 @@ short_description: Take over a transferred file as root, or give a file to the c
 description:
   - Transfers run as the connecting user, in a directory of that user. The user, or someone who has stolen the user's login,
     controls the content of that directory. The same is true for a directory that a container can write to.
-  - A file is only used after nobody but root can change it. Links, files with a second name, paths that are not regular files, and
-    files that another process can still write to are refused. The digest covers the bytes that are kept.
+  - A file is used only when nobody but root can change it. Links, files with a second name, paths that are not regular files, and
+    files that another process can still write to are refused. The digest covers the bytes that root uses.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(imported) moves O(name) from O(incoming) to O(path), changes its owner to root, and keeps it only if its digest is
+      - V(imported) moves O(name) from O(incoming) to O(path), changes its owner to root, and removes it if its digest is not
         O(sha256).
       - V(exported) moves O(path) to O(name) in O(incoming), where only O(user) can read it. An existing file is replaced.
       - V(secured) replaces every file below the directory O(path) by a copy that only root can write. Use it for files of

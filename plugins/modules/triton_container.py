@@ -10,8 +10,8 @@ module: triton_container
 short_description: Stop the container of the server
 description:
   - Stops the container and records the stop. The stopped server then counts as a difference until M(npufleet.triton.server_change)
-    starts it again and proves it. That module also makes all other changes of the server.
-  - The run has to hold the host (M(npufleet.triton.host_lease)).
+    starts it again and proves it. M(npufleet.triton.server_change) also makes all other changes of the server.
+  - The run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -55,16 +55,16 @@ REQUEST = {**request.HOLDER, "container": {"type": "dict", "required": True}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, settings = params["root"], params["container"]
     if module.check_mode:
         module.exit_json(changed=True, did=None)
     try:
         holder = lease.Holder(params["run"], params["by"])
-        with lease.working(root, holder) as held:
-            # Maintenance may have begun after the lease was taken
-            lease.refuse_maintenance(root, bool(held and held["maintenance"]))
+        with lease.working(root, holder) as lease_record:
+            # An operator may have begun maintenance after this run took the lease.
+            lease.refuse_maintenance(root, bool(lease_record and lease_record["maintenance"]))
             stopped = container.stop(container.Docker(), root, holder, settings["name"], settings)
     except (container.ContainerError, lease.LeaseError, OSError) as error:
         module.fail_json(msg="{}: {}".format(params["host"], error))

@@ -9,11 +9,11 @@ DOCUMENTATION = r"""
 module: triton_process
 short_description: Run tritonserver in the container in which Ansible runs
 description:
-  - Use it in a Triton container, such as a session of Backend.AI. It does not need a container engine, systemd or ssh. Root is only
-    needed if the devices require it. Server and models have the same variables as on hosts.
-  - A small supervisor restarts the server when it ends. Its log, process ID and start parameters are in C(run/) of the project's
-    directory.
-  - A change is kept if the server serves the releases and the checks pass. Otherwise it is rolled back.
+  - Use it in a Triton container, such as a session of Backend.AI. The module needs no container engine, systemd or ssh. It needs
+    root only if the devices require root. Server and models have the same variables as on hosts.
+  - A small supervisor restarts a server that has ended. The log, the process ID and the start parameters of the server are in
+    C(run/) below O(root).
+  - A change is kept if the server serves the releases and the checks pass. Otherwise the change is rolled back.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -65,12 +65,12 @@ python:
   returned: O(state=planned)
   type: str
 did:
-  description: The steps that were done, as texts.
+  description: The completed steps, as texts.
   returned: O(state=started), O(state=stopped)
   type: list
   elements: str
 back:
-  description: What was restored, because the change was not proven.
+  description: Text about what was restored, because the change was not proven.
   returned: O(state=started), failure
   type: str
 checks:
@@ -104,7 +104,7 @@ REQUEST = {
     "api_key": {"type": "str", "no_log": True, "default": ""},
 }
 # Fields of a change (drivers.Order) that only hosts with an engine use
-UNUSED: Dict[str, Any] = {
+UNUSED_FIELDS: Dict[str, Any] = {
     "id": "",
     "store_change": None,
     "serve_current": False,
@@ -115,8 +115,8 @@ UNUSED: Dict[str, Any] = {
     "release_host": False,
 }
 # Seconds to wait for the end of another change
-WAIT = 60.0
-# Seconds after which the lease of a killed change ends
+WAIT_SECONDS = 60.0
+# Seconds after which another run may take over the lease of a killed change
 LEASE_SECONDS = 5.0
 
 
@@ -126,7 +126,7 @@ class LocalServer:
     def __init__(self, params: Mapping[str, Any]) -> None:
         names = ("root", "run", "by", "host")
         self.root: str = params["root"]
-        self.order: Dict[str, Any] = {**UNUSED, **(params["order"] or {}), **{name: params[name] for name in names}}
+        self.order: Dict[str, Any] = {**UNUSED_FIELDS, **(params["order"] or {}), **{name: params[name] for name in names}}
         self.key = params["api_key"]
         self.holder = lease.Holder(params["run"], params["by"])
 
@@ -135,14 +135,14 @@ class LocalServer:
         return HostChange(self.order, ProcessDriver(self.order, self.key))  # type: ignore[arg-type]
 
     def observe(self) -> Observation:
-        """Read the server and return what differs."""
+        """Return the actual state of the server and the differences."""
         return self.change().observe()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lease of the project directory. Raises LeaseError."""
+    def with_lease(self) -> Iterator[None]:
+        """Have the lease of the project directory in this context. Raises LeaseError."""
         os.makedirs(self.root, exist_ok=True)
-        lease.acquire(self.root, self.holder, LEASE_SECONDS, {}, WAIT, watchdog=False)
+        lease.acquire(self.root, self.holder, LEASE_SECONDS, {}, WAIT_SECONDS, watchdog=False)
         try:
             with lease.working(self.root, self.holder):
                 yield
@@ -150,21 +150,23 @@ class LocalServer:
             lease.release(self.root, self.holder)
 
     def apply(self) -> Outcome:
-        """Finish or restore an interrupted change, then make this one. Raises LeaseError if another run holds the directory."""
-        with self.held():
+        """Complete or roll back an interrupted change, then make this change. Raises LeaseError if another run has the lease."""
+        with self.with_lease():
             did: List[str] = []
             if replacement.interrupted(self.root):
                 restore = ProcessDriver(self.order, self.key).restore  # type: ignore[arg-type]
-                words = replacement.recover(self.root, self.holder, restore, lambda error: failures.reason(error, EXPECTED))
-                did.append(f"a replacement of the server broke off: {words or 'there was no server before'}")
-            seen = self.observe()
-            missing = (seen.actual.get("models") or {}).get("missing", [])
-            self.order["store_change"] = switch(seen.plan, self.order, copied(self.root, missing, self.order["blobs"]))
+                report = replacement.recover(self.root, self.holder, restore, lambda error: failures.reason(error, EXPECTED))
+                did.append(f"a replacement of the server was interrupted: {report or 'there was no server before'}")
+            observation = self.observe()
+            missing = (observation.actual.get("models") or {}).get("missing", [])
+            self.order["store_change"] = release_change(
+                observation.plan, self.order, copy_blobs(self.root, missing, self.order["blobs"])
+            )
             outcome = self.change().run()
             return outcome._replace(did=[*did, *outcome.did])
 
 
-def copied(root: str, missing: List[str], blobs: Mapping[str, str]) -> str:
+def copy_blobs(root: str, missing: List[str], blobs: Mapping[str, str]) -> str:
     """Copy the files of missing blobs into the directory of incoming files. Return that directory."""
     incoming = os.path.join(root, "incoming")
     os.makedirs(incoming, exist_ok=True)
@@ -173,52 +175,52 @@ def copied(root: str, missing: List[str], blobs: Mapping[str, str]) -> str:
     return incoming
 
 
-def switch(plan: List[Item], order: Mapping[str, Any], incoming: str) -> Dict[str, Any]:
+def release_change(plan: List[Item], order: Mapping[str, Any], incoming: str) -> Dict[str, Any]:
     """Return the parameters of releases.apply for the releases and withdrawals in a plan."""
     names = {action: [entry["name"] for entry in plan if entry["action"] == action] for action in ("release", "withdraw")}
-    made = {name: order["releases"][name] for name in names["release"]}
-    return {"state": "released", "releases": made, "withdraw": names["withdraw"], "incoming": incoming}
+    releases = {name: order["releases"][name] for name in names["release"]}
+    return {"state": "released", "releases": releases, "withdraw": names["withdraw"], "incoming": incoming}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, host, server = params["root"], params["host"], LocalServer(params)
     try:
         if params["state"] == "stopped":
             stopped = supervised.holder(root) is not None
             if stopped and not module.check_mode:
-                with server.held():
+                with server.with_lease():
                     supervised.stop(root)
             module.exit_json(changed=stopped, did=["stopped the server"] if stopped and not module.check_mode else [])
         if not params["order"]:
             module.fail_json(msg="triton_process starts on the controller. Call it as npufleet.triton.triton_process.")
         required = server.order["conditions"]
-        # Without tritonserver there is nothing to compare, and `refusals` reports that it is missing.
-        seen = server.observe() if params["state"] == "started" or conditions.tritonserver() else Observation({}, [], {})
-        answer: Dict[str, Any] = {"plan": seen.plan, "report": [sentence(entry) for entry in seen.plan]}
+        # Without the program tritonserver, there is no state to compare. `refusals` reports the missing program.
+        observation = server.observe() if params["state"] == "started" or conditions.tritonserver() else Observation({}, [], {})
+        result: Dict[str, Any] = {"plan": observation.plan, "report": [sentence(entry) for entry in observation.plan]}
         if params["state"] == "planned":
             for warning in conditions.warnings(required):
                 module.warn(f"{host}: {warning}")
             module.exit_json(
                 changed=False,
-                missing=(seen.actual.get("models") or {}).get("missing", []),
+                missing=(observation.actual.get("models") or {}).get("missing", []),
                 refusals=conditions.refusals(required, root, supervised.holder(root) is not None),
                 lacks=conditions.python(state.python_path(root), required["requirements"])[1],
                 python=conditions.own_python(),
-                **answer,
+                **result,
             )
-        if module.check_mode or not seen.plan:
-            module.exit_json(changed=bool(seen.plan), did=[], checks=[], **answer)
+        if module.check_mode or not observation.plan:
+            module.exit_json(changed=bool(observation.plan), did=[], checks=[], **result)
         outcome = server.apply()
     except (supervised.ProcessError, lease.LeaseError, OSError) as error:
         module.fail_json(msg=f"{host}: {error}")
     for warning in outcome.warnings:
         module.warn(f"{host}: {warning}")
-    answer.update(did=outcome.did, checks=list(outcome.checks))
+    result.update(did=outcome.did, checks=list(outcome.checks))
     if outcome.why is not None:
-        module.fail_json(msg=f"{host}: {outcome.why}; {outcome.back}", back=outcome.back, **answer)
-    module.exit_json(changed=True, **answer)
+        module.fail_json(msg=f"{host}: {outcome.why}; {outcome.back}", back=outcome.back, **result)
+    module.exit_json(changed=True, **result)
 
 
 def main() -> None:

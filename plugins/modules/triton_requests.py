@@ -53,9 +53,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, metrics
 
 OPTIONS: Dict[str, Any] = {"address": {"type": "str"}, "port": {"type": "int"}}
-# Largest page of metrics in bytes, and largest number of models in a result
-PAGE = 1 << 24
-MODELS = 1000
+# Limits of the metrics page and of the result
+MAX_PAGE_BYTES = 1 << 24
+MAX_MODELS = 1000
 SUCCESS = "nv_inference_request_success"
 FAILURE = "nv_inference_request_failure"
 PENDING = "nv_inference_pending_request_count"
@@ -63,29 +63,29 @@ PENDING = "nv_inference_pending_request_count"
 
 def requests(page: str) -> Dict[str, Dict[str, Any]]:
     """Return the requests of each model, summed over its versions. Raises ValueError if the page has too many lines or models."""
-    found: Dict[str, Dict[str, Any]] = {}
+    models: Dict[str, Dict[str, Any]] = {}
     for name, labels, value in metrics.samples(page, "nv_inference_"):
         model = labels.get("model", "")[:300]
         # This also skips the value NaN, because every comparison with NaN is false.
         if name not in (SUCCESS, FAILURE, PENDING) or not model or not 0 <= value < 1e18:
             continue
-        entry = found.setdefault(model, {"success": 0, "failed": {}, "pending": 0})
+        entry = models.setdefault(model, {"success": 0, "failed": {}, "pending": 0})
         if name == FAILURE:
             reason = "".join(sign for sign in labels.get("reason", "") if sign.isalnum())[:40] or "OTHER"
             entry["failed"][reason] = entry["failed"].get(reason, 0) + value
         else:
             entry["success" if name == SUCCESS else "pending"] += value
-    if len(found) > MODELS:
-        raise ValueError(f"the metrics have {len(found)} models, expected at most {MODELS}")
-    return found
+    if len(models) > MAX_MODELS:
+        raise ValueError(f"the metrics have {len(models)} models, expected at most {MAX_MODELS}")
+    return models
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     if module.params["address"] is None or module.params["port"] is None:
-        module.fail_json(msg="the server is known on the controller: call it as npufleet.triton.triton_requests")
+        module.fail_json(msg="triton_requests starts on the controller. Call it as npufleet.triton.triton_requests.")
     try:
-        status, page = http_api.http_bytes(module.params["address"], module.params["port"], "GET", "/metrics", size=PAGE)
+        status, page = http_api.http_bytes(module.params["address"], module.params["port"], "GET", "/metrics", size=MAX_PAGE_BYTES)
         models = requests(page.decode("utf-8", "replace")) if status == 200 else {}
     except OSError:
         models = {}

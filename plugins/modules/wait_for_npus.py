@@ -23,7 +23,7 @@ options:
     type: int
   ignore_gone:
     description: >-
-      After O(timeout), ignore contexts whose process no longer exists. Use it before the driver's module is reloaded, which ends
+      After O(timeout), ignore contexts whose process no longer exists. Use it before a reload of the driver's module, which removes
       these contexts.
     type: bool
     default: false
@@ -62,16 +62,18 @@ REQUEST = {"host": {"type": "str", "default": ""}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. `main` calls this function in a module that Ansible sent, otherwise the host library calls it."""
+    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="wait_for_npus starts on the controller. Call it as npufleet.triton.wait_for_npus.")
-    began = time.monotonic()
+    start = time.monotonic()
     reasons = contexts.wait_until_free(params["container"], params["timeout"], params["ignore_gone"])
     if reasons:
         lines = "".join("\n  - " + reason for reason in reasons)
-        module.fail_json(msg="{}: the cards are not free, end what holds them and run again:{}".format(params["host"], lines))
-    module.exit_json(changed=False, seconds=round(time.monotonic() - began, 1))
+        module.fail_json(
+            msg="{}: the cards are not free. Stop the processes that use them, and run again:{}".format(params["host"], lines)
+        )
+    module.exit_json(changed=False, seconds=round(time.monotonic() - start, 1))
 
 
 def main() -> None:

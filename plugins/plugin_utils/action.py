@@ -37,15 +37,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
 # Keys that are removed from a result, because Ansible would act on them
-NOT_A_RESULT = ("invocation", "ansible_stats")
+REMOVED_KEYS = ("invocation", "ansible_stats")
 # Keys of a result whose texts Ansible displays
-DISPLAYED = ("msg", "report", "refusals", "warnings", "errors")
+DISPLAYED_KEYS = ("msg", "report", "refusals", "warnings", "errors")
 # Keys of the result of a failed change. More keys would hide the message.
-FAILED_CHANGE = ("failed", "changed", "msg", "did", "back", "restored", "warnings", "exception")
+FAILED_CHANGE_KEYS = ("failed", "changed", "msg", "did", "back", "restored", "warnings", "exception")
 # The prefix of the facts in which Ansible reports the interpreter of a host
-FOUND_BY_ANSIBLE = "discovered_interpreter_"
+INTERPRETER_PREFIX = "discovered_interpreter_"
 # Seconds for which a lost connection is retried even after the time limit, and seconds between two attempts
-RECONNECT, PAUSE = 60.0, 2.0
+RECONNECT_SECONDS, RETRY_SECONDS = 60.0, 2.0
 # The most repetitions of a call whose module was killed, for example by the kernel to free memory
 MAX_RETRIES = 5
 
@@ -69,13 +69,13 @@ def _trusted(value: Any) -> Any:
 
 
 def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: str = "") -> Templated:
-    """Return the variables of a host, over the defaults of all roles. `results_prefix` is an attribute of Templated."""
+    """Return the variables of a host, with the defaults of all roles. `results_prefix` is an attribute of Templated."""
     merged = dict(role_defaults())
-    given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
+    set_names = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
     merged.update(task_vars)
     merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
     template = templar.copy_with_new_env(available_variables=merged).template
-    return Templated(merged, template, given, {} if ROWS in given else {ROWS: rows}, results_prefix)
+    return Templated(merged, template, set_names, {} if ROWS in set_names else {ROWS: rows}, results_prefix)
 
 
 # Ansible imports an action once and forks a process for each host of a task. So each run reads these files once.
@@ -113,7 +113,7 @@ class FleetAction(ActionBase):
 
     @property
     def play_context(self) -> Any:
-        """Return Ansible's own settings of this task, which hold the passwords of prompts. No public attribute has them."""
+        """Return Ansible's settings of this task, with the passwords from prompts. Ansible has no public attribute for them."""
         return self._play_context
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
@@ -121,7 +121,7 @@ class FleetAction(ActionBase):
         return host_variables(self._templar, task_vars, self._results_prefix(task_vars))
 
     def _results_prefix(self, task_vars: Mapping[str, Any]) -> str:
-        """Return the prefix of the files with results that the hosts of this task share, or "" for a single host."""
+        """Return the path prefix of the files in which the hosts of this task share results, or "" for a single host."""
         hosts = task_vars.get("ansible_play_batch") or []
         if len(hosts) < 2:
             return ""
@@ -141,11 +141,11 @@ class FleetAction(ActionBase):
     @staticmethod
     def failed_change(result: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the part of the result of a failed change that Ansible displays."""
-        return {name: result[name] for name in FAILED_CHANGE if name in result}
+        return {name: result[name] for name in FAILED_CHANGE_KEYS if name in result}
 
     @staticmethod
     def container(variables: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the settings with which a host stops, starts and restores its container by itself; times in seconds."""
+        """Return the settings with which a host stops, starts and restores the container without the controller."""
         return {
             "name": variables["triton_server_name"],
             "free_timeout": int(variables["npufleet_free_timeout"]),
@@ -176,11 +176,11 @@ class FleetAction(ActionBase):
         host_text.check_size(host, module, answer)
         with host_text.parsing(host):
             result: Dict[str, Any] = host_text.sanitized(dict(answer))
-            # Facts would become variables of the host. Only the interpreter is kept, which Ansible itself discovers.
-            facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
-        for name in NOT_A_RESULT:
+            # Facts would become variables of the host. Ansible itself needs only the interpreter that it has discovered.
+            facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(INTERPRETER_PREFIX)}
+        for name in REMOVED_KEYS:
             result.pop(name, None)
-        result.update({name: host_text.indented(result[name]) for name in DISPLAYED if name in result})
+        result.update({name: host_text.indented(result[name]) for name in DISPLAYED_KEYS if name in result})
         return {**result, "ansible_facts": facts} if facts else result
 
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -210,8 +210,8 @@ class FleetAction(ActionBase):
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Run a module of this collection through Ansible, without a copy of its arguments in the system log."""
         # Ansible replaces the text `syslog.LOG_USER` in a module and its arguments. With this facility, the text stays the same.
-        quiet = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
-        return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=quiet))
+        call_vars = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
+        return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=call_vars))
 
     def _install_library(self, task_vars: Mapping[str, Any]) -> None:
         """Install the library on the host. Raises AnsibleActionFail."""
@@ -234,7 +234,7 @@ class FleetAction(ActionBase):
             raise self.refuse(host, error) from None
 
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
-        """Return one error with every reason, in its message and as a list for the table of refusals."""
+        """Return one error. Its message and its list `refusals` have every reason."""
         refusals = [host_text.indented(reason) for reason in reasons.of_error(error)]
         lines = "".join("\n  - " + reason for reason in refusals)
         return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": refusals})
@@ -255,7 +255,7 @@ class Contact:
 
         Raises AnsibleConnectionFailure after the limit, and immediately if the host refuses the login.
         """
-        lost, killed = 0.0, 0
+        lost_at, killed_calls = 0.0, 0
         while True:
             try:
                 answer = module_call()
@@ -263,22 +263,22 @@ class Contact:
                 raise
             except AnsibleConnectionFailure as failure:
                 now = time.monotonic()
-                if not lost:
-                    lost = now
-                    left = max(self.end, now + RECONNECT) - now
+                if not lost_at:
+                    lost_at = now
+                    seconds = max(self.end, now + RECONNECT_SECONDS) - now
                     reason = " ".join(str(failure.message).split())
                     self.report(
-                        f"{self.host}: contact was lost. The change continues on the host, which is called again for {left:.0f} s: "
-                        f"{reason}"
+                        f"{self.host}: contact was lost. The change continues on the host. The host is called again for "
+                        f"{seconds:.0f} s: {reason}"
                     )
-                if now >= max(self.end, lost + RECONNECT):
+                if now >= max(self.end, lost_at + RECONNECT_SECONDS):
                     raise
-                time.sleep(PAUSE)
+                time.sleep(RETRY_SECONDS)
                 continue
-            if "module_stderr" in answer and killed < MAX_RETRIES:
-                killed += 1
-                time.sleep(PAUSE)
+            if "module_stderr" in answer and killed_calls < MAX_RETRIES:
+                killed_calls += 1
+                time.sleep(RETRY_SECONDS)
                 continue
-            if lost:
+            if lost_at:
                 self.report(f"{self.host}: contact is restored")
             return answer

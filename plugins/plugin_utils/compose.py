@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The desired container of the server as a Compose file.
 
-The file adds only the health check. A value that status shows as a digest is not in the file, but in `.env` in the same directory.
-Compose reads `.env` by default.
+The file adds only the health check. Values that may be secret are not in the file, but in `.env` in the same directory. Compose
+reads `.env` by default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMAGE_ID = re.compile("sha256:[0-9a-f]{64}")
 # Compose 1.29 and 2 read these characters differently in the quotes of an .env file.
 AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
 # Seconds between two health checks, and seconds after which a health check fails
-INTERVAL, TIMEOUT = 30, 10
+INTERVAL_SECONDS, TIMEOUT_SECONDS = 30, 10
 # http.client uses no proxy. urllib would use the proxies that the environment has for the server's own downloads.
 HEALTH_PROGRAM = (
     "import http.client, sys; asked = http.client.HTTPConnection('127.0.0.1', 8000, timeout=5); "
@@ -33,26 +33,26 @@ HEALTH_PROGRAM = (
 )
 
 
-def _limits(found: Mapping[str, str]) -> Dict[str, Any]:
+def _limits(ulimits: Mapping[str, str]) -> Dict[str, Any]:
     """Return {"memlock": {"soft": -1, "hard": -1}} for {"memlock": "-1:-1"}."""
-    pairs = {name: both.split(":") for name, both in found.items()}
+    pairs = {name: both.split(":") for name, both in ulimits.items()}
     return {name: {"soft": int(soft), "hard": int(hard)} for name, (soft, hard) in pairs.items()}
 
 
 def _cdi_reservation(requests: Any) -> Dict[str, Any]:
-    """Return device requests such as ["cdi rebellions.ai/npu=0"] as a reservation. The engine ignores the required capabilities."""
+    """Return device requests such as ["cdi rebellions.ai/npu=0"] as a reservation. Compose requires the key `capabilities`."""
     names = [name for request in requests for name in request.removeprefix("cdi ").split(",")]
     return {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names, "capabilities": ["npu"]}]}}}
 
 
-# Facts of a container that Compose has options for, in the order of the file
+# Facts of a container with an option of Compose, in the order of the file
 FACTS = (
     "image", "command", "environment", "log", "ports", "privileged", "restart", "shm_size", "stop_timeout", "ulimits", "volumes",
     "cap_add", "cap_drop", "cpuset", "device_requests", "devices", "entrypoint", "extra_hosts", "groups", "ipc", "cpus", "memory",
     "network", "pid", "pids_limit", "read_only", "security", "tmpfs", "user", "working_dir",
 )  # fmt: skip
-# {fact: option of Compose} for the options that have another name than the fact
-NAMES = {
+# {fact: option of Compose} if the names differ
+OPTION_NAMES = {
     "log": "logging", "stop_timeout": "stop_grace_period", "device_requests": "deploy", "groups": "group_add",
     "memory": "mem_limit", "network": "network_mode", "security": "security_opt",
 }  # fmt: skip
@@ -63,7 +63,7 @@ CONVERSIONS: Dict[str, Callable[[Any], Any]] = {
     "stop_timeout": "{}s".format,
     "ulimits": _limits,
     "device_requests": _cdi_reservation,
-    # Without this option, Compose would create a network of its own.
+    # Without this option, Compose would create a network for the project.
     "network": lambda network: "bridge" if network == ENGINE_DEFAULTS["network"] else network,
 }
 
@@ -73,8 +73,8 @@ def compose_file(
 ) -> Dict[str, str]:
     """Return {"file", "env"}: the text of the Compose file, and the text of .env, empty if no value is secret. Raises Refusal.
 
-    `desired` is the desired state of the concern `server`, and `sealed` the same with digests instead of secrets. `actual` is its
-    actual state. `health` has the `start_period` in seconds and the `restricted` APIs.
+    `desired` is the desired state of the concern `server`. `sealed` is the same state with digests instead of secrets. `actual` is
+    the actual state of the concern. `health` has the `start_period` in seconds and the `restricted` APIs.
     """
     container = dict(desired["container"])
     reasons = _reasons(container, actual, host)
@@ -89,7 +89,7 @@ def compose_file(
     service: Dict[str, Any] = {"container_name": desired["name"], "pull_policy": "never"}
     for fact in FACTS:
         if fact == "network" or container[fact] != ENGINE_DEFAULTS.get(fact):
-            service[NAMES.get(fact, fact)] = CONVERSIONS.get(fact, lambda value: value)(container[fact])
+            service[OPTION_NAMES.get(fact, fact)] = CONVERSIONS.get(fact, lambda value: value)(container[fact])
     service["healthcheck"] = _health(desired, health)
     # JSON turns Ansible's string types into plain strings, which YAML can dump.
     plain = json.loads(json.dumps({"services": {SERVICE: service}}))
@@ -104,9 +104,11 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
     if unknown:
         reasons.append(f"{host}: container.{', container.'.join(unknown)} is set, expected only options that a Compose file has")
     if not container["image"]:
-        reasons.append(f"{host}: the lock file has no image, expected the one of this release. Run playbooks/site.yml first")
+        reasons.append(f"{host}: the lock file has no image, expected the image of this release. Run playbooks/site.yml first")
     elif not IMAGE_ID.fullmatch(str(actual.get("image"))):
-        reasons.append(f"{host}: the host has no image, expected the locked one. Run playbooks/site.yml --tags engine,image first")
+        reasons.append(
+            f"{host}: the host has no image, expected the locked image. Run playbooks/site.yml --tags engine,image first"
+        )
     reasons += [f"{host}: {why}" for why in (*actual["access"]["missing"], *actual["access"]["mismatches"])]
     absent = [*actual["absent"], *actual["driver_files"]["missing"]]
     if absent:
@@ -118,17 +120,17 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
     return reasons
 
 
-def _without_secrets(value: Any, shown: Any, values: Dict[str, str]) -> Any:
-    """Return a value for the file. Parts that are digests in `shown` become variables, whose values are added to `values`."""
+def _without_secrets(value: Any, sealed: Any, values: Dict[str, str]) -> Any:
+    """Return a value for the file. Parts that are digests in `sealed` become variables, and their values are added to `values`."""
     if isinstance(value, Mapping):
-        return {name: _without_secrets(entry, shown[name], values) for name, entry in value.items()}
+        return {name: _without_secrets(entry, sealed[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_secrets(entry, seen, values) for entry, seen in zip(value, shown)]
+        return [_without_secrets(entry, sealed_entry, values) for entry, sealed_entry in zip(value, sealed)]
     # The shell script that reads the key contains no secret.
-    if value == shown or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
+    if value == sealed or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
         return _plain(value)
     # A digest replaces the end of a text such as --cache-config=redis,password=...
-    head = str(shown).partition("digest:")[0] if isinstance(value, str) else ""
+    head = str(sealed).partition("digest:")[0] if isinstance(value, str) else ""
     head = head if str(value).startswith(head) else ""
     name = f"{PREFIX}{len(values) + 1}"
     values[name] = str(value)[len(head) :]
@@ -146,21 +148,21 @@ def _health(desired: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, 
     header = "{{{!r}: open({!r}).read().strip()}}".format(key["name"], key["path"]) if key else "{}"
     return {
         "test": ["CMD", "python3", "-c", _plain(HEALTH_PROGRAM.replace("HEADER", header))],
-        "interval": f"{INTERVAL}s",
-        "timeout": f"{TIMEOUT}s",
+        "interval": f"{INTERVAL_SECONDS}s",
+        "timeout": f"{TIMEOUT_SECONDS}s",
         "retries": 3,
         "start_period": f"{int(health['start_period'])}s",
     }
 
 
-def _head(desired: Mapping[str, Any], host: str, kept_out: bool) -> str:
+def _head(desired: Mapping[str, Any], host: str, has_secrets: bool) -> str:
     """Return the comment at the top of the file."""
     lines = [
         f"The container {desired['name']} of {json.dumps(host)}, equal to the one that playbooks/site.yml starts. Written by",
         "playbooks/compose.yml: change the inventory and run it again. The host must have the image under this ID and the sources",
         "of the mounts. Two containers with this name, or on these ports, cannot run at once.",
     ]
-    if kept_out:
+    if has_secrets:
         lines.append(
             "Values that may be secret are in the file .env, which must be in this directory and readable only for its owner."
         )
@@ -169,10 +171,10 @@ def _head(desired: Mapping[str, Any], host: str, kept_out: bool) -> str:
 
 def _env(values: Mapping[str, str], host: str) -> str:
     """Return the text of .env, with quotes that Compose 1.29 and 2 read in the same way. Raises Refusal."""
-    crooked = [name for name, value in values.items() if AMBIGUOUS.search(value)]
-    if crooked:
+    ambiguous = [name for name, value in values.items() if AMBIGUOUS.search(value)]
+    if ambiguous:
         raise Refusal(
-            f"{host}: {len(crooked)} values of triton_server_environment, triton_server_extra_args and "
+            f"{host}: {len(ambiguous)} values of triton_server_environment, triton_server_extra_args and "
             "triton_server_log_options that may be secret have a quote, a backslash, a line break or ${, expected none, as "
             "Compose 1.29 and 2 read these differently in .env"
         )

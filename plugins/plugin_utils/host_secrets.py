@@ -16,23 +16,23 @@ LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)
 
 
 def secret_values(variables: Mapping[str, Any]) -> Set[str]:
-    """Return the secrets at any depth: values of variables whose name is that of a secret, and logins in addresses."""
-    found: Set[str] = set()
+    """Return the secrets at any depth: values of variables with the name of a secret, and logins in addresses."""
+    secrets: Set[str] = set()
 
     def walk(value: Any, secret: bool) -> None:
         if isinstance(value, Mapping):
             for name, part in value.items():
-                named = (looks_secret(str(name)) and not LOCATION_NAME.search(str(name))) or is_headers(name, part)
-                walk(part, secret or named)
+                named_secret = (looks_secret(str(name)) and not LOCATION_NAME.search(str(name))) or is_headers(name, part)
+                walk(part, secret or named_secret)
         elif isinstance(value, (list, tuple)):
             for part in value:
                 walk(part, secret)
         elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
             text = str(value)
-            found.update([text] if secret else _logins(text))
+            secrets.update([text] if secret else _logins(text))
 
     walk(variables, False)
-    return {value for value in found if len(value) >= MIN_LENGTH}
+    return {value for value in secrets if len(value) >= MIN_LENGTH}
 
 
 def _logins(text: str) -> List[str]:

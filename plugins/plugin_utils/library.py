@@ -23,41 +23,41 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import li
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 MAIN = archive.PREFIX + "commands"
-ROOMS = ("module_utils", "modules")
-OWN = "ansible_collections/npufleet/triton/plugins/"
-MODULES = "ansible_collections.npufleet.triton.plugins.modules."
+CODE_DIRECTORIES = ("module_utils", "modules")
+ARCHIVE_PREFIX = "ansible_collections/npufleet/triton/plugins/"
+MODULE_PREFIX = "ansible_collections.npufleet.triton.plugins.modules."
 
 
 @functools.cache
 def version() -> str:
     """Return a digest over all files of the library."""
-    whole = hashlib.sha256()
-    for path, source in sorted(_own().items()):
-        whole.update(f"{path}\0{source}\0".encode())
-    return whole.hexdigest()[:16]
+    digest = hashlib.sha256()
+    for path, source in sorted(_host_sources().items()):
+        digest.update(f"{path}\0{source}\0".encode())
+    return digest.hexdigest()[:16]
 
 
 def packed(directory: str) -> bytes:
-    """Return the archive of the library. It is built once and kept in `directory`, which all processes of a run share."""
+    """Return the archive of the library. The first call stores it in `directory`, which all processes of a run share."""
     path = os.path.join(directory, f"library-{version()}")
     if not os.path.exists(path):
         with open(f"{path}.{os.getpid()}", "wb") as sink:
-            sink.write(archive.pack_program(_own(), MAIN))
+            sink.write(archive.pack_program(_host_sources(), MAIN))
         os.replace(f"{path}.{os.getpid()}", path)
     with open(path, "rb") as source:
         return source.read()
 
 
-def _own() -> Dict[str, str]:
+def _host_sources() -> Dict[str, str]:
     """Return {path in the archive: source} of the code that runs on hosts."""
     files = {}
-    for room in ROOMS:
-        for directory, names, found in os.walk(os.path.join(COLLECTION, "plugins", room)):
+    for code_directory in CODE_DIRECTORIES:
+        for directory, names, file_names in os.walk(os.path.join(COLLECTION, "plugins", code_directory)):
             names[:] = [name for name in names if name != "__pycache__"]
-            for name in (name for name in found if name.endswith(".py")):
+            for name in (name for name in file_names if name.endswith(".py")):
                 path = os.path.join(directory, name)
                 with open(path, encoding="utf-8") as source:
-                    files[OWN + os.path.relpath(path, os.path.join(COLLECTION, "plugins"))] = source.read()
+                    files[ARCHIVE_PREFIX + os.path.relpath(path, os.path.join(COLLECTION, "plugins"))] = source.read()
     programs = {name: archive.digest(entry) for name, entry in host_library.ENTRIES.items()}
     return {**files, host_library.PROGRAMS: json.dumps(programs)}
 
@@ -72,7 +72,7 @@ class Parameters(NamedTuple):
 @functools.cache
 def module(name: str) -> ModuleType:
     """Return a module of this collection, imported on the controller."""
-    return importlib.import_module(MODULES + name)
+    return importlib.import_module(MODULE_PREFIX + name)
 
 
 def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
@@ -88,7 +88,7 @@ def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
 
 
 class _NotCopied(Dict[str, Any]):
-    """A map that the validator does not copy, because it may hold megabytes of files and needs no conversion."""
+    """A map that the validator does not copy, because it may contain megabytes of files and needs no conversion."""
 
     def __deepcopy__(self, _memo: Any) -> Dict[str, Any]:
         return self
@@ -102,11 +102,11 @@ def _validated(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -
         if "~" in path or "$" in path
     ]
     maps = {name: value for name, value in options.items() if isinstance(value, dict) and "options" not in spec.get(name, {})}
-    found = ArgumentSpecValidator(spec).validate({**options, **{name: _NotCopied(value) for name, value in maps.items()}})
-    reasons += [f"{name}: {error}" for error in found.error_messages]
+    validation = ArgumentSpecValidator(spec).validate({**options, **{name: _NotCopied(value) for name, value in maps.items()}})
+    reasons += [f"{name}: {error}" for error in validation.error_messages]
     if reasons:
         raise Refusal(reasons)
-    return {**found.validated_parameters, **maps}
+    return {**validation.validated_parameters, **maps}
 
 
 def _secrets(spec: Mapping[str, Any], values: Any) -> Iterator[str]:

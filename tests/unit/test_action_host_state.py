@@ -241,8 +241,8 @@ def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> Non
         (opening(devices=["/dev/rbln0:/dev/rbln0:rwm"]), "expected the node of a card"),
         (opening(groups=["0"]), "group is 0, expected the number of a group that is not root's"),
         (opening(groups=["docker"]), "group is docker"),
-        (named("evil:latest"), "image is evil:latest, expected the ID that its engine has given it"),
-        (named(["sha256:" + "0" * 64]), "expected the ID that its engine has given it"),
+        (named("evil:latest"), "image is evil:latest, expected an image ID of the engine"),
+        (named(["sha256:" + "0" * 64]), "expected an image ID of the engine"),
         ({**mounting(), "actual": {"server": {"driver_files": {"binds": 7}}}}, ""),
     ],
 )

@@ -119,11 +119,11 @@ def test_a_container_of_compose() -> None:
         "no device of a card",
         "devices /dev/null:/dev/rbln0",
         "cap_drop none: the managed container has ALL",
-        "user the image's: the managed container has that of triton_server_user",
+        "user the image's: the managed container has the user of triton_server_user",
         "extra_hosts store:10.0.0.9",
         "network adorec",
         "Dns 10.0.0.2",
-        "groups 44: the managed container has those that may open the cards",
+        "groups 44: the managed container has the groups that may open the cards",
         "service triton of compose project serving: remove it from /srv/serving/docker-compose.yml",
         "volume /srv:/models",
     ):
@@ -228,9 +228,9 @@ def test_leftovers_of_another_kind_of_card() -> None:
     _variables, left_out, _vault = translate("gpus")
     for word in (
         "device_requests any gpu all: the managed container has none",
-        "user 1000: the managed container has that of triton_server_user",
+        "user 1000: the managed container has the user of triton_server_user",
         "working_dir /workspace",
-        "tmpfs /run: the managed container has those of triton_server_tmpfs",
+        "tmpfs /run: the managed container has the paths of triton_server_tmpfs",
         "port 6006/tcp",
         "--allow-gpu-metrics",
         "--log-file",

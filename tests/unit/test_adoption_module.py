@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
     model = tmp_path / "models/words/1"
     model.mkdir(parents=True)
     (model / "model.py").write_text("pass\n")
-    (model / "words.rbln").write_bytes(b"x" * (subject.SMALL + 1))
+    (model / "words.rbln").write_bytes(b"x" * (subject.MAX_SMALL_FILE + 1))
     (model / "__pycache__").mkdir()
     (model / "__pycache__/model.pyc").write_text("")
     (tmp_path / "models/words/config.pbtxt").write_text('name: "words"\n')
@@ -39,7 +39,7 @@ def test_a_model_is_read_as_its_server_sees_it(root: Path) -> None:
     files, contents = subject.model(str(root), "/models/words")
     assert sorted(files) == ["1/model.py", "1/words.rbln", "config.pbtxt", "labels.txt"]
     assert files["labels.txt"]["at"] == str(root / "data/labels.txt")
-    assert files["1/words.rbln"]["size"] == subject.SMALL + 1
+    assert files["1/words.rbln"]["size"] == subject.MAX_SMALL_FILE + 1
     assert sorted(contents) == ["1/model.py", "config.pbtxt", "labels.txt"]
     assert base64.b64decode(contents["labels.txt"]) == b"a\n"
 
@@ -128,9 +128,9 @@ def test_it_is_called_by_its_action() -> None:
 
 
 def test_a_process_is_below_its_ancestors_only() -> None:
-    assert subject.below(os.getpid(), os.getpid())
-    assert subject.below(os.getpid(), os.getppid())
-    assert not subject.below(os.getppid(), os.getpid())
+    assert subject.is_descendant(os.getpid(), os.getpid())
+    assert subject.is_descendant(os.getpid(), os.getppid())
+    assert not subject.is_descendant(os.getppid(), os.getpid())
 
 
 def test_pieces_make_the_whole(tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ def test_every_option_of_a_container_has_a_form() -> None:
     """Whoever adds one to the concern adds its form here."""
     part = wanted()
     assert set(subject.FACTS) == set(part["container"])
-    assert set(subject.NAMES) | set(subject.CONVERSIONS) <= set(subject.FACTS)
-    assert len({subject.NAMES.get(fact, fact) for fact in subject.FACTS}) == len(subject.FACTS)
+    assert set(subject.OPTION_NAMES) | set(subject.CONVERSIONS) <= set(subject.FACTS)
+    assert len({subject.OPTION_NAMES.get(fact, fact) for fact in subject.FACTS}) == len(subject.FACTS)
     part["container"].update(cap_add=["IPC_LOCK"], cap_drop=["ALL"], user="1000", read_only=True, tmpfs=["/tmp"])
     part["container"].update(security=["no-new-privileges"], ipc="host", pid="host", network="host", cpus=1.5, pids_limit=100)
     part["container"].update(entrypoint=["/bin/sh"], working_dir="/srv", extra_hosts=["a:10.0.0.1"])
@@ -192,7 +192,7 @@ def test_every_reason_at_once() -> None:
     with pytest.raises(Refusal) as told:
         written(part, absent=["/srv/data"], driver_files={"binds": [], "missing": ["/usr/lib/librbln-ml.so"]})
     assert told.value.reasons == [
-        "npu1: the lock file has no image, expected the one of this release. Run playbooks/site.yml first",
+        "npu1: the lock file has no image, expected the image of this release. Run playbooks/site.yml first",
         "npu1: /srv/data, /usr/lib/librbln-ml.so is missing, expected the source of a mount. Create it, "
         "install the driver for it, or correct triton_server_volumes or triton_server_driver_files",
     ]
@@ -205,7 +205,7 @@ def test_an_engine_that_has_the_image_under_another_id_is_told_that_one() -> Non
 
 @pytest.mark.parametrize("image", [None, "somebody/else:latest"])
 def test_a_host_without_the_image_is_refused(image: Any) -> None:
-    with pytest.raises(Refusal, match="npu1: the host has no image, expected the locked one"):
+    with pytest.raises(Refusal, match="npu1: the host has no image, expected the locked image"):
         written(wanted(), image=image)
 
 

@@ -140,7 +140,7 @@ def test_digest_follows_from_everything_that_is_asked(site: Path, monkeypatch: p
     changed.append(digest(site))
     (site / "checks/m.yml").write_text("model: m\nchecks: []\n")
     changed.append(digest(site))
-    monkeypatch.setattr(inputs, "CODE", ("check_files.py",))
+    monkeypatch.setattr(inputs, "CODE_FILES", ("check_files.py",))
     changed.append(digest(site))
     assert len({before, *changed}) == 1 + len(changed)
 

@@ -52,7 +52,10 @@ def test_nobody_answers_and_all_is_kept_for_root(installer: Path) -> None:
 def test_one_that_fails_is_told_by_the_end_of_its_words(installer: Path) -> None:
     answer = run(installer, "seq 100; echo; echo 'no headers' >&2; exit 3\n")
     head, *words = answer["msg"].splitlines()
-    assert (answer["failed"], head) == (True, f"it ended with 3; its last words, all of which are in {installer}.log:")
+    assert (answer["failed"], head) == (
+        True,
+        f"the installer ended with exit code 3. The whole output is in {installer}.log. The last lines:",
+    )
     assert words == [*(str(number) for number in range(72, 101)), "no headers"]
     assert Path(f"{installer}.log").read_text().startswith("1\n2\n")
 
@@ -63,7 +66,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.Mo
     script = f"trap '' TERM; sh -c '{child}' & echo begun; wait\n"
     began = time.monotonic()
     answer = run(installer, script, timeout=1)
-    assert answer["msg"].splitlines()[0].startswith("it was ended after 1 s; its last words")
+    assert answer["msg"].splitlines()[0].startswith("the installer was killed after 1 s. The whole output")
     assert answer["msg"].splitlines()[-1] == "begun"
     assert time.monotonic() - began < 20
     stat = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")

@@ -148,7 +148,7 @@ QUOTED: list[tuple[str, Any]] = [
         ),
         (
             {"npufleet_drain_timeout": 3600},
-            "npufleet_drain_timeout is 3600 and npufleet_lease_timeout is 3600. Make the first one shorter",
+            "npufleet_drain_timeout is 3600 and npufleet_lease_timeout is 3600. Make npufleet_drain_timeout shorter",
         ),
         ({"npufleet_drain_hook": "haproxy"}, "npufleet_drain_hook is haproxy, but no host is in load_balancer_hosts."),
         ({"npufleet_drain_hook": "f5"}, "npufleet_drain_hook is f5, expected haproxy, command or none."),

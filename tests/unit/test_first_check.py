@@ -135,7 +135,7 @@ def answered(data: str) -> tuple[int, Any]:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        said = http_json("127.0.0.1", server.server_port, "POST", "/v2/models/m/infer", 60.0, "{}", size=adoption.ANSWER)
+        said = http_json("127.0.0.1", server.server_port, "POST", "/v2/models/m/infer", 60.0, "{}", size=adoption.MAX_ANSWER)
         server.shutdown()
     return said
 

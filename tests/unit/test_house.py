@@ -474,7 +474,7 @@ def _kept_and_local(node: Any) -> tuple[set[str], set[str]]:
         kept |= {entry["register"]} if "register" in entry else set()
         kept |= set(entry.get("ansible.builtin.set_fact") or {})
         local |= set() if any(name in entry for name in INCLUDES) else set(entry.get("vars") or {})
-        for section in run_guard.SECTIONS:
+        for section in run_guard.TASK_SECTIONS:
             more_kept, more_local = _kept_and_local(entry.get(section))
             kept, local = kept | more_kept, local | more_local
     return kept, local
@@ -483,7 +483,7 @@ def _kept_and_local(node: Any) -> tuple[set[str], set[str]]:
 def test_no_variable_of_a_task_or_block_is_overridden_by_a_registered_one() -> None:
     kept: set[str] = set()
     local: set[str] = set()
-    for path in [path for pattern in run_guard.TASKS for path in ROOT.glob(pattern)]:
+    for path in [path for pattern in run_guard.TASK_FILES for path in ROOT.glob(pattern)]:
         more_kept, more_local = _kept_and_local(own_yaml(str(path)))
         kept, local = kept | more_kept, local | more_local
     assert len(kept) > 50 and len(local) > 50

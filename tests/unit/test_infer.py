@@ -186,7 +186,7 @@ def test_files_of_tls_are_handed_on(run: Any, server: Server, tls: dict[str, str
         (["--model-version", "0"], "--model-version is '0', expected a whole number of at least 1"),
         (["--ca", "/none"], "--ca is '/none', expected a file"),
         (["--ca", __file__], f"--ca is {__file__}, expected certificates as PEM"),
-        (["--insecure", "--protocol", "grpc"], "--insecure is set for gRPC, which always verifies. Name the "),
+        (["--insecure", "--protocol", "grpc"], "--insecure is set, but gRPC always verifies certificates. Set "),
         (["--insecure", "--url", "http://a"], "--insecure: --url begins with http://, expected https://, which has TLS"),
         (["--cert", __file__], "--cert or --key is missing, expected both"),
         (["--key", __file__], "--cert or --key is missing, expected both"),
@@ -237,7 +237,7 @@ def test_a_model_that_no_request_can_name(run: Any, server: Server, model: str) 
 
 def test_without_an_input_it_says_what_the_model_takes(run: Any, server: Server) -> None:
     server.inputs = TEXTS
-    assert run("m") == (2, [], "no input is set, expected those of the model: TEXT BYTES [-1]; LIMIT INT32 [1]")
+    assert run("m") == (2, [], "no input is set, expected the inputs of the model: TEXT BYTES [-1]; LIMIT INT32 [1]")
 
 
 def test_every_mistake_in_inputs_at_once(run: Any, server: Server) -> None:

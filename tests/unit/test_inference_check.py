@@ -510,7 +510,7 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
 def test_the_files_of_the_collection_are_good(host_index: int) -> None:
     models = sorted(path.stem for path in (ROOT / "files/checks").glob("*.yml"))
     assert "digits" in models
-    found = check_files.read_checks(models, [inputs.CHECKS], [inputs.GOLDEN], host_index)
+    found = check_files.read_checks(models, [inputs.CHECKS_DIR], [inputs.GOLDEN_DIR], host_index)
     assert [len(check["checks"]) > 0 for check in found["checks"]] == [True] * len(models)
 
 

@@ -245,9 +245,9 @@ def test_every_import_is_found() -> None:
 
 def test_another_file_is_another_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     versions = {library.version.__wrapped__()}
-    files = library._own()
+    files = library._host_sources()
     assert {"ansible_collections/npufleet/triton/plugins/modules/host_state.py"} <= set(files)
-    monkeypatch.setattr(library, "_own", lambda: {**files, "x.py": ""})
+    monkeypatch.setattr(library, "_host_sources", lambda: {**files, "x.py": ""})
     versions.add(library.version.__wrapped__())
     assert len(versions) == 2 and all(len(version) == 16 for version in versions)
 

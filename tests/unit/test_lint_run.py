@@ -93,7 +93,7 @@ def test_make_lint_models(tmp_path: Path) -> None:
 def test_options_are_those_of_the_module() -> None:
     tree = ast.parse((ROOT / "plugins/modules/model_manifest.py").read_text())
     (spec,) = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "argument_spec"]
-    assert ast.literal_eval(spec) == action.SPEC
+    assert ast.literal_eval(spec) == action.OPTIONS
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
         (["--header", "a=b:c"], "--header 1: expected NAME=env:VARIABLE or NAME=file:PATH"),
         (["--header", "=env:HOME"], "--header 1: expected NAME=env:VARIABLE or NAME=file:PATH"),
         (["--header", "a b=env:HOME"], "--header 1: expected NAME=env:VARIABLE or NAME=file:PATH"),
-        (["--header", "a=env:NO_SUCH_VARIABLE"], "--header 1: expected a variable NO_SUCH_VARIABLE of the environment"),
+        (["--header", "a=env:NO_SUCH_VARIABLE"], "--header 1: the environment variable NO_SUCH_VARIABLE is not set"),
         (["--header", "a=file:/none"], "--header 1: /none: No such file or directory"),
         (["--header", "a=file:/dev/null"], "--header 1: /dev/null is empty, expected one line of ASCII"),
         (["--header", "a=file:" + __file__], f"--header 1: {__file__} is not a valid header value"),

@@ -100,7 +100,7 @@ def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> 
 
 def test_cards_that_serve_vllm_only_are_a_remark() -> None:
     (remark,) = row_remarks.untested_remarks(variables(npufleet_card="RBLN-CR13"))
-    assert remark == "RBLN-CR13 serves models of backend vllm only. Place no others on this host"
+    assert remark == "RBLN-CR13 serves models of backend vllm only. Place no other models on this host"
 
 
 @pytest.mark.parametrize("bulletins", [{}, {"5816": "26.02"}])
@@ -272,7 +272,7 @@ def test_model_without_a_check_file(tmp_path: Path) -> None:
     found = {"digits": {"origins": {}}, "words": {"origins": {}}}
     (tmp_path / "digits.yml").write_text(CHECK.format(model="digits"))
     (reason,) = refused(tmp_path, [LOAD], found)
-    assert reason.startswith("model words: its check file words.yml is missing, expected one with the answers that prove it. ")
+    assert reason.startswith("model words: its check file words.yml is missing, expected a check file that proves the model. ")
     own = tmp_path / "own"
     own.mkdir()
     (own / "words.yml").write_text(CHECK.format(model="words"))
@@ -288,7 +288,7 @@ def test_check_file_of_loads_alone_proves_nothing_where_those_are_left_out(tmp_p
     (reason,) = refused(tmp_path, [LOAD], found)
     assert reason == (
         "model digits: its check file has only checks with latency, which monitoring_probe_latency disables, expected a check "
-        "without latency. Add one that judges an answer."
+        "without latency. Add a check that compares an answer."
     )
     (reason,) = refused(tmp_path, [LOAD], found, inference_check_latency=False, monitoring_probe=False)
     assert "which inference_check_latency disables, " in reason

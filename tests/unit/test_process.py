@@ -422,7 +422,7 @@ def test_a_key_is_made_once_for_its_owner_alone(root: str, order: Any) -> None:
 
 
 def test_one_change_at_a_time(root: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_process, "WAIT", 0.0)
+    monkeypatch.setattr(triton_process, "WAIT_SECONDS", 0.0)
     lease.acquire(root, lease.Holder("bob/2/2", "bob@ops2"), 60.0, {}, watchdog=False)
     with pytest.raises(lease.LeaseError, match="another run is changing this host: bob@ops2"):
         change(root, order({"digits": 1}))

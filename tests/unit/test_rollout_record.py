@@ -65,10 +65,10 @@ def test_values_of_a_host_that_lies_are_bounded() -> None:
 
 
 def test_only_the_newest_records_are_kept(tmp_path: Path) -> None:
-    for number in range(subject.MOST + 3):
+    for number in range(subject.MAX_RECORDS + 3):
         subject.add(str(tmp_path), OWNER._replace(run=f"run-{number}"), {}, 1000.0 + number)
     records = subject.latest(str(tmp_path))
-    assert len(records) == len(list(tmp_path.iterdir())) == subject.MOST
+    assert len(records) == len(list(tmp_path.iterdir())) == subject.MAX_RECORDS
     assert (records[0]["run"], records[-1]["run"]) == ("run-102", "run-3")
     # The clock was set back.
     subject.add(str(tmp_path), OWNER, {}, 900.0)
@@ -108,7 +108,7 @@ def test_commit_is_that_of_the_inventory(tmp_path: Path) -> None:
 
 
 def test_report_shows_failed_hosts_of_a_large_rollout_first(tmp_path: Path) -> None:
-    names = [f"npu-{number:03}" for number in range(subject.SHOWN + 3)]
+    names = [f"npu-{number:03}" for number in range(subject.MAX_HOSTS + 3)]
     hosts = {name: entry() for name in names[:-1]} | {names[-1]: entry(npufleet_failed="<b>no</b>")}
     subject.begin(str(tmp_path), OWNER, [names, ["npu-x"]], "", 1000.0)
     subject.add(str(tmp_path), OWNER, hosts, 1012.0)

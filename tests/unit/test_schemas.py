@@ -82,16 +82,16 @@ def test_rows_stand_alone_and_clear_what_they_say() -> None:
 def test_keys_are_those_of_the_reader() -> None:
     inputs, expect = CHECK["properties"]["inputs"]["additionalProperties"], CHECK["properties"]["expect"]["additionalProperties"]
     parts = [
-        (CHECKS, check_files.FILE),
-        (CHECK, check_files.CHECK),
-        (CHECK["properties"]["rows"], check_files.ROWS),
-        (inputs, check_files.INPUT),
-        (inputs["properties"]["generated"], arrays.GENERATED),
-        (expect, check_files.EXPECT),
-        (expect["properties"]["values"], check_files.VALUES),
-        (CHECK["properties"]["error"], check_files.ERROR),
-        (CHECK["properties"]["cancel"], check_files.CANCEL),
-        (CHECK["properties"]["latency"], check_files.LATENCY),
+        (CHECKS, check_files.FILE_KEYS),
+        (CHECK, check_files.CHECK_KEYS),
+        (CHECK["properties"]["rows"], check_files.ROWS_KEYS),
+        (inputs, check_files.INPUT_KEYS),
+        (inputs["properties"]["generated"], arrays.GENERATED_KEYS),
+        (expect, check_files.EXPECT_KEYS),
+        (expect["properties"]["values"], check_files.VALUES_KEYS),
+        (CHECK["properties"]["error"], check_files.ERROR_KEYS),
+        (CHECK["properties"]["cancel"], check_files.CANCEL_KEYS),
+        (CHECK["properties"]["latency"], check_files.LATENCY_KEYS),
     ]
     for part, keys in parts:
         assert {key: key in part.get("required", []) for key in part["properties"]} == keys
@@ -99,7 +99,7 @@ def test_keys_are_those_of_the_reader() -> None:
     assert inputs["properties"]["dtype"]["enum"] == expect["properties"]["dtype"]["enum"] == list(arrays.DTYPES)
     assert set(CHECK["properties"]["protocols"]["items"]["enum"]) == set(inference.PROTOCOLS)
     assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(inference.STATUS)
-    assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.EXPECTED]
+    assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.EXPECTATION_FIELDS]
     latency = CHECK["properties"]["latency"]["properties"]
     assert {key: latency[key]["maximum"] for key in ("clients", *check_files.MAX_LOAD_LENGTHS)} == {
         "clients": inference.WIDEST,
@@ -108,13 +108,13 @@ def test_keys_are_those_of_the_reader() -> None:
 
 
 def test_bounds_are_those_of_the_reader() -> None:
-    most = fields.MOST
+    most = fields.MAX_COUNT
     assert {CHECK["properties"]["rows"]["properties"][key]["maximum"] for key in ("first", "count")} == {most}
     assert {entry["maximum"] for entry in CHECK["properties"]["cancel"]["properties"].values()} == {most}
     assert CHECK["properties"]["responses"]["maximum"] == most
     assert CHECK["properties"]["timeout"]["maximum"] * 1000 == CHECK["properties"]["ms"]["maximum"] == 1000 * check_files.DAY
-    assert CHECKS["properties"]["checks"]["maxItems"] == check_files.CHECKS
-    assert CHECK["properties"]["name"]["maxLength"] == check_files.NAME_BYTES
+    assert CHECKS["properties"]["checks"]["maxItems"] == check_files.MAX_CHECKS
+    assert CHECK["properties"]["name"]["maxLength"] == check_files.MAX_NAME_BYTES
 
 
 def test_keys_of_a_row_are_those_of_the_inventory() -> None:

@@ -309,7 +309,7 @@ def test_a_connection_that_comes_back_finds_what_became_of_the_change(tmp_path: 
     assert entry.go()["proven"] is True
     first, back = entry.warned
     assert (
-        first.startswith("npu1: contact was lost. The change continues on the host, which is called again for ")
+        first.startswith("npu1: contact was lost. The change continues on the host. The host is called again for ")
         and why.strip() in first
     )
     assert back == "npu1: contact is restored"
@@ -331,7 +331,7 @@ def test_contact_is_retried_until_the_limit_of_the_change(tmp_path: Path, pauses
         entry.go()
     times = entry.requests[0]["container"]
     limit = action._limit(entry.requests[0], 600)
-    assert limit <= pauses.now - 100 <= limit + 2 * contact.PAUSE
+    assert limit <= pauses.now - 100 <= limit + 2 * contact.RETRY_SECONDS
     # More than there and back: the cards, the old container, the new one, its models, and the time to accept it
     assert limit > 600 + 2 * (times["free_timeout"] + times["stop_timeout"] + times["ready_timeout"])
     assert len(entry.warned) == 1
@@ -350,7 +350,7 @@ def test_contact_that_is_lost_at_the_end_of_the_limit_may_come_back(tmp_path: Pa
     started = pauses.now
     with pytest.raises(AnsibleConnectionFailure):
         Late(tmp_path, UNDER_WAY, *[lost] * 100).go()
-    assert pauses.now - started < action._limit({"container": SETTINGS}, 0) + 3 * contact.RECONNECT
+    assert pauses.now - started < action._limit({"container": SETTINGS}, 0) + 3 * contact.RECONNECT_SECONDS
 
 
 def test_a_login_that_is_refused_is_not_tried_again(tmp_path: Path) -> None:

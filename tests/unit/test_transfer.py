@@ -324,7 +324,7 @@ def test_partial_files_become_the_connecting_users_and_links_do_not(incoming: Pa
 def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     enough = threading.Event()
-    monkeypatch.setattr(sender, "PROGRESS", 0.01)
+    monkeypatch.setattr(sender, "PROGRESS_SECONDS", 0.01)
 
     class Screen:
         def display(self, line: str) -> None:
@@ -339,7 +339,7 @@ def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert result is True
     assert said[0].startswith("npu1: models: 100 of 2048 MiB, ")
     quick: list[str] = said[:]
-    monkeypatch.setattr(sender, "PROGRESS", 10)
+    monkeypatch.setattr(sender, "PROGRESS_SECONDS", 10)
     with pytest.raises(ZeroDivisionError):
         mine._watch(lambda: 1 // 0, lambda: 0, None)
     assert said == quick

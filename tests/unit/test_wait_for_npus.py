@@ -51,7 +51,7 @@ def test_cards_that_become_free_are_awaited(cards: Any, clock: SimpleNamespace) 
 def test_cards_that_stay_taken_fail_with_every_process(cards: Any, clock: SimpleNamespace) -> None:
     assert cards({"running": False, "reasons": [HELD, "rbln1 too"]}, timeout=2) == {
         "failed": True,
-        "msg": f"npu1: the cards are not free, end what holds them and run again:\n  - {HELD}\n  - rbln1 too",
+        "msg": f"npu1: the cards are not free. Stop the processes that use them, and run again:\n  - {HELD}\n  - rbln1 too",
     }
     assert len(clock.slept) == 4
 

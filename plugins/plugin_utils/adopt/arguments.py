@@ -28,7 +28,7 @@ VARIABLES = {
 }
 SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
 # Options that translation.py translates, or that have no variable because the project sets them
-TRANSLATED = (
+TRANSLATED_OPTIONS = (
     "model-repository",
     "model-store",
     "load-model",
@@ -36,7 +36,7 @@ TRANSLATED = (
     *(service + "-address" for service in SERVICES),
 )
 # {option that is left out: reason}
-DROPPED = {
+DROPPED_OPTIONS = {
     "allow-gpu-metrics": "a host with NPUs has no metrics of GPUs",
     "log-file": "the managed server writes to the log of its container (docker logs)",
 }
@@ -53,8 +53,8 @@ class Translation(NamedTuple):
 
 def is_secret(name: str, value: str) -> bool:
     """Return True if the value may be a secret, which an inventory must not contain in clear text."""
-    looks = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
-    return bool(looks) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
+    looks_secret = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
+    return bool(looks_secret) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
 
 
 def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Template:
@@ -66,13 +66,13 @@ def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Templat
     return Template("{{ " + variable + " }}")
 
 
-def translate_arguments(given: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
+def translate_arguments(options: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
     """Translate the options of tritonserver. Options without a variable become extra arguments."""
     variables = translation.variables
-    # Without the option, Triton uses this mode. The default of the role is another one.
+    # Triton uses this mode if the option is not set. The default of the role differs.
     variables["triton_server_model_control_mode"] = "none"
     extra: List[str] = []
-    for name, value in given:
+    for name, value in options:
         is_true = value.lower() in ("true", "1")
         if name in VARIABLES:
             variable, kind = VARIABLES[name]
@@ -80,10 +80,10 @@ def translate_arguments(given: Sequence[Tuple[str, str]], host: str, translation
             variables[variable] = is_true if kind is bool else number if kind is int else value
         elif name == "disable-auto-complete-config" or (name == "strict-model-config" and is_true):
             variables["triton_server_auto_complete_config"] = False
-        elif name in DROPPED:
+        elif name in DROPPED_OPTIONS:
             if value.lower() != "false":
-                translation.left_out.append(f"--{name}={value}: {DROPPED[name]}")
-        elif "restricted" in name or name in TRANSLATED or name == "strict-model-config":
+                translation.left_out.append(f"--{name}={value}: {DROPPED_OPTIONS[name]}")
+        elif "restricted" in name or name in TRANSLATED_OPTIONS or name == "strict-model-config":
             continue
         elif is_secret(name, value):
             extra.append(Template(f"--{name}=" + to_vault(host, name, value, translation.vault)))
@@ -91,27 +91,27 @@ def translate_arguments(given: Sequence[Tuple[str, str]], host: str, translation
             extra.append(f"--{name}" if name in OPTIONS_WITHOUT_VALUE else f"--{name}={value}")
     if extra:
         variables["triton_server_extra_args"] = extra
-    _restricted_apis(given, host, translation)
+    _restricted_apis(options, host, translation)
 
 
-def _restricted_apis(given: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
-    """Translate the restricted APIs. The managed server has one list of APIs for HTTP and gRPC, and one key for all of them."""
+def _restricted_apis(options: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
+    """Translate the restricted APIs. The managed server has one list of APIs for HTTP and gRPC, and one key for all APIs."""
     variables, left_out, vault = translation
-    groups = restricted(given)
-    for name, value in given:
+    groups = restricted(options)
+    for name, value in options:
         unknown = (
             [part for part in value.partition(":")[0].split(",") if part not in keys.API_GROUPS]
             if name in keys.RESTRICT_OPTIONS
             else []
         )
         if unknown:
-            # A text without a colon may be a key, which must not be shown.
+            # A text without a colon may be a key, so it is not shown.
             listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "another API"
             left_out.append(f"--{name} of {listed}: the managed server can only restrict {', '.join(keys.API_GROUPS)}")
     if not groups:
         left_out.append(
-            "no key: the managed server requires one (triton_server_restricted_apis) from clients that load models, share memory, "
-            "or set traces and logs"
+            "no key: the managed server requires a key from clients that load models, share memory, or set traces and logs "
+            "(triton_server_restricted_apis)"
         )
         return
     groups.sort(key=lambda group: ("model-repository" not in group[0], -len(group[0])))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The first check of a model that has no check: a generated request, and the present answer of the server. Controller only."""
+"""The first check of a model without a check file: a generated request, and the present answer of the server. Controller only."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ NUMPY = {
 }  # fmt: skip
 # The tolerance of an answer, as a fraction of its largest value. Another SDK may round differently.
 TOLERANCE = 1e-3
-INPUT = "{}.npy"
-OUTPUT = "answer-{}.npy"
-# The most values that all inputs of a model, or one output, may have. Larger models get no first check.
-LARGEST = 1 << 22
-# Upper limits: inputs of a model, dimensions of an input, and models that get a first check
-INPUTS, DIMENSIONS, MODELS = 64, 32, 256
+INPUT_FILE = "{}.npy"
+OUTPUT_FILE = "answer-{}.npy"
+# The most values of all inputs of a model together, and of one output. Larger models get no first check.
+MAX_VALUES = 1 << 22
+# The most inputs of a model, dimensions of an input, and models that get a first check
+MAX_INPUTS, MAX_DIMENSIONS, MAX_MODELS = 64, 32, 256
 
 
 class NoRequest(Exception):
-    """The reason why a model gets no generated request, or why its answer cannot be used."""
+    """A reason why no request can be generated for a model, or why the answer to the request cannot be used."""
 
 
 def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
-    """Return {input: array} and the body of the request for a model, the same in every run. Raises NoRequest."""
+    """Return {input: array} and the body of the request for a model. The result is the same in every run. Raises NoRequest."""
     import numpy as np
 
     if not config:
@@ -38,33 +38,33 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
     if (config.get("model_transaction_policy") or {}).get("decoupled") or config.get("sequence_batching"):
         raise NoRequest("it answers in streams or sequences")
     tensors = config.get("input") or []
-    if len(tensors) > INPUTS:
-        raise NoRequest(f"it has {len(tensors)} inputs, expected at most {INPUTS}")
+    if len(tensors) > MAX_INPUTS:
+        raise NoRequest(f"it has {len(tensors)} inputs, expected at most {MAX_INPUTS}")
     random = np.random.RandomState(24)
     arrays: Dict[str, Any] = {}
     inputs: List[Dict[str, Any]] = []
-    left = LARGEST
+    remaining_values = MAX_VALUES
     for tensor in tensors:
-        kind = tensor["data_type"].replace("TYPE_", "").replace("STRING", "BYTES")
-        if kind not in NUMPY:
-            raise NoRequest(f"its input {tensor['name']} is {kind}, whose values JSON cannot represent")
+        datatype = tensor["data_type"].replace("TYPE_", "").replace("STRING", "BYTES")
+        if datatype not in NUMPY:
+            raise NoRequest(f"its input {tensor['name']} is {datatype}, whose values JSON cannot represent")
         if tensor.get("optional"):
             continue
-        if len(tensor["dims"]) > DIMENSIONS:
-            raise NoRequest(f"its input {tensor['name']} has {len(tensor['dims'])} dimensions, expected at most {DIMENSIONS}")
+        if len(tensor["dims"]) > MAX_DIMENSIONS:
+            raise NoRequest(f"its input {tensor['name']} has {len(tensor['dims'])} dimensions, expected at most {MAX_DIMENSIONS}")
         shape = [1] * (int(config.get("max_batch_size") or 0) > 0) + [max(int(size), 1) for size in tensor["dims"]]
-        left -= math.prod(shape)
-        if left < 0:
-            raise NoRequest(f"its inputs up to {tensor['name']} have more than {LARGEST} values")
-        if kind == "BYTES":
+        remaining_values -= math.prod(shape)
+        if remaining_values < 0:
+            raise NoRequest(f"its inputs up to {tensor['name']} have more than {MAX_VALUES} values")
+        if datatype == "BYTES":
             array = np.full(shape, b"1")
-        elif kind.startswith("FP"):
-            array = random.random_sample(shape).astype(NUMPY[kind])
+        elif datatype.startswith("FP"):
+            array = random.random_sample(shape).astype(NUMPY[datatype])
         else:
-            array = random.randint(0, 2, shape).astype(NUMPY[kind])
+            array = random.randint(0, 2, shape).astype(NUMPY[datatype])
         arrays[tensor["name"]] = array
-        data = array.astype(str if kind == "BYTES" else array.dtype).flatten().tolist()
-        inputs.append({"name": tensor["name"], "datatype": kind, "shape": list(array.shape), "data": data})
+        data = array.astype(str if datatype == "BYTES" else array.dtype).flatten().tolist()
+        inputs.append({"name": tensor["name"], "datatype": datatype, "shape": list(array.shape), "data": data})
     if not arrays:
         raise NoRequest("its config names no input")
     if len({array.shape[0] for array in arrays.values()}) > 1:
@@ -72,9 +72,9 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
     return arrays, json.dumps({"inputs": inputs})
 
 
-def _file(form: str, tensor: str) -> str:
+def _file(pattern: str, tensor: str) -> str:
     """Return the file name for a tensor. The name of the tensor may be any text."""
-    return form.format(host_text.file_name(tensor))
+    return pattern.format(host_text.file_name(tensor))
 
 
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -90,25 +90,25 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
         if not isinstance(answer, dict):
             raise NoRequest("the answer to a generated request is not JSON. It may have a number that JSON lacks, such as NaN")
     count = next(iter(arrays.values())).shape[0]
-    files = {_file(INPUT, name): array for name, array in arrays.items()}
+    files = {_file(INPUT_FILE, name): array for name, array in arrays.items()}
     expect: Dict[str, Any] = {}
-    for entry, again in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
+    for entry, repeated in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
         expectation: Dict[str, Any] = {"dtype": entry["datatype"], "shape": entry["shape"]}
         numbers = entry["datatype"] in NUMPY and entry["datatype"] != "BYTES" and all(value is not None for value in entry["data"])
-        if numbers and entry["shape"][:1] == [count] and entry["data"] == again["data"]:
-            if math.prod(entry["shape"]) != len(entry["data"]) or len(entry["data"]) > LARGEST:
+        if numbers and entry["shape"][:1] == [count] and entry["data"] == repeated["data"]:
+            if math.prod(entry["shape"]) != len(entry["data"]) or len(entry["data"]) > MAX_VALUES:
                 raise NoRequest(f"its output {entry['name']} has {len(entry['data'])} values for the shape {entry['shape']}")
             array = np.array(entry["data"], NUMPY[entry["datatype"]]).reshape(entry["shape"])
             largest = float(np.abs(array.astype("float64")).max()) if array.size else 0.0
             if array.size and math.isfinite(largest):
-                path = _file(OUTPUT, entry["name"])
+                path = _file(OUTPUT_FILE, entry["name"])
                 files[path] = array
                 expectation.update(finite=True, values={"npy": path, "atol": float(f"{largest * TOLERANCE:.3g}")})
         expect[entry["name"]] = expectation
     one_check = {
         "name": "as before adoption",
         "protocols": protocols,
-        "inputs": {name: {"npy": _file(INPUT, name)} for name in arrays},
+        "inputs": {name: {"npy": _file(INPUT_FILE, name)} for name in arrays},
         "rows": {"first": 0, "count": int(count), "batch": True},
         "expect": expect,
     }

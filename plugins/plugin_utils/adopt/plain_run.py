@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a container, read from `docker inspect`: all values that a plain `docker run` would not set.
+"""The options of a container in `docker inspect`: all values that a plain `docker run` would not set.
 
-Empty values (null, "", 0, false, [], {}) and the defaults below are plain. Every other value is an option, so that the options of
-future engines are also found.
+A plain `docker run` sets empty values (null, "", 0, false, [], {}) and the defaults below. Every other value counts as an option,
+so that the options of future engines are also found.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ TERMINAL_OPTIONS = ("AttachStdin", "AttachStdout", "AttachStderr", "ConsoleSize"
 # Every engine masks or protects at least these paths in an unprivileged container.
 PROTECTED_PATHS = {"MaskedPaths": ("/proc/kcore", "/sys/firmware"), "ReadonlyPaths": ("/proc/sys",)}
 # Keys of `docker inspect` that are state and not options
-STATE = (
+STATE_KEYS = (
     "AppArmorProfile", "Args", "Created", "Driver", "ExecIDs", "GraphDriver", "HostnamePath", "HostsPath", "Id", "Image",
     "ImageManifestDescriptor", "LogPath", "MountLabel", "Name", "Path", "Platform", "ProcessLabel", "ResolvConfPath",
     "RestartCount", "SizeRootFs", "SizeRw", "State", "Storage",
 )  # fmt: skip
 SECTIONS = ("Config", "HostConfig", "Mounts", "NetworkSettings")
 # Options that a container inherits from its image. They have no variable.
-INHERITED = ("Healthcheck", "Labels", "StopSignal")
+INHERITED_OPTIONS = ("Healthcheck", "Labels", "StopSignal")
 # Maps whose entries are compared one by one
-MAPS = ("Annotations", "Labels", "Sysctls")
+MAP_OPTIONS = ("Annotations", "Labels", "Sysctls")
 # Keys of a network that are state and not options
 NETWORK_STATE = (
     "DNSNames", "EndpointID", "Gateway", "GlobalIPv6Address", "GlobalIPv6PrefixLen", "IPAddress", "IPPrefixLen", "IPv6Gateway",
     "MacAddress", "NetworkID",
 )  # fmt: skip
 # Defaults of the propagation of a mount
-PROPAGATION = ("", "rprivate")
+DEFAULT_PROPAGATION = ("", "rprivate")
 
 
 def differences(
@@ -51,16 +51,16 @@ def differences(
     for key in sorted(set(host) - set(handled) - set(TERMINAL_OPTIONS)):
         if not _plain(key, host[key], default_runtime, bool(host.get("Privileged"))):
             yield from _entries(key, host[key], {})
-    for key in sorted({*config, *INHERITED} - set(handled) - set(TERMINAL_OPTIONS)):
-        value, inherited = config.get(key) or None, (base.get(key) or None) if key in INHERITED else None
+    for key in sorted({*config, *INHERITED_OPTIONS} - set(handled) - set(TERMINAL_OPTIONS)):
+        value, inherited = config.get(key) or None, (base.get(key) or None) if key in INHERITED_OPTIONS else None
         if key == "Hostname":
-            own = inspect.get("Id", "")[:12] == config[key] or "host" in (host.get("NetworkMode"), host.get("UTSMode"))
-            if value and not own:
+            is_default = inspect.get("Id", "")[:12] == config[key] or "host" in (host.get("NetworkMode"), host.get("UTSMode"))
+            if value and not is_default:
                 yield key, value
         elif value != inherited:
             yield from _entries(key, value or "none", inherited)
     yield from _networks(inspect)
-    for key in sorted(set(inspect) - set(STATE) - set(SECTIONS)):
+    for key in sorted(set(inspect) - set(STATE_KEYS) - set(SECTIONS)):
         if inspect[key]:
             yield key, inspect[key]
 
@@ -75,8 +75,8 @@ def _plain(key: str, value: Any, default_runtime: str, privileged: bool) -> bool
 
 
 def _entries(key: str, value: Any, base: Any) -> Iterator[Tuple[str, Any]]:
-    """Yield a name and its value. For a map, yield each entry that differs from the image's."""
-    if key in MAPS and isinstance(value, Mapping):
+    """Yield an option and its value. For a map, yield each entry that differs from the image."""
+    if key in MAP_OPTIONS and isinstance(value, Mapping):
         for name in sorted(value):
             if (base or {}).get(name) != value[name]:
                 yield f"{key} {name}", value[name]
@@ -106,10 +106,10 @@ def _networks(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
 def mount_options(mount: Mapping[str, Any]) -> List[str]:
     """Return the options of a bind mount or volume other than `ro` and `rw`: relabelling for SELinux, propagation, nocopy."""
     # Engines set the option `z` for every named volume.
-    usual = ("", "ro", "rw", "z") if mount["Type"] == "volume" else ("", "ro", "rw")
-    found = [option for option in str(mount.get("Mode") or "").split(",") if option not in usual]
+    default_options = ("", "ro", "rw", "z") if mount["Type"] == "volume" else ("", "ro", "rw")
+    entries = [option for option in str(mount.get("Mode") or "").split(",") if option not in default_options]
     propagation = mount.get("Propagation") or ""
-    return found + ([propagation] if propagation not in (*PROPAGATION, *found) else [])
+    return entries + ([propagation] if propagation not in (*DEFAULT_PROPAGATION, *entries) else [])
 
 
 def long_mounts(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
@@ -131,19 +131,19 @@ def published(inspect: Mapping[str, Any]) -> Dict[str, List[Dict[str, str]]]:
     """Return {port of the container: [{"HostIp", "HostPort"}]}, including ports that the engine has chosen."""
     chosen = (inspect.get("NetworkSettings") or {}).get("Ports") or {}
     requested = inspect["HostConfig"].get("PortBindings") or {}
-    found: Dict[str, List[Dict[str, str]]] = {}
+    entries: Dict[str, List[Dict[str, str]]] = {}
     for port in sorted({*chosen, *requested}):
         actual = [entry for entry in chosen.get(port) or [] if _is_port(entry.get("HostPort"))]
-        found[port] = []
+        entries[port] = []
         for binding in requested.get(port) or actual:
             entry = dict(binding)
             if not _is_port(entry.get("HostPort")):
                 # An engine with IPv6 lists a port twice.
                 same_address = [other for other in actual if (entry.get("HostIp") or "0.0.0.0") == other.get("HostIp")] or actual
                 entry = {"HostIp": entry.get("HostIp") or "", "HostPort": same_address[0]["HostPort"] if same_address else ""}
-            if entry["HostPort"] and entry not in found[port]:
-                found[port].append(entry)
-    return found
+            if entry["HostPort"] and entry not in entries[port]:
+                entries[port].append(entry)
+    return entries
 
 
 def _is_port(value: Any) -> bool:

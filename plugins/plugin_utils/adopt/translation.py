@@ -35,36 +35,36 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import ENGINE_DEFAULTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
 
-# Options of a container that this module translates or reports itself
-HANDLED = (
+# Options of a container that the functions below translate or report
+HANDLED_OPTIONS = (
     "AutoRemove", "Binds", "CapAdd", "CapDrop", "Cmd", "CpusetCpus", "DeviceRequests", "Devices", "Entrypoint", "Env",
     "ExposedPorts", "ExtraHosts", "GroupAdd", "Image", "IpcMode", "LogConfig", "Memory", "MemorySwap", "Mounts", "NanoCpus",
     "NetworkMode", "PidMode", "PidsLimit", "PortBindings", "Privileged", "PublishAllPorts", "ReadonlyRootfs", "RestartPolicy",
     "SecurityOpt", "ShmSize", "StopTimeout", "Tmpfs", "Ulimits", "User", "Volumes", "WorkingDir",
 )  # fmt: skip
-COMPOSE = "com.docker.compose."
+COMPOSE_LABELS = "com.docker.compose."
 # The form of a password hash of htpasswd or crypt, which may be in a label for a proxy
-HASHED = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
+PASSWORD_HASH = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
 # The most characters of a value in a message
-MAX_VALUE = 200
+MAX_VALUE_LENGTH = 200
 # Variables of an environment that a shell or the engine sets
 SET_BY_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
-# The start of a path in the directory of a version
+# The start of the path of a file in a version directory, such as `1/`
 VERSION_DIR = re.compile("(0|[1-9][0-9]{0,17})/")
 # The name of a variable of an environment
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # A name that the engine has generated, such as quirky_bell
 GENERATED_NAME = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 
 
-def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
+def translate(adopted: Mapping[str, Any], host: str, root: str) -> Translation:
     """Return the translation of a container of a host.
 
-    `found` has "inspect", "image" (inspect of the image), "default_runtime" and "process" (argv, directory, environment, main).
+    `adopted` has "inspect", "image" (inspect of the image), "default_runtime" and "process" (argv, directory, environment, main).
     """
-    inspect, process = found["inspect"], found["process"]
-    facts = container.container_facts(inspect, found["image"])
-    given, strange = options(process["argv"][1:])
+    inspect, process = adopted["inspect"], adopted["process"]
+    facts = container.container_facts(inspect, adopted["image"])
+    arguments, unknown = options(process["argv"][1:])
     translation = Translation({}, [], {})
     left_out = translation.left_out
     name = inspect["Name"].lstrip("/")
@@ -75,27 +75,27 @@ def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
     _command(inspect, facts, process, left_out)
     left_out += [
         f"process {other['pid']} ({_printable(other['program'])}) beside the server: the managed container does not start it"
-        for other in found.get("others") or []
+        for other in adopted.get("others") or []
     ]
-    _resources(inspect, found["image"], facts, found.get("default_runtime") or "runc", translation)
+    _resources(inspect, adopted["image"], facts, adopted.get("default_runtime") or "runc", translation)
     _volumes(inspect, process, root, translation)
-    _environment(found, host, translation)
-    translate_arguments(given, host, translation)
-    _ports(inspect, given, translation)
-    left_out += [f"argument {argument}: tritonserver has no such option" for argument in strange]
+    _environment(adopted, host, translation)
+    translate_arguments(arguments, host, translation)
+    _ports(inspect, arguments, translation)
+    left_out += [f"argument {argument}: tritonserver has no such option" for argument in unknown]
     return translation
 
 
 def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
-    """Report a command that does more than start the server. The command may hold keys, so only its program is shown."""
+    """Report a command that does more than start the server. The command may contain keys, so only its program is shown."""
     config = inspect["Config"]
     if not process["main"] and process.get("user", "0") != "0":
         left_out.append(
             f"user {_printable(process['user'])} of the server process: the managed server has the user of its container"
         )
-    own = facts["entrypoint"] != "the image's"
-    words = [*(config.get("Entrypoint") or [] if own else []), *(config.get("Cmd") or [])]
-    if words and posixpath.basename(str(words[0])) != SERVER and (own or process["main"]):
+    has_entrypoint = facts["entrypoint"] != "the image's"
+    words = [*(config.get("Entrypoint") or [] if has_entrypoint else []), *(config.get("Cmd") or [])]
+    if words and posixpath.basename(str(words[0])) != SERVER and (has_entrypoint or process["main"]):
         left_out.append(f"command {_printable(words[0])}: only the start of {SERVER} is adopted, see `docker inspect` for the rest")
 
 
@@ -141,13 +141,13 @@ def _resources(
     for key in sorted(set(managed) - {"cpuset", "memory", "entrypoint", "privileged"}):
         # _ports() reports a server on the host's network, which gets published ports instead.
         if facts[key] != managed[key] and not (key == "network" and facts[key] == "host"):
-            left_out.append(f"{key} {_shown(facts[key])}: the managed container has {_shown(managed[key])}")
+            left_out.append(f"{key} {_value_text(facts[key])}: the managed container has {_value_text(managed[key])}")
     if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
         left_out.append("MemorySwap {}: there is no variable for it".format(host["MemorySwap"]))
     labels = inspect["Config"].get("Labels") or {}
-    for name, value in plain_run.differences(inspect, image, default_runtime, HANDLED):
-        if not name.startswith(f"Labels {COMPOSE}"):
-            left_out.append(f"{_named(name, value)}: there is no variable for it")
+    for name, value in plain_run.differences(inspect, image, default_runtime, HANDLED_OPTIONS):
+        if not name.startswith(f"Labels {COMPOSE_LABELS}"):
+            left_out.append(f"{_option_text(name, value)}: there is no variable for it")
     exposed = set(inspect["Config"].get("ExposedPorts") or {}) - set((image.get("Config") or {}).get("ExposedPorts") or {})
     for port in sorted(exposed - set(host.get("PortBindings") or {})):
         left_out.append(f"exposed port {port}: there is no variable for it, and it is not published")
@@ -164,9 +164,9 @@ def _resources(
 def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any]:
     """Translate the access to the cards, and return the privileges and limits of the managed container."""
     variables = translation.variables
-    own = [device for device in facts["devices"] if device_access.CARD_DEVICE.fullmatch(device)]
-    named = [request for request in facts["device_requests"] if device_access.CDI_REQUEST.search(request)]
-    uses_cdi = bool(named) and not own
+    card_devices = [device for device in facts["devices"] if device_access.CARD_DEVICE.fullmatch(device)]
+    cdi_requests = [request for request in facts["device_requests"] if device_access.CDI_REQUEST.search(request)]
+    uses_cdi = bool(cdi_requests) and not card_devices
     unprivileged = device_access.CDI if uses_cdi else device_access.DEVICES
     variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else unprivileged
     if facts["privileged"]:
@@ -174,75 +174,76 @@ def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any
     # Without a read-only file system, the server may have written to more directories than its tmpfs mounts.
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
-    if not own and not named:
+    if not card_devices and not cdi_requests:
         translation.left_out.append("no device of a card: the managed container gets the cards of the host")
     # A managed container requests each NPU by its number.
-    same = not uses_cdi or all(map(device_access.NUMBERED_CDI_REQUEST.fullmatch, named))
+    numbered = not uses_cdi or all(map(device_access.NUMBERED_CDI_REQUEST.fullmatch, cdi_requests))
     return {
         **ENGINE_DEFAULTS,
         **device_access.UNPRIVILEGED,
         # The old user ID may belong to an account of the host, which could then read the keys.
-        "user": "that of triton_server_user",
-        "tmpfs": facts["tmpfs"] if facts["read_only"] else ["those of triton_server_tmpfs"],
-        "devices": own,
-        "device_requests": (named if uses_cdi else []) if same else ["each NPU by its number"],
-        "groups": facts["groups"] and ["those that may open the cards"],
+        "user": "the user of triton_server_user",
+        "tmpfs": facts["tmpfs"] if facts["read_only"] else ["the paths of triton_server_tmpfs"],
+        "devices": card_devices,
+        "device_requests": (cdi_requests if uses_cdi else []) if numbered else ["each NPU by its number"],
+        "groups": facts["groups"] and ["the groups that may open the cards"],
     }
 
 
 def _volumes(inspect: Mapping[str, Any], process: Mapping[str, Any], root: str, translation: Translation) -> None:
-    """Translate the mounts, except those of the models, the store and the driver. The store replaces the mount of the models."""
+    """Translate the mounts, except the mounts of models, store and driver. The store replaces the mount of the models."""
     left_out = translation.left_out
-    held = repositories(process["argv"], process.get("directory") or "/")
+    model_paths = repositories(process["argv"], process.get("directory") or "/")
     tmpfs = {path.rstrip("/") or "/" for path in inspect["HostConfig"].get("Tmpfs") or {}}
-    kept = []
+    volumes = []
     for mount in sorted(inspect.get("Mounts") or [], key=lambda element: str(element["Destination"])):
-        inside = mount["Destination"].rstrip("/") or "/"
+        target = mount["Destination"].rstrip("/") or "/"
         source = mount.get("Name") if mount["Type"] == "volume" else mount.get("Source")
-        if any(name == inside or name.startswith(inside.rstrip("/") + "/") for name in held):
-            left_out.append(f"volume {source}:{inside}: its models are in the model list, its other files are left out")
-        elif inside == root or driver_files.is_driver_file(inside):
-            if source != root if inside == root else not driver_files.is_driver_file(str(source)):
-                left_out.append(f"volume {source}:{inside}: the managed container mounts {inside} of the host")
+        if any(name == target or name.startswith(target.rstrip("/") + "/") for name in model_paths):
+            left_out.append(f"volume {source}:{target}: its models are in the model list, its other files are left out")
+        elif target == root or driver_files.is_driver_file(target):
+            if source != root if target == root else not driver_files.is_driver_file(str(source)):
+                left_out.append(f"volume {source}:{target}: the managed container mounts {target} of the host")
         elif mount["Type"] == "bind" or (mount["Type"] == "volume" and not re.fullmatch("[0-9a-f]{64}", str(source))):
-            more = plain_run.mount_options(mount)
-            kept.append("{}:{}:{}".format(source, inside, ",".join(["rw" if mount.get("RW", True) else "ro", *more])))
-            if more:
+            mount_options = plain_run.mount_options(mount)
+            volumes.append("{}:{}:{}".format(source, target, ",".join(["rw" if mount.get("RW", True) else "ro", *mount_options])))
+            if mount_options:
                 left_out.append(
-                    f"volume {source}:{inside} with {', '.join(more)}: kept in triton_server_volumes, check whether it is needed"
+                    f"volume {source}:{target} with {', '.join(mount_options)}: kept in triton_server_volumes, check whether it is "
+                    "needed"
                 )
-        elif mount["Type"] != "tmpfs" or inside not in tmpfs:
-            left_out.append(f"{mount['Type']} volume at {inside}: it has no name, so it cannot be mounted again")
+        elif mount["Type"] != "tmpfs" or target not in tmpfs:
+            left_out.append(f"{mount['Type']} volume at {target}: it has no name, so it cannot be mounted again")
     for path, options_of_mount in plain_run.long_mounts(inspect):
-        left_out.append(f"mount at {path} with {_shown(options_of_mount)}: there is no variable for it")
-    if kept:
+        left_out.append(f"mount at {path} with {_value_text(options_of_mount)}: there is no variable for it")
+    if volumes:
         # The first mount is the default of the role.
-        translation.variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *kept]
+        translation.variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *volumes]
 
 
-def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:
-    """Return the environment that was set for the container, and the variables that a shell in it exported to the server."""
-    base = container.environment(found["image"].get("Config") or {})
-    whole = container.environment(found["inspect"]["Config"])
-    given = {name: value for name, value in whole.items() if base.get(name) != value}
-    process = found["process"]
+def own_environment(adopted: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:
+    """Return the environment that was set for the container, and the variables that a shell exported to the server."""
+    base = container.environment(adopted["image"].get("Config") or {})
+    container_environment = container.environment(adopted["inspect"]["Config"])
+    set_variables = {name: value for name, value in container_environment.items() if base.get(name) != value}
+    process = adopted["process"]
     exported = {
         name: value
         for name, value in (process.get("environment") or {}).items()
-        if whole.get(name) != value and name not in SET_BY_SHELL
+        if container_environment.get(name) != value and name not in SET_BY_SHELL
     }
-    return given, {} if process["main"] else exported
+    return set_variables, {} if process["main"] else exported
 
 
-def _environment(found: Mapping[str, Any], host: str, translation: Translation) -> None:
+def _environment(adopted: Mapping[str, Any], host: str, translation: Translation) -> None:
     variables, left_out, vault = translation
-    given, exported = own_environment(found)
+    set_variables, exported = own_environment(adopted)
     environment: Dict[str, str] = {}
-    for name, value in sorted({**given, **exported}.items()):
-        if not VARIABLE.fullmatch(name):
+    for name, value in sorted({**set_variables, **exported}.items()):
+        if not VARIABLE_NAME.fullmatch(name):
             left_out.append(f"environment {name}: not a valid name of an environment variable")
         elif name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") and name in exported:
-            left_out.append(f"environment {name}: it is for files of this container, which the managed image does not have")
+            left_out.append(f"environment {name}: it is for files of this container that the managed image lacks")
         elif is_secret(name, value):
             environment[name] = to_vault(host, name, value, vault)
         else:
@@ -251,25 +252,25 @@ def _environment(found: Mapping[str, Any], host: str, translation: Translation) 
         variables["triton_server_environment"] = environment
 
 
-def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], translation: Translation) -> None:
-    """Translate the published ports. The managed server publishes every service that is on, even if it was not published before."""
+def _ports(inspect: Mapping[str, Any], arguments: Sequence[Tuple[str, str]], translation: Translation) -> None:
+    """Translate the published ports. The managed server publishes every active service, also if the container did not."""
     variables, left_out, _vault = translation
     on_host = inspect["HostConfig"].get("NetworkMode") == "host"
     published = plain_run.published(inspect)
     addresses: List[str] = []
-    for service, usual in SERVICES.items():
+    for service, default_port in SERVICES.items():
         if not variables.get(f"triton_server_allow_{service}", True):
             continue
-        inside = last_value(given, service + "-port", str(usual))
-        listens = last_value(given, service + "-address")
+        container_port = last_value(arguments, service + "-port", str(default_port))
+        listens = last_value(arguments, service + "-address")
         if not on_host and listens not in ("", "0.0.0.0", "::", "ipv6:::"):
             left_out.append(f"--{service}-address={listens}: the managed server listens on every address of its container")
-        bindings = published.get(f"{inside}/tcp") or []
+        bindings = published.get(f"{container_port}/tcp") or []
         # An engine with IPv6 lists a port twice.
         bindings = [binding for binding in bindings if binding.get("HostIp") != "::"] or bindings
         if on_host:
-            variables[f"npufleet_{service}_port"] = int(inside)
-            addresses.append(listen_address(given, service) or "0.0.0.0")
+            variables[f"npufleet_{service}_port"] = int(container_port)
+            addresses.append(listen_address(arguments, service) or "0.0.0.0")
         elif bindings:
             variables[f"npufleet_{service}_port"] = int(bindings[0]["HostPort"])
             addresses.append(bindings[0].get("HostIp") or "")
@@ -285,10 +286,10 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], transla
         variables["triton_server_listen_address"] = addresses[0]
         if len(set(addresses)) > 1:
             listed = ", ".join(address or "(every one)" for address in addresses)
-            left_out.append(f"listen addresses {listed}: the managed services all have the first")
+            left_out.append(f"listen addresses {listed}: all managed services listen on the first")
     if on_host:
         left_out.append("network host: the managed container has its own network and publishes its ports")
-    used = {last_value(given, service + "-port", str(usual)) + "/tcp" for service, usual in SERVICES.items()}
+    used = {last_value(arguments, service + "-port", str(default_port)) + "/tcp" for service, default_port in SERVICES.items()}
     for port, bindings in sorted(published.items()):
         if port not in used and bindings:
             left_out.append(f"port {port}: no service of Triton uses it")
@@ -302,7 +303,7 @@ def size(number: int) -> str:
     return str(number)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, Mapping) or (
         isinstance(value, (list, tuple)) and any(isinstance(part, (Mapping, list)) for part in value)
     ):
@@ -310,11 +311,11 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else str(value or "none")
 
 
-def _named(name: str, value: Any) -> str:
+def _option_text(name: str, value: Any) -> str:
     """Return an option and its value as one line. A value that may be a secret is masked."""
-    shown, equals = _shown(value), "=" if " " in name and not name.startswith("network ") else " "
-    shown = "(a secret)" if is_secret(name, shown) or HASHED.search(shown) else shown
-    return name + equals + (shown if len(shown) <= MAX_VALUE else shown[: MAX_VALUE - 3] + "...")
+    text, equals = _value_text(value), "=" if " " in name and not name.startswith("network ") else " "
+    text = "(a secret)" if is_secret(name, text) or PASSWORD_HASH.search(text) else text
+    return name + equals + (text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "...")
 
 
 def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
@@ -335,16 +336,16 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
 
 
 def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
-    """Return the path of a model's compiled file if there is exactly one and it is in the directory of a version, else None."""
-    found = [path for path in model["files"] if path.endswith(".rbln")]
-    return found[0] if len(found) == 1 and VERSION_DIR.match(found[0]) else None
+    """Return the path of the compiled file of a model, or None unless the model has exactly one, in a version directory."""
+    adopted = [path for path in model["files"] if path.endswith(".rbln")]
+    return adopted[0] if len(adopted) == 1 and VERSION_DIR.match(adopted[0]) else None
 
 
-def secrets(found: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
+def secrets(adopted: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
     """Return the values that no result may show, longest first: the values of the vault, and the keys in the command line."""
-    given = options(found["process"]["argv"][1:])[0]
+    arguments = options(adopted["process"]["argv"][1:])[0]
     return sorted(
-        {*vault.values(), *(key for _apis, _header, key in restricted(given))} - {""}, key=lambda value: (-len(value), value)
+        {*vault.values(), *(key for _apis, _header, key in restricted(arguments))} - {""}, key=lambda value: (-len(value), value)
     )
 
 

@@ -14,15 +14,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.fields impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in, is_inside
 
 DTYPES = tuple(inference.NUMPY)
-# The keys that name the source of an array, for the inputs of a check and for its expected values
+# The keys that name the source of an array, for inputs and for expected values
 SOURCES = ("npy", "raw", "text", "numbers", "file", "image", "generated")
 GOLDEN_SOURCES = ("npy", "numbers", "file")
-# Sources that need a dtype and a shape. Sources beside which a dtype is allowed
+# Sources that need a dtype and a shape, and sources that allow a dtype
 SHAPED = ("raw", "generated")
 TYPED = (*SHAPED, "numbers", "file", "image", "npy")
-GENERATED = {"seed": False, "low": False, "high": False}
+GENERATED_KEYS = {"seed": False, "low": False, "high": False}
 # The most elements of an array, elements of an array of dtype BYTES, dimensions of an array, and bytes of a file
-MAX_ELEMENTS, MAX_BYTES_ELEMENTS, DIMENSIONS, FILE_BYTES = 1 << 26, 1 << 20, 32, 1 << 30
+MAX_ELEMENTS, MAX_BYTES_ELEMENTS, MAX_DIMENSIONS, MAX_FILE_BYTES = 1 << 26, 1 << 20, 32, 1 << 30
 
 
 class Arrays(Fields):
@@ -39,7 +39,7 @@ class Arrays(Fields):
 
     def array(self, entry: Mapping[str, Any], field: str, sources: Sequence[str]) -> Any:
         """Return the array of an input or of expected values, or None if it has errors."""
-        before = len(self.errors)
+        error_count = len(self.errors)
         try:
             source = tensors.source_of(entry, sources)
         except tensors.ArrayError as error:
@@ -55,10 +55,10 @@ class Arrays(Fields):
             self._shape(shape, dtype, f"{field}.shape")
             if source not in SHAPED and not pixels:
                 self.error(f"{field}.shape", shape, f"no shape beside {source}, which has its own")
-        for key, needed in (("dtype", (*SHAPED, "numbers")), ("shape", (*SHAPED, "image") if pixels else SHAPED)):
-            if key not in entry and source in needed and sources is SOURCES:
+        for key, needing_sources in (("dtype", (*SHAPED, "numbers")), ("shape", (*SHAPED, "image") if pixels else SHAPED)):
+            if key not in entry and source in needing_sources and sources is SOURCES:
                 self.error(f"{field}.{key}", "missing", f"a value, as {source} needs one")
-        if len(self.errors) > before:
+        if len(self.errors) > error_count:
             return None
         try:
             return self._read(source, entry[source], dtype, shape, field)
@@ -68,17 +68,17 @@ class Arrays(Fields):
 
     def _shape(self, shape: Any, dtype: Any, field: str) -> None:
         """Check the shape of an array."""
-        most = MAX_BYTES_ELEMENTS if dtype == "BYTES" else MAX_ELEMENTS
+        max_elements = MAX_BYTES_ELEMENTS if dtype == "BYTES" else MAX_ELEMENTS
         if not all(is_whole(size) and size > 0 for size in self.as_list(shape, field)):
             self.error(field, shape, "whole numbers above 0")
-        elif len(shape) > DIMENSIONS or math.prod(shape) > most:
-            self.error(field, shape, f"at most {DIMENSIONS} sizes, and at most {most} values")
+        elif len(shape) > MAX_DIMENSIONS or math.prod(shape) > max_elements:
+            self.error(field, shape, f"at most {MAX_DIMENSIONS} sizes, and at most {max_elements} values")
 
     def _read(self, source: str, value: Any, dtype: Optional[str], shape: List[int], field: str) -> Any:
         """Return the array of one source, or None if an error was recorded. Raises ArrayError for other errors."""
-        where = f"{field}.{source}"
+        source_field = f"{field}.{source}"
         if source == "npy":
-            path = self._path(self.as_text(value, where), where)
+            path = self._path(self.as_text(value, source_field), source_field)
             if path and path not in self.arrays:
                 self.arrays[path] = tensors.from_npy(path)
             array = self.arrays[path] if path else None
@@ -92,19 +92,19 @@ class Arrays(Fields):
         if source == "generated":
             return self._generated(value, str(dtype), shape, field)
         if source == "raw":
-            path = self._path(self.as_text(value, where), where)
+            path = self._path(self.as_text(value, source_field), source_field)
             return tensors.from_raw(_content(path), str(dtype), shape) if path else None
         if source == "image" and dtype == "FP32":
-            return tensors.from_pictures(value, lambda name: self._file(name, where, True), shape)
+            return tensors.from_pictures(value, lambda name: self._file(name, source_field, True), shape)
         if dtype not in (None, "BYTES", "UINT8"):
             pixels = ", or FP32 and shape [3, H, W] for the pixels of a picture" * (source == "image")
             raise tensors.ArrayError(dtype, f"BYTES or UINT8 for the bytes of a file{pixels}")
-        return tensors.from_files(value, lambda name: self._file(name, where, source == "image"), dtype or "BYTES")
+        return tensors.from_files(value, lambda name: self._file(name, source_field, source == "image"), dtype or "BYTES")
 
     def _generated(self, value: Any, dtype: str, shape: List[int], field: str) -> Any:
         """Return a generated array, or None if its parameters have an error."""
-        parameters = self.as_map(value, GENERATED, f"{field}.generated")
-        for key in GENERATED:
+        parameters = self.as_map(value, GENERATED_KEYS, f"{field}.generated")
+        for key in GENERATED_KEYS:
             if key == "seed" and key in parameters and not (is_whole(parameters[key]) and 0 <= parameters[key] < 2**32):
                 self.error(f"{field}.generated.seed", parameters[key], "a whole number from 0 to 4294967295")
                 return None
@@ -136,7 +136,7 @@ class Arrays(Fields):
         return path
 
     def golden_array(self, expectation: Dict[str, Any], key: str, field: str) -> Any:
-        """Return the array with which an output is compared, or None for an error. Remove its source from the expectation."""
+        """Return the array of expected values of an output, or None for an error. Remove the source from the expectation."""
         if key == "text":
             text, expectation["text"] = expectation["text"], True
             if "values" in expectation:
@@ -150,11 +150,11 @@ class Arrays(Fields):
         for source in GOLDEN_SOURCES[1:]:
             expectation["values"].pop(source, None)
         if array is not None:
-            self._judgeable(array, expectation["values"], f"{field}.values")
+            self._check_golden(array, expectation["values"], f"{field}.values")
         return array
 
-    def _judgeable(self, golden: Any, values: Mapping[str, Any], field: str) -> None:
-        """Record an error for golden values that no output could match, or that an output of zeros would match."""
+    def _check_golden(self, golden: Any, values: Mapping[str, Any], field: str) -> None:
+        """Record an error if no output can match the golden values, or if an output of zeros matches them."""
         import numpy as np
 
         if not golden.size:
@@ -177,9 +177,9 @@ def _content(path: str) -> bytes:
     """Return the bytes of a file. Raises ArrayError."""
     try:
         with open(path, "rb") as source:
-            content = source.read(FILE_BYTES + 1)
+            content = source.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise tensors.ArrayError(f"{path} ({error.strerror})", "a file that can be read") from None
-    if len(content) > FILE_BYTES:
-        raise tensors.ArrayError(f"{path} of more than {FILE_BYTES} bytes", "a smaller file")
+    if len(content) > MAX_FILE_BYTES:
+        raise tensors.ArrayError(f"{path} of more than {MAX_FILE_BYTES} bytes", "a smaller file")
     return content

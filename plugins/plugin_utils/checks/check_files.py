@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The validation of check files, which contain the requests to each model and the expected responses. Controller only.
 
-A file with errors is refused with all of them, before any request is sent.
+A file with errors is refused before any request is sent, with all its errors.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import yaml_of
 
 # Keys of each map in a check file, {key: True if required}
-FILE = {"model": True, "golden": False, "checks": True}
-CHECK = {
+FILE_KEYS = {"model": True, "golden": False, "checks": True}
+CHECK_KEYS = {
     "name": True, "protocols": True, "inputs": True, "rows": False, "expect": False, "error": False, "responses": False,
     "cancel": False, "instances": False, "ms": False, "timeout": False, "latency": False,
 }  # fmt: skip
-ROWS = {"first": True, "count": True, "spread": False, "batch": False}
-INPUT = dict.fromkeys((*SOURCES, "dtype", "shape"), False)
-EXPECT = dict.fromkeys(("dtype", "shape", "finite", "argmax", "values", "text", "class_count", "label"), False)
-VALUES = dict.fromkeys((*GOLDEN_SOURCES, "atol", "rtol"), False)
-ERROR = {"status": False, "contains": False}
-CANCEL = {"after": True, "times": False}
-# Keys for the length of a load test, and keys for its limits
+ROWS_KEYS = {"first": True, "count": True, "spread": False, "batch": False}
+INPUT_KEYS = dict.fromkeys((*SOURCES, "dtype", "shape"), False)
+EXPECT_KEYS = dict.fromkeys(("dtype", "shape", "finite", "argmax", "values", "text", "class_count", "label"), False)
+VALUES_KEYS = dict.fromkeys((*GOLDEN_SOURCES, "atol", "rtol"), False)
+ERROR_KEYS = {"status": False, "contains": False}
+CANCEL_KEYS = {"after": True, "times": False}
+# Keys of the length of a load test, and keys of its limits
 LOAD_LENGTHS = ("seconds", "requests")
-LIMITS = (*inference.PERCENTILES, "infer_per_s")
-LATENCY = {"clients": False, **dict.fromkeys((*LOAD_LENGTHS, *LIMITS), False)}
+LATENCY_LIMITS = (*inference.PERCENTILES, "infer_per_s")
+LATENCY_KEYS = {"clients": False, **dict.fromkeys((*LOAD_LENGTHS, *LATENCY_LIMITS), False)}
 # The longest load test. A load test slows down the other clients of the server.
 MAX_LOAD_LENGTHS = {"seconds": 600, "requests": 1000000}
-# The most checks of a file. The most bytes of a check's name, which becomes a label of metrics and a part of file names
-CHECKS, NAME_BYTES = 1000, 200
+# The most checks of a file, and the most bytes of the name of a check. The name is a label of metrics and a part of file names.
+MAX_CHECKS, MAX_NAME_BYTES = 1000, 200
 DAY = 86400  # seconds
 # Fields with the expected response. Each check needs at least one of them.
-EXPECTED = ("expect", "error", "responses", "cancel", "latency")
+EXPECTATION_FIELDS = ("expect", "error", "responses", "cancel", "latency")
 # Expectations that an empty output cannot meet, because it has no values
 VALUE_EXPECTATIONS = ("finite", "argmax", "values", "text", "class_count", "label")
 # Expectations that a check must not combine with classes, because a response with classes has no numbers
 NOT_WITH_CLASSES = ("finite", "argmax", "values", "text")
 # Statuses that the gRPC client also reports for a broken connection or a failed proxy
 CLIENT_STATUSES = ("INTERNAL", "UNAVAILABLE", "UNIMPLEMENTED")
-# {field of a check: fields that must not be set beside it}
+# {field of a check: fields that must not be set together with this field}
 EXCLUDES = {
     "cancel": ("error", "responses", "ms"),
     "instances": ("error", "responses", "cancel"),
@@ -69,7 +69,7 @@ class CheckFile(Arrays):
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             self.errors.append(f"{self.path}: is not a YAML file: {' '.join(str(error).split())}")
             return {}
-        document = self.as_map(content, FILE, "")
+        document = self.as_map(content, FILE_KEYS, "")
         if "model" in document and document["model"] != self.model:
             self.error("model", document["model"], f"{self.model}, as the name of the file")
         self.golden = self.as_text(document.get("golden", self.model), "golden") or self.model
@@ -78,15 +78,15 @@ class CheckFile(Arrays):
             self.golden = self.model
         checks: List[Dict[str, Any]] = []
         names: List[str] = []
-        listed = self.as_list(document["checks"], "checks") if "checks" in document else []
-        if len(listed) > CHECKS:
-            self.error("checks", f"a list of {len(listed)} checks", f"at most {CHECKS}")
-        for number, raw in enumerate(listed[:CHECKS]):
+        entries = self.as_list(document["checks"], "checks") if "checks" in document else []
+        if len(entries) > MAX_CHECKS:
+            self.error("checks", f"a list of {len(entries)} checks", f"at most {MAX_CHECKS}")
+        for number, raw in enumerate(entries[:MAX_CHECKS]):
             field = f"checks[{number}]"
-            check = self.as_map(raw, CHECK, field)
+            check = self.as_map(raw, CHECK_KEYS, field)
             name = self.as_text(check["name"], f"{field}.name") if "name" in check else ""
-            if not is_line(name) or len(name.encode()) > NAME_BYTES:
-                self.error(f"{field}.name", ascii(name[:40]), f"one line of at most {NAME_BYTES} bytes")
+            if not is_line(name) or len(name.encode()) > MAX_NAME_BYTES:
+                self.error(f"{field}.name", ascii(name[:40]), f"one line of at most {MAX_NAME_BYTES} bytes")
             if name in names:
                 self.error(f"{field}.name", name, "a unique name")
             names += [name] if name else []
@@ -101,40 +101,42 @@ class CheckFile(Arrays):
                 self.error(f"{field}.protocols", protocol, f"each of {', '.join(inference.PROTOCOLS)} at most once")
         rows = self._rows(check["rows"], f"{field}.rows") if "rows" in check else None
         result = {"name": check.get("name"), "protocols": protocols, **self._conditions(check, field, protocols)}
-        if check and not any(key in check for key in EXPECTED):
-            self.error(f"{field}.expect", "missing", f"a value, or one of {', '.join(EXPECTED[1:])}")
+        if check and not any(key in check for key in EXPECTATION_FIELDS):
+            self.error(f"{field}.expect", "missing", f"a value, or one of {', '.join(EXPECTATION_FIELDS[1:])}")
         arrays: Dict[str, Any] = {}
         inputs = self.as_map(check["inputs"], None, f"{field}.inputs") if "inputs" in check else {}
         dtypes: Dict[str, str] = {}
         for name, raw in inputs.items():
-            where = f"{field}.inputs.{name}"
-            entry = self.as_map(raw, INPUT, where)
-            arrays[where] = self.array(entry, where, SOURCES)
-            # numpy has no BF16. Therefore the dtype is sent beside the array.
+            tensor_field = f"{field}.inputs.{name}"
+            entry = self.as_map(raw, INPUT_KEYS, tensor_field)
+            arrays[tensor_field] = self.array(entry, tensor_field, SOURCES)
+            # numpy has no BF16, so the dtype is sent with the array.
             dtypes[name] = "BF16" if entry.get("dtype") == "BF16" else ""
         result["expect"], labels = {}, {}
         for name, raw in self.as_map(check["expect"], None, f"{field}.expect").items() if "expect" in check else ():
-            where = f"{field}.expect.{name}"
-            expectation = result["expect"][name] = self._expectation(raw, where)
+            tensor_field = f"{field}.expect.{name}"
+            expectation = result["expect"][name] = self._expectation(raw, tensor_field)
             for key in ("values", "text"):
                 if key in expectation:
-                    arrays[f"{where}.{key}"] = self.golden_array(expectation, key, where)
+                    arrays[f"{tensor_field}.{key}"] = self.golden_array(expectation, key, tensor_field)
             for key in ("argmax", "label"):
                 if isinstance(expectation.get(key), list):
-                    labels[f"{where}.{key}"] = len(expectation[key])
-        sent = self._sent_rows(rows, result, labels, arrays, host_index)
+                    labels[f"{tensor_field}.{key}"] = len(expectation[key])
+        sent_rows = self._sent_rows(rows, result, labels, arrays, host_index)
         if self.errors:
             return {}
         result["inputs"] = {}
         for name in inputs:
-            where = f"{field}.inputs.{name}"
-            parameters = self.generated.get(where)
-            packed = inference.pack_generated(parameters, sent) if parameters else inference.pack(arrays[where], sent)
+            tensor_field = f"{field}.inputs.{name}"
+            parameters = self.generated.get(tensor_field)
+            packed = (
+                inference.pack_generated(parameters, sent_rows) if parameters else inference.pack(arrays[tensor_field], sent_rows)
+            )
             result["inputs"][name] = {**packed, "dtype": dtypes[name]}
         for name, expectation in result["expect"].items():
             for key in ("values", "text"):
                 if key in expectation:
-                    golden = inference.pack(arrays[f"{field}.expect.{name}.{key}"], sent)
+                    golden = inference.pack(arrays[f"{field}.expect.{name}.{key}"], sent_rows)
                     expectation["values"] = {**(expectation[key] if key == "values" else {}), **golden}
         return result
 
@@ -151,50 +153,50 @@ class CheckFile(Arrays):
             return None
         rows["total"] = self._total(rows, labels, [len(array) for array in arrays.values() if array is not None])
         needed = rows["first"] + rows["total"]
-        for where, array in arrays.items():
+        for tensor_field, array in arrays.items():
             if array is not None and len(array) < needed:
-                source = "" if where.endswith(".text") else ".npy"
-                self.error(f"{where}{source}", f"an array of {len(array)} rows", f"at least {needed}")
+                source = "" if tensor_field.endswith(".text") else ".npy"
+                self.error(f"{tensor_field}{source}", f"an array of {len(array)} rows", f"at least {needed}")
         if self.errors:
             return None
         check["rows"] = rows
         return sorted({row for request in inference.requests(self.model, check, host_index) for row in request.rows or []})
 
     def _conditions(self, check: Mapping[str, Any], field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
-        """Return those of `responses`, `instances`, `ms`, `timeout`, `cancel`, `error` and `latency` that a check has."""
+        """Return the fields `responses`, `instances`, `ms`, `timeout`, `cancel`, `error` and `latency` that a check sets."""
         result = {key: check[key] for key in ("responses", "instances", "ms", "timeout") if key in check}
-        for key, most in (("ms", 1000 * DAY), ("timeout", DAY)):
+        for key, maximum in (("ms", 1000 * DAY), ("timeout", DAY)):
             if key in result and not (is_number(result[key]) and result[key] > 0):
                 self.error(f"{field}.{key}", result[key], "a number above 0")
-            elif key in result and not result[key] <= most:
-                self.error(f"{field}.{key}", result[key], f"at most {most}")
+            elif key in result and not result[key] <= maximum:
+                self.error(f"{field}.{key}", result[key], f"at most {maximum}")
         self.check_whole(result, "responses", 0, field)
         self.check_boolean(result, "instances", field)
         if "cancel" in check:
-            result["cancel"] = dict(self.as_map(check["cancel"], CANCEL, f"{field}.cancel"))
-            for key in CANCEL:
+            result["cancel"] = dict(self.as_map(check["cancel"], CANCEL_KEYS, f"{field}.cancel"))
+            for key in CANCEL_KEYS:
                 self.check_whole(result["cancel"], key, 1, f"{field}.cancel")
         if "error" in check:
             result["error"] = self._error(check["error"], f"{field}.error", protocols)
         if "latency" in check:
             result["latency"] = self._latency(check["latency"], f"{field}.latency", protocols)
-        other = any(protocol != "stream" for protocol in protocols)
+        other_protocols = any(protocol != "stream" for protocol in protocols)
         for key in ("responses", "cancel"):
-            if key in check and other:
+            if key in check and other_protocols:
                 self.error(f"{field}.{key}", "set for protocols other than stream", "protocols: [stream]")
-        if "error" in check and "expect" in check and other:
+        if "error" in check and "expect" in check and other_protocols:
             self.error(f"{field}.expect", "set beside error", "one of the two, as only a stream responds before it fails")
         for key, others in EXCLUDES.items():
-            both = [name for name in others if check.get(key) and name in check]
-            if both:
-                self.error(f"{field}.{key}", f"set beside {', '.join(both)}", f"no {' and no '.join(both)} beside it")
+            conflicts = [name for name in others if check.get(key) and name in check]
+            if conflicts:
+                self.error(f"{field}.{key}", f"set beside {', '.join(conflicts)}", f"no {' and no '.join(conflicts)} beside it")
         return result
 
     def _error(self, raw: Any, field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
         """Return the expected error of a check."""
-        error = dict(self.as_map(raw, ERROR, field))
+        error = dict(self.as_map(raw, ERROR_KEYS, field))
         if not error:
-            self.error(field, error, f"at least one of {', '.join(ERROR)}")
+            self.error(field, error, f"at least one of {', '.join(ERROR_KEYS)}")
         if "status" in error and error["status"] not in inference.STATUS:
             self.error(f"{field}.status", error["status"], f"one of {', '.join(inference.STATUS)}")
         if "contains" in error:
@@ -209,44 +211,44 @@ class CheckFile(Arrays):
 
     def _latency(self, raw: Any, field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
         """Return the load test of a check: its length, its clients and its limits."""
-        load = {"clients": 1, **self.as_map(raw, LATENCY, field)}
+        load = {"clients": 1, **self.as_map(raw, LATENCY_KEYS, field)}
         self.check_whole(load, "clients", 1, field)
         self.check_whole(load, "requests", 1, field)
         if is_whole(load["clients"]) and load["clients"] > inference.WIDEST:
             self.error(f"{field}.clients", load["clients"], f"at most {inference.WIDEST}")
-        for key in ("seconds", *LIMITS):
+        for key in ("seconds", *LATENCY_LIMITS):
             if key in load and not (is_number(load[key]) and 0 < load[key] < float("inf")):
                 self.error(f"{field}.{key}", load[key], "a number above 0")
-        for key, most in MAX_LOAD_LENGTHS.items():
-            if is_number(load.get(key)) and load[key] > most:
-                self.error(f"{field}.{key}", load[key], f"at most {most}")
+        for key, maximum in MAX_LOAD_LENGTHS.items():
+            if is_number(load.get(key)) and load[key] > maximum:
+                self.error(f"{field}.{key}", load[key], f"at most {maximum}")
         lengths = [key for key in LOAD_LENGTHS if key in load]
         if len(lengths) != 1:
             actual = f"set with {' and '.join(lengths)}" if lengths else "without a length"
             self.error(field, actual, f"exactly one of {', '.join(LOAD_LENGTHS)}")
-        if not any(key in load for key in LIMITS):
-            self.error(field, "without a limit", f"at least one of {', '.join(LIMITS)}")
+        if not any(key in load for key in LATENCY_LIMITS):
+            self.error(field, "without a limit", f"at least one of {', '.join(LATENCY_LIMITS)}")
         for name, share in inference.PERCENTILES.items():
             # With fewer requests, this percentile would be the time of the slowest request.
-            least = 100 // (100 - share)
-            if name in load and is_whole(load.get("requests")) and load["requests"] < least:
-                self.error(f"{field}.requests", load["requests"], f"at least {least} for {name}")
+            minimum = 100 // (100 - share)
+            if name in load and is_whole(load.get("requests")) and load["requests"] < minimum:
+                self.error(f"{field}.requests", load["requests"], f"at least {minimum} for {name}")
         if "stream" in protocols:
             self.error(field, "set for protocol stream", "any of http, grpc, raw, as a stream may respond any number of times")
         return load
 
     def _rows(self, raw: Any, field: str) -> Dict[str, Any]:
         """Return the value of a check's `rows`, or {} if it has errors."""
-        before = len(self.errors)
-        rows = dict(self.as_map(raw, ROWS, field))
-        for key, least in (("first", 0), ("count", 1)):
-            self.check_whole(rows, key, least, field)
+        error_count = len(self.errors)
+        rows = dict(self.as_map(raw, ROWS_KEYS, field))
+        for key, minimum in (("first", 0), ("count", 1)):
+            self.check_whole(rows, key, minimum, field)
         for key in ("spread", "batch"):
             self.check_boolean(rows, key, field)
-        return rows if len(self.errors) == before else {}
+        return rows if len(self.errors) == error_count else {}
 
     def _total(self, rows: Mapping[str, Any], labels: Mapping[str, int], lengths: Sequence[int]) -> int:
-        """Return the number of rows for all hosts: the number of labels, or without labels the rows of the shortest array."""
+        """Return the number of rows for all hosts: the number of labels, or without labels the length of the shortest array."""
         count = int(rows["count"])
         if not rows.get("spread"):
             for field, length in labels.items():
@@ -257,14 +259,14 @@ class CheckFile(Arrays):
             if not length or length % count or length != min(labels.values()):
                 more = "" if length == min(labels.values()) else ", as many as the other outputs have"
                 self.error(field, f"a list of {length} labels", f"a multiple of {count}, in consecutive blocks{more}")
-        least = min(labels.values()) if labels else min(lengths, default=0) - int(rows["first"])
-        return max(least // count * count, count)
+        minimum = min(labels.values()) if labels else min(lengths, default=0) - int(rows["first"])
+        return max(minimum // count * count, count)
 
     def _expectation(self, raw: Any, field: str) -> Dict[str, Any]:
         """Return the expectation about one output."""
-        expectation = dict(self.as_map(raw, EXPECT, field))
+        expectation = dict(self.as_map(raw, EXPECT_KEYS, field))
         if isinstance(raw, dict) and not raw:
-            self.error(field, raw, f"at least one of {', '.join(EXPECT)}")
+            self.error(field, raw, f"at least one of {', '.join(EXPECT_KEYS)}")
         if "dtype" in expectation and expectation["dtype"] not in DTYPES:
             self.error(f"{field}.dtype", expectation["dtype"], f"one of {', '.join(DTYPES)}")
         for key in ("shape", "argmax"):
@@ -280,12 +282,12 @@ class CheckFile(Arrays):
         if value_keys and isinstance(expectation.get("shape"), list) and 0 in expectation["shape"]:
             expected = "one of the two, as an empty output has no values"
             self.error(f"{field}.{value_keys[0]}", f"set beside shape {expectation['shape']}", expected)
-        both = [key for key in NOT_WITH_CLASSES if key in expectation and expectation.keys() & {"class_count", "label"}]
-        if both:
+        conflicts = [key for key in NOT_WITH_CLASSES if key in expectation and expectation.keys() & {"class_count", "label"}]
+        if conflicts:
             expected = "a check without classes for it, as classes replace the values"
-            self.error(f"{field}.{both[0]}", "set beside class_count or label", expected)
+            self.error(f"{field}.{conflicts[0]}", "set beside class_count or label", expected)
         if "values" in expectation:
-            expectation["values"] = dict(self.as_map(expectation["values"], VALUES, f"{field}.values"))
+            expectation["values"] = dict(self.as_map(expectation["values"], VALUES_KEYS, f"{field}.values"))
             for key in ("atol", "rtol"):
                 limit = expectation["values"].get(key, 0)
                 if not is_number(limit) or not 0 <= limit < float("inf"):

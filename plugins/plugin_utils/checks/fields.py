@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 from typing import Any, List, Mapping, Optional, Sequence
 
-# The most characters of a value in a message, and the largest value of a field that is a count
-SHOWN, MOST = 1000, 1000000
+# The most characters of a value in a message, and the largest count
+MAX_VALUE_LENGTH, MAX_COUNT = 1000, 1000000
 
 
 class Fields:
-    """The fields of one check file. `errors` has the errors of the fields that were checked so far."""
+    """The fields of one check file. Each function adds its errors to `errors`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -20,9 +20,9 @@ class Fields:
 
     def error(self, field: str, actual: Any, expected: str) -> None:
         """Record the error of a field, unless it is recorded already."""
-        shown = actual if isinstance(actual, str) else json.dumps(actual, default=str)
-        shown = shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "..."
-        line = f"{self.path}: {field} is {shown}, expected {expected}"
+        text = actual if isinstance(actual, str) else json.dumps(actual, default=str)
+        text = text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "..."
+        line = f"{self.path}: {field} is {text}, expected {expected}"
         if line not in self.errors:
             self.errors.append(line)
 
@@ -61,12 +61,12 @@ class Fields:
         if not isinstance(entry.get(key, False), bool):
             self.error(f"{field}.{key}", entry[key], "true or false")
 
-    def check_whole(self, entry: Mapping[str, Any], key: str, least: int, field: str) -> None:
-        """Check an optional value of a map, which must be a whole number from `least` to MOST."""
-        if key in entry and (not is_whole(entry[key]) or entry[key] < least):
-            self.error(f"{field}.{key}", entry[key], f"a whole number of at least {least}")
-        elif key in entry and entry[key] > MOST:
-            self.error(f"{field}.{key}", entry[key], f"at most {MOST}")
+    def check_whole(self, entry: Mapping[str, Any], key: str, minimum: int, field: str) -> None:
+        """Check an optional value of a map, which must be a whole number from `minimum` to MAX_COUNT."""
+        if key in entry and (not is_whole(entry[key]) or entry[key] < minimum):
+            self.error(f"{field}.{key}", entry[key], f"a whole number of at least {minimum}")
+        elif key in entry and entry[key] > MAX_COUNT:
+            self.error(f"{field}.{key}", entry[key], f"at most {MAX_COUNT}")
 
 
 def is_whole(value: Any) -> bool:

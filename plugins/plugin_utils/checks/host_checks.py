@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import read_checks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import (
-    CHECKS,
-    GOLDEN,
+    CHECKS_DIR,
+    GOLDEN_DIR,
     index_of_host,
     server_of,
     with_pem,
@@ -23,11 +23,11 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
-# numpy is loaded here, so that the processes of a run inherit it. The code that needs numpy reports if it is missing.
+# Ansible forks a process for each host. All processes inherit numpy from here. Without numpy, the code that needs it fails later.
 with suppress(ImportError):
     importlib.import_module("numpy")
 # Options of the module inference_check whose default is the variable inference_check_<option>
-OPTIONS = ("image", "timeout", "latency", "require_checks", "checks_dir", "golden_dir")
+VARIABLE_OPTIONS = ("image", "timeout", "latency", "require_checks", "checks_dir", "golden_dir")
 
 
 class Checks(NamedTuple):
@@ -46,12 +46,12 @@ class Checks(NamedTuple):
         return {"image": image, "document": {"server": self.server, **limits, "key": key, **self.document}, "program": self.program}
 
 
-def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a task's arguments, completed by the values of the inventory."""
-    arguments: Dict[str, Any] = {option: variables[f"inference_check_{option}"] for option in OPTIONS}
-    own = {name: value for name, value in (given.get("server") or {}).items() if value is not None}
+def with_defaults(task_args: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the arguments of a task, with the variables of the inventory as defaults."""
+    arguments: Dict[str, Any] = {option: variables[f"inference_check_{option}"] for option in VARIABLE_OPTIONS}
+    task_server = {name: value for name, value in (task_args.get("server") or {}).items() if value is not None}
     server = {name: value for name, value in server_of(variables).items() if value is not None}
-    return {**arguments, "host_index": index_of_host(variables), **given, "server": {**server, **own}}
+    return {**arguments, "host_index": index_of_host(variables), **task_args, "server": {**server, **task_server}}
 
 
 def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:
@@ -62,7 +62,7 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
             models = [str(entry["name"]) for entry in placed_here(variables)]
         if not arguments["image"]:
             raise Refusal("image is empty, expected the image in the release's lock file. Run playbooks/site.yml, or set image")
-        checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS], [*arguments["golden_dir"], GOLDEN]
+        checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS_DIR], [*arguments["golden_dir"], GOLDEN_DIR]
         server, key = with_pem(arguments["server"]), server_key.for_checks(variables)
         document = read_checks(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of the checks of a host: files on the controller, the server, and one digest of all inputs. Controller only.
 
-The digest is computed without parsing arrays. This is fast, so that every run can compare it with the digest of the host's probe.
+The digest is computed without parsing arrays. This is fast, so every run can compare it with the digest in the probe of the host.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
-CHECKS = os.path.join(COLLECTION, "files", "checks")
-GOLDEN = os.path.join(COLLECTION, "files", "golden")
+CHECKS_DIR = os.path.join(COLLECTION, "files", "checks")
+GOLDEN_DIR = os.path.join(COLLECTION, "files", "golden")
 # Files of this directory that compute the document of the checks. A change of their code changes the digest.
-CODE = ("arrays.py", "check_files.py", "fields.py", "tensors.py")
+CODE_FILES = ("arrays.py", "check_files.py", "fields.py", "tensors.py")
 # The most bytes of a file name
-NAME_BYTES = 255
-TLS = ("http_tls", "grpc_tls")
+MAX_NAME_BYTES = 255
+TLS_OPTIONS = ("http_tls", "grpc_tls")
 
 
 def found_in(parents: Sequence[str], *names: str) -> Optional[str]:
@@ -43,22 +43,22 @@ def is_inside(path: str) -> bool:
 
 def is_line(text: str) -> bool:
     """Return True for a text of one line whose parts fit into file names."""
-    return text.isprintable() and all(len(part.encode()) <= NAME_BYTES for part in text.split("/"))
+    return text.isprintable() and all(len(part.encode()) <= MAX_NAME_BYTES for part in text.split("/"))
 
 
 def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
-    """Return (directories of check files, directories of golden data). The site's directories come before the collection's."""
+    """Return (directories of check files, directories of golden data). Each list ends with the directory of the collection."""
     checks, golden = (
         [os.path.expanduser(path) for path in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
     )
-    return [*checks, CHECKS], [*golden, GOLDEN]
+    return [*checks, CHECKS_DIR], [*golden, GOLDEN_DIR]
 
 
 def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
     """Return a server with the contents of its TLS files instead of their paths, and without unset values. Raises Refusal."""
     result = {name: value for name, value in server.items() if value is not None}
     reasons: List[str] = []
-    for kind in TLS:
+    for kind in TLS_OPTIONS:
         files = {name: path for name, path in (result.get(kind) or {}).items() if path}
         if not files:
             result.pop(kind, None)
@@ -85,10 +85,10 @@ def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
 def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the server that the inventory describes."""
     metrics = address(variables, "metrics")
-    own = not variables["inference_check_address"] and metrics != address(variables)
+    separate_metrics = not variables["inference_check_address"] and metrics != address(variables)
     url = f"http://{netloc(metrics, int(variables['npufleet_metrics_port']))}/metrics"
     return {
-        **({"metrics_url": url} if own else {}),
+        **({"metrics_url": url} if separate_metrics else {}),
         "address": variables["inference_check_address"] or address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "grpc_port": int(variables["npufleet_grpc_port"]),
@@ -100,13 +100,13 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def index_of_host(variables: Mapping[str, Any]) -> int:
-    """Return the host's index in the fleet. Checks with `spread` choose the rows of a host by its index."""
+    """Return the index of the host in the fleet. Checks with `spread` choose the rows of a host by this index."""
     fleet, host = list((variables.get("groups") or {}).get(variables["npufleet_group"], [])), variables["inventory_hostname"]
     return fleet.index(host) if host in fleet else 0
 
 
 def digest(variables: Mapping[str, Any], files: str) -> str:
-    """Return the SHA-256 of all inputs of a host's probe. `files` is the result of files_digest. Raises Refusal."""
+    """Return the SHA-256 of all inputs of the probe of a host. `files` is the result of files_digest. Raises Refusal."""
     host = variables["inventory_hostname"]
     parts = {
         "files": files,
@@ -123,7 +123,7 @@ def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
     """Return the SHA-256 of the client, the names of these models, their check files and the golden data."""
     checks_dirs, golden_dirs = directories(variables)
     sha256 = hashlib.sha256(archive.program(check_client.ENTRY))
-    for name in CODE:
+    for name in CODE_FILES:
         sha256.update(_file_digest(os.path.join(os.path.dirname(__file__), name)))
     for model in models:
         path = found_in(checks_dirs, f"{model}.yml")
@@ -142,7 +142,7 @@ def _file_digest(path: str) -> bytes:
 
 
 def _golden(path: str, model: str) -> str:
-    """Return the directory of a check file's golden data. Ignore errors of the file, as check_files.py reports them."""
+    """Return the directory of golden data that a check file names. Ignore errors of the file, as check_files.py reports them."""
     try:
         golden = yaml_of(path).get("golden", model)
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):
@@ -152,12 +152,12 @@ def _golden(path: str, model: str) -> str:
 
 def _golden_digests(golden: str, golden_dirs: Sequence[str]) -> Iterator[bytes]:
     """Yield the name and digest of each file of golden data, from the first directory that contains the file."""
-    seen = set()
+    names_done = set()
     for directory in golden_dirs:
         base = os.path.join(directory, golden)
         for parent, _names, files in trees.walk(base):
             for path in (os.path.join(parent, name) for name in files):
                 name = os.path.relpath(path, base)
-                if name not in seen:
-                    seen.add(name)
+                if name not in names_done:
+                    names_done.add(name)
                     yield name.encode() + b"\0" + _file_digest(path)

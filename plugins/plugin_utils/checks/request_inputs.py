@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tens
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import USAGE_ERROR, CommandError
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
-# Options that do not name their input. They set the only input of the model that has no value yet.
-SHORT = ("image", "text", "npy")
+# Options that do not name an input. They set the only input without --input.
+SHORT_OPTIONS = ("image", "text", "npy")
 
 
 def inputs_of(
@@ -26,8 +26,8 @@ def inputs_of(
     `options` are the values of --input. `short` has (kind, value) of the options that name no input.
     """
     by_name = {str(entry["name"]): entry for entry in inputs}
-    described = "; ".join(f"{name} {entry['datatype']} {entry['shape']}" for name, entry in by_name.items())
-    named: Dict[str, List[Tuple[str, str]]] = {}
+    model_inputs = "; ".join(f"{name} {entry['datatype']} {entry['shape']}" for name, entry in by_name.items())
+    sources_of: Dict[str, List[Tuple[str, str]]] = {}
     errors = []
     for option in options:
         name, equals, rest = option.partition("=")
@@ -35,18 +35,18 @@ def inputs_of(
         if not equals or not colon or kind not in KINDS:
             errors.append(f"--input is {option}, expected NAME=KIND:VALUE with a KIND of {', '.join(KINDS)}")
         elif name not in by_name:
-            errors.append(f"--input is for {name}, expected one of the model's inputs: {described}")
+            errors.append(f"--input is for {name}, expected one of the model's inputs: {model_inputs}")
         else:
-            named.setdefault(name, []).append((kind, value))
-    left = [name for name in by_name if name not in named]
-    if short and len(left) != 1:
-        errors.append(f"--{short[0][0]} is for the only input without a value, and there are {len(left)}: {described}")
+            sources_of.setdefault(name, []).append((kind, value))
+    unset = [name for name in by_name if name not in sources_of]
+    if short and len(unset) != 1:
+        errors.append(f"--{short[0][0]} is for the only input without a value, and there are {len(unset)}: {model_inputs}")
     elif short:
-        named[left[0]] = list(short)
-    if not named and not errors:
-        errors.append(f"no input is set, expected those of the model: {described}")
+        sources_of[unset[0]] = list(short)
+    if not sources_of and not errors:
+        errors.append(f"no input is set, expected the inputs of the model: {model_inputs}")
     arrays = {}
-    for name, sources in named.items() if not errors else ():
+    for name, sources in sources_of.items() if not errors else ():
         try:
             dtype = str(by_name[name]["datatype"])
             arrays[name] = (dtype, array_of(sources, dtype, by_name[name]["shape"]))
@@ -118,9 +118,9 @@ def elements(array: Any, shape: Sequence[int]) -> Any:
 
 def complete_shape(shape: Sequence[int], count: int) -> List[int]:
     """Return a shape for `count` values without -1. The first -1 becomes the size that remains, each other -1 becomes 1."""
-    known = math.prod(size for size in shape if size > 0)
-    first = next((number for number, size in enumerate(shape) if size < 0), None)
-    return [max(count // known, 1) if number == first else max(int(size), 1) for number, size in enumerate(shape)]
+    fixed = math.prod(size for size in shape if size > 0)
+    open_index = next((number for number, size in enumerate(shape) if size < 0), None)
+    return [max(count // fixed, 1) if number == open_index else max(int(size), 1) for number, size in enumerate(shape)]
 
 
 def numbers(text: str) -> Any:

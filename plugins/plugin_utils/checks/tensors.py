@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays from the sources of a check file or a command line: files, texts, numbers, generated values. Controller only.
 
-Every function raises ArrayError if it cannot make an array of its source. Texts and the bytes of files become arrays of dtype
-object, with one `bytes` for each element. This is the form of Triton's BYTES.
+Every function raises ArrayError if the source does not fit an array. Texts and the bytes of files become arrays of dtype object,
+with one `bytes` for each element. This is the form of Triton's BYTES.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference import N
 # The first bytes of an .npy file
 NPY = b"\x93NUMPY"
 # The preprocessing of ImageNet's models: resize the shorter side to 256, crop 224 from the center, normalise each channel
-RESIZED, CROPPED = 256, 224
+RESIZE_SIDE, CROP_SIDE = 256, 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -72,7 +72,7 @@ def from_text(value: Any) -> Any:
 
 
 def from_numbers(value: Any, dtype: Optional[str] = None) -> Any:
-    """Return nested lists of numbers as an array of Triton's `dtype`, which must represent each number, or of numpy's choice."""
+    """Return nested lists of numbers as an array. Triton's `dtype` must represent each number. By default, numpy chooses it."""
     import numpy as np
 
     if dtype == "BYTES":
@@ -80,20 +80,28 @@ def from_numbers(value: Any, dtype: Optional[str] = None) -> Any:
     flat, shape = _nested(
         value if isinstance(value, list) else [value], lambda part: isinstance(part, (bool, int, float)), "numbers"
     )
-    kind = np.dtype(NUMPY[dtype]) if dtype else np.array(flat).dtype
-    if kind.kind not in "fiub":
-        raise ArrayError(f"a list that becomes {kind}", "numbers of one kind")
+    numpy_type = np.dtype(NUMPY[dtype]) if dtype else np.array(flat).dtype
+    if numpy_type.kind not in "fiub":
+        raise ArrayError(f"a list that becomes {numpy_type}", "numbers of one kind")
     low, high = (
-        (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (0, 1) if kind.kind == "b" else (-math.inf, math.inf)
+        (np.iinfo(numpy_type).min, np.iinfo(numpy_type).max)
+        if numpy_type.kind in "iu"
+        else (0, 1)
+        if numpy_type.kind == "b"
+        else (-math.inf, math.inf)
     )
-    lost = [element for element in flat if not (low <= element <= high and (kind.kind == "f" or element == int(element)))]
-    if not lost:
+    unfit = [element for element in flat if not (low <= element <= high and (numpy_type.kind == "f" or element == int(element)))]
+    if not unfit:
         with np.errstate(over="ignore"):
-            array = np.array(flat, dtype=kind).reshape(shape)
+            array = np.array(flat, dtype=numpy_type).reshape(shape)
         # A float may be rounded, but must not become infinite.
-        lost = [entry for entry, kept in zip(flat, array.flat) if kind.kind == "f" and abs(entry) < math.inf == abs(float(kept))]
-    if lost:
-        raise ArrayError(lost[0], f"numbers that {dtype or kind} can represent")
+        unfit = [
+            entry
+            for entry, rounded in zip(flat, array.flat)
+            if numpy_type.kind == "f" and abs(entry) < math.inf == abs(float(rounded))
+        ]
+    if unfit:
+        raise ArrayError(unfit[0], f"numbers that {dtype or numpy_type} can represent")
     return array
 
 
@@ -102,12 +110,12 @@ def from_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
     import numpy as np
 
     if dtype in ("BF16", "BYTES"):
-        raise ArrayError(dtype, "another dtype, as a file of raw values cannot have this one")
-    kind = np.dtype(NUMPY[dtype]).newbyteorder("<")
+        raise ArrayError(dtype, "another dtype, as raw files cannot have this dtype")
+    numpy_type = np.dtype(NUMPY[dtype]).newbyteorder("<")
     size = int(np.prod(shape, dtype=np.int64))
-    if len(data) != size * kind.itemsize:
-        raise ArrayError(f"{len(data)} bytes", f"{size * kind.itemsize}, {size} values of {dtype} for shape {list(shape)}")
-    return np.frombuffer(data, kind).reshape(shape).astype(NUMPY[dtype])
+    if len(data) != size * numpy_type.itemsize:
+        raise ArrayError(f"{len(data)} bytes", f"{size * numpy_type.itemsize}, {size} values of {dtype} for shape {list(shape)}")
+    return np.frombuffer(data, numpy_type).reshape(shape).astype(NUMPY[dtype])
 
 
 def from_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> Any:
@@ -150,15 +158,15 @@ def _pixels(name: str, data: bytes, height: int, width: int) -> Any:
         pillow = importlib.import_module("PIL.Image")
     except ImportError:
         raise ArrayError("a picture, and Pillow is not installed", "Pillow. Run python3 -m pip install pillow") from None
-    height, width = (size if size > 0 else CROPPED for size in (height, width))
+    height, width = (size if size > 0 else CROP_SIDE for size in (height, width))
     try:
         with pillow.open(io.BytesIO(data)) as file:
             image = file.convert("RGB")
     except Exception as error:
         # Pillow raises many types of exceptions for files that it cannot read.
         raise ArrayError(f"{name} ({type(error).__name__})", "a picture that Pillow reads, such as JPEG or PNG") from None
-    short = round(max(height, width) * RESIZED / CROPPED)
-    sides = [int(short * side / min(image.size)) for side in image.size]
+    shorter_side = round(max(height, width) * RESIZE_SIDE / CROP_SIDE)
+    sides = [int(shorter_side * side / min(image.size)) for side in image.size]
     image = image.resize((max(sides[0], width), max(sides[1], height)), pillow.Resampling.BILINEAR)
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     levels = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255
@@ -169,9 +177,9 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
     """Return the array of `inference.generated`. Raises ArrayError if `low` and `high` are not within the dtype."""
     import numpy as np
 
-    kind = np.dtype(NUMPY[dtype])
-    if kind.kind in "iu":
-        limits = np.iinfo(kind)
+    numpy_type = np.dtype(NUMPY[dtype])
+    if numpy_type.kind in "iu":
+        limits = np.iinfo(numpy_type)
         least, most = inference.whole_limits(dtype, low, high)
         if not limits.min <= least < most <= limits.max + 1:
             raise ArrayError(f"low {least} and high {most}", f"low below high, both within {dtype}")

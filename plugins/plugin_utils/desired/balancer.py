@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_c
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# The state of the servers is saved whenever HAProxy loads its configuration or stops. `-` lets the unit start and stop without it.
+# The state of the servers is saved whenever HAProxy loads its configuration or stops. With `-`, a failed save is ignored.
 DROP_IN = """# Written by npufleet
 [Service]
 ExecStartPre=-/usr/bin/python3 -IS {library} balancer save
@@ -33,8 +33,8 @@ ExecReload=/usr/sbin/haproxy -Ws -f $CONFIG -c -q $EXTRAOPTS
 ExecReload=/usr/bin/python3 -IS {library} balancer reload
 ExecStop=-/usr/bin/python3 -IS {library} balancer save
 """
-# Files that only root can read. HAProxy reads them before it gives up its privileges.
-PRIVATE = 0o600
+# Only root can read these files. HAProxy reads them before it gives up its privileges.
+PRIVATE_MODE = 0o600
 # Variables with files on the controller
 CERTIFICATE = "load_balancer_tls_certificate"
 KEY = "load_balancer_tls_key"
@@ -59,17 +59,19 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         reasons += balancer_tls.reasons(certificate, key, now)
     if authority:
         reasons += balancer_tls.authority_reasons(authority, now)
-    settings, other = None, {}
+    settings, other_files = None, {}
     if not reasons:
-        settings, other = _settings(variables, context, hosts), _certificates(certificate, key, authority)
+        settings, other_files = _settings(variables, context, hosts), _certificates(certificate, key, authority)
     if settings is None:
         raise Refusal(reasons)
-    config = render(settings, other)
+    config = render(settings, other_files)
     return {
         "packages": sorted(variables["load_balancer_packages"]),
         "config": config,
-        "certificates": [{"path": path, "content": other[path], "mode": f"{PRIVATE:04o}"} for path in sorted(other)],
-        "absent": sorted({files.CERTIFICATE, files.CLIENT_CA} - set(other)),
+        "certificates": [
+            {"path": path, "content": other_files[path], "mode": f"{PRIVATE_MODE:04o}"} for path in sorted(other_files)
+        ],
+        "absent": sorted({files.CERTIFICATE, files.CLIENT_CA} - set(other_files)),
         "drop_in": DROP_IN.format(library=library.path()),
         "digest": files.digest_in(config),
         "servers": [server.name for server in settings.servers],
@@ -80,12 +82,12 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with digests instead of the contents of files and of logins, and the key of the digests."""
+    """Return the desired state with digests instead of files and logins, and with the key of the digests."""
     contents = {**{entry["path"]: entry["content"] for entry in part["certificates"]}, files.CONFIG: part["config"]}
-    shown = {name: value for name, value in part.items() if name not in ("config", "certificates")}
+    visible = {name: value for name, value in part.items() if name not in ("config", "certificates")}
     return {
-        **shown,
-        "files": {path: content_digest(content, PRIVATE, key) for path, content in contents.items()},
+        **visible,
+        "files": {path: content_digest(content, PRIVATE_MODE, key) for path, content in contents.items()},
         "lines": shown_lines(part["config"], key),
         "seal": key,
     }
@@ -99,13 +101,13 @@ def pool(variables: Mapping[str, Any]) -> List[str]:
 def models_of(variables: Mapping[str, Any], host: str) -> List[str]:
     """Return the names of the models that the inventory places on a host of the pool."""
     facts = variables["hostvars"][host]
-    here = {host, *(facts.get("group_names") or [])}
+    names = {host, *(facts.get("group_names") or [])}
     models = facts.get("triton_models") or []
-    return [str(entry["name"]) for entry in models if not entry.get("hosts") or here & set(entry["hosts"])]
+    return [str(entry["name"]) for entry in models if not entry.get("hosts") or names & set(entry["hosts"])]
 
 
 def common_models(variables: Mapping[str, Any], hosts: List[str]) -> Tuple[List[str], List[str]]:
-    """Return (the models of all hosts of the pool, the reasons against hosts with other models)."""
+    """Return (models of the pool, reasons). All hosts of the pool must have the same models."""
     by_host = {host: models_of(variables, host) for host in hosts}
     first = hosts[0] if hosts else ""
     reasons = []
@@ -153,10 +155,10 @@ def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
             f"load_balancer_metrics_address is {metrics}, but load_balancer_metrics_allow is empty, "
             "expected the networks of Prometheus. Add them"
         )
-    seen = [entry["name"] for entry in variables["load_balancer_users"]]
-    for user in sorted({user for user in seen if seen.count(user) > 1}):
+    users = [entry["name"] for entry in variables["load_balancer_users"]]
+    for user in sorted({user for user in users if users.count(user) > 1}):
         yield f"load_balancer_users has {user} several times, expected each user once. Remove all but one"
-    if any(":" in user for user in seen):
+    if any(":" in user for user in users):
         yield "load_balancer_users has a name with a colon, which HTTP cannot send. Choose another name"
 
 
@@ -191,16 +193,16 @@ def _server(variables: Mapping[str, Any], host: str) -> Server:
 
 def _certificates(certificate: str, key: str, authority: str) -> Dict[str, str]:
     """Return {path: content} of the files that HAProxy reads besides its configuration."""
-    found = {files.CERTIFICATE: certificate.rstrip("\n") + "\n" + key.strip("\n") + "\n"} if certificate else {}
-    return {**found, files.CLIENT_CA: authority} if authority else found
+    contents = {files.CERTIFICATE: certificate.rstrip("\n") + "\n" + key.strip("\n") + "\n"} if certificate else {}
+    return {**contents, files.CLIENT_CA: authority} if authority else contents
 
 
 def _listens(settings: Settings) -> List[List[str]]:
     """Return [address, port, variable] of each listener."""
     ports = ((settings.http_port, "load_balancer_http_port"), (settings.grpc_port, "load_balancer_grpc_port"))
-    found = [[address, str(port), name] for address in settings.bind for port, name in ports]
+    listeners = [[address, str(port), name] for address in settings.bind for port, name in ports]
     address, _colon, port = settings.metrics_address.rpartition(":")
-    return [*found, [address.strip("[]"), port, "load_balancer_metrics_address"]]
+    return [*listeners, [address.strip("[]"), port, "load_balancer_metrics_address"]]
 
 
 def _is_address(text: str) -> bool:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of haproxy.cfg for a load balancer. Controller only.
 
-The text depends on `Settings` only, so that equal settings give equal bytes. Clients pass the allow-lists of their protocol or get
-an error. A request reaches one server at most: a connection that fails is tried again, a request that was sent is not.
+The text depends only on `Settings`, so that equal settings give equal bytes. A request that is not in the allow-list of its
+protocol gets an error. A request reaches at most one server: HAProxy repeats a failed connection, but never a request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime i
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.traffic import LOG_FORMAT, RING, RING_SIZE
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
-# Calls of Triton that pass: health, metadata, configuration of a model, and inference. `stats` is not the name of a model there.
+# Calls of Triton that pass: health, metadata, configuration of a model, and inference. HTTP_READ also matches HTTP_STATISTICS,
+# which is denied.
 HTTP_READ = r"^/v2(/health/(live|ready)|/models/[^/]+(/versions/[0-9]+)?(/ready|/config)?)?$"
 HTTP_INFER = r"^/v2/models/[^/]+(/versions/[0-9]+)?/(infer|generate|generate_stream)$"
 HTTP_STATISTICS = "/v2/models/stats"
@@ -46,20 +47,20 @@ GRPC_CALLS = (
     ),
     "/grpc.health.v1.Health/Check",
 )
-# The response of a server whose queue is full. Such a server is overloaded but not broken, so that its check passes. Otherwise an
-# overload would take all servers out of the traffic, one after the other.
+# The response of a server with a full queue. Such a server is overloaded but not broken, so its check passes. Otherwise an overload
+# would take all servers out of the traffic, one after the other.
 QUEUE_FULL = "Exceeds maximum queue size"
-# The weight of each server. Playbooks set a lower one for a changed host.
+# The weight of each server. Playbooks set a lower weight for a changed host.
 WEIGHT = 100
-# Seconds to connect to a server, to wait for the header of a request, and to keep an idle connection of a client
-CONNECT, REQUEST_HEADER, KEEP_ALIVE = 5, 30, 600
+# Time limits in seconds: a connection to a server, the header of a request, and an idle connection of a client
+CONNECT_SECONDS, HEADER_SECONDS, KEEP_ALIVE_SECONDS = 5, 30, 600
 # A host that has lost its power does not answer PROBES, which begin after PROBE_IDLE seconds of silence, PROBE_INTERVAL seconds
 # apart, and does not acknowledge requests. Its connections are closed after 30 s. The kernel of a slow server still answers.
 PROBE_IDLE, PROBE_INTERVAL, PROBES, ACKNOWLEDGEMENT = 15, 5, 3, 30
 # HAProxy 2.6 ignores tcp-ut in the line `default-server`.
 SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGEMENT}s"
-# Bytes of a line in the ring
-LINE = 512
+# The most bytes of a line in the ring
+MAX_LINE_BYTES = 512
 
 
 class Server(NamedTuple):
@@ -114,7 +115,7 @@ def login_digest(name: str, password: str) -> str:
 def render(settings: Settings, files: Mapping[str, str]) -> str:
     """Return the text of haproxy.cfg. `files` are the contents of the other files that HAProxy reads, by path.
 
-    The text contains a digest of itself and of these files, by which a running HAProxy shows what it has loaded.
+    The text contains a digest of itself and of these files. A running HAProxy reports the digest of its configuration.
     """
     lines = list(_lines(settings))
     digest = hashlib.sha256("\n".join(lines).encode())
@@ -129,7 +130,12 @@ def _lines(settings: Settings) -> Iterator[str]:
     yield from _section("global", _global(settings))
     yield from _section(
         f"ring {RING}",
-        [f"description {quoted('one line for each finished request')}", "format raw", f"maxlen {LINE}", f"size {RING_SIZE}"],
+        [
+            f"description {quoted('one line for each finished request')}",
+            "format raw",
+            f"maxlen {MAX_LINE_BYTES}",
+            f"size {RING_SIZE}",
+        ],
     )
     yield from _section("defaults", _defaults(settings))
     yield from _section("frontend npufleet_http_in", _http_frontend(settings))
@@ -156,8 +162,8 @@ def _global(settings: Settings) -> List[str]:
         f"stats socket {SOCKET} mode 600 level admin expose-fd listeners",
         "stats timeout 2m",
         f"server-state-file {STATE}",
-        # A process that a reload has replaced ends with its last stream, and at this limit.
-        f"hard-stop-after {settings.stream_timeout + KEEP_ALIVE}s",
+        # After a reload, the old process ends with its last stream, or at this limit.
+        f"hard-stop-after {settings.stream_timeout + KEEP_ALIVE_SECONDS}s",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
     ]
 
@@ -167,17 +173,17 @@ def _defaults(settings: Settings) -> List[str]:
         "mode http",
         "log global",
         "option dontlognull",
-        # A request whose client has gone is not sent, or cancelled.
+        # HAProxy cancels a request if its client closes the connection.
         "option abortonclose",
         # Only a connection that was not established is tried again, with another server.
         "retries 2",
         "retry-on conn-failure",
         "option redispatch 1",
         "load-server-state-from-file global",
-        f"timeout connect {CONNECT}s",
-        f"timeout http-request {REQUEST_HEADER}s",
-        f"timeout http-keep-alive {KEEP_ALIVE}s",
-        f"timeout queue {REQUEST_HEADER}s",
+        f"timeout connect {CONNECT_SECONDS}s",
+        f"timeout http-request {HEADER_SECONDS}s",
+        f"timeout http-keep-alive {KEEP_ALIVE_SECONDS}s",
+        f"timeout queue {HEADER_SECONDS}s",
         f"timeout client {settings.stream_timeout}s",
         f"timeout server {settings.stream_timeout}s",
         f"timeout check {settings.check_timeout}s",
@@ -190,7 +196,7 @@ def _defaults(settings: Settings) -> List[str]:
 
 
 def _bind(settings: Settings, port: int, protocol: str) -> Iterator[str]:
-    """Yield the bind lines of a frontend. `protocol` is its ALPN list; without TLS, gRPC begins with HTTP/2."""
+    """Yield the bind lines of a frontend. `protocol` is the ALPN list. Without TLS, gRPC clients begin with HTTP/2."""
     for address in settings.bind:
         words = ["bind", netloc(address, port)]
         if address == BINDS_ALL_IPV6:
@@ -207,7 +213,7 @@ def _log() -> List[str]:
     return [
         f"log ring@{RING} format raw local0",
         f'log-format "{LOG_FORMAT}"',
-        # The headers of a response are gone when its line is written.
+        # HAProxy no longer has the headers of a response when it writes the log line.
         "http-response set-var(txn.npufleet_grpc_status) res.fhdr(grpc-status)",
     ]
 
@@ -233,7 +239,7 @@ def _deny(condition: str) -> str:
 def _http_frontend(settings: Settings) -> List[str]:
     return [
         *_bind(settings, settings.http_port, "h2,http/1.1"),
-        # After a reload, the next response closes an idle connection. Otherwise a client might send a request meanwhile.
+        # After a reload, HAProxy closes a connection with the next response. If it closed idle connections, requests could be lost.
         "option idle-close-on-response",
         *_log(),
         "acl npufleet_reads method GET HEAD",
@@ -262,18 +268,21 @@ def _grpc_frontend(settings: Settings) -> List[str]:
 def _http_backend(settings: Settings) -> List[str]:
     check = settings.check
     headers = [("host", "npufleet"), ("content-type", "application/json"), *check.headers]
-    sent = " ".join(f"hdr {name} {quoted(value.replace('%', '%%'))}" for name, value in headers)
+    header_options = " ".join(f"hdr {name} {quoted(value.replace('%', '%%'))}" for name, value in headers)
     uri = f"/v2/models/{urllib.parse.quote(check.model, safe='')}/infer"
-    every = f"inter {settings.check_interval}s fastinter 1s downinter 1s fall 2 rise 2"
+    intervals = f"inter {settings.check_interval}s fastinter 1s downinter 1s fall 2 rise 2"
     return [
         "balance random(2)",
         "option httpchk",
-        f"http-check send meth POST uri {quoted(uri)} ver HTTP/1.1 {sent} body {quoted(check.body)}",
+        f"http-check send meth POST uri {quoted(uri)} ver HTTP/1.1 {header_options} body {quoted(check.body)}",
         "http-check expect status 200,503",
         f"http-check expect rstring {quoted(f'{re.escape(check.expect)}|{QUEUE_FULL}')}",
         # The address of a server comes from the configuration, and never from the saved state.
         "default-server init-addr libc,none",
-        *(f"server {server.name} {netloc(server.address, server.http_port)} check {every} {SERVER}" for server in settings.servers),
+        *(
+            f"server {server.name} {netloc(server.address, server.http_port)} check {intervals} {SERVER}"
+            for server in settings.servers
+        ),
     ]
 
 
@@ -304,5 +313,5 @@ def _metrics(settings: Settings) -> List[str]:
 
 
 def quoted(text: str) -> str:
-    """Return a text as one word of the configuration, in which no character has a meaning."""
+    """Return a text in quotes, as one word of the configuration."""
     return "'" + text.replace("'", "'\\''") + "'"

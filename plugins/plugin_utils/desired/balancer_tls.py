@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates of a load balancer: which are refused before anything changes. Controller only."""
+"""The checks of the certificates of a load balancer, before anything changes. Controller only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reasons(certificate: str, key: str, now: datetime) -> Iterator[str]:
     except (TypeError, ValueError) as error:
         # The message of the library does not contain the key.
         why = "it has a passphrase" if isinstance(error, TypeError) else "it is not PEM"
-        yield f"load_balancer_tls_key is not a private key that HAProxy can read ({why}), expected one without a passphrase"
+        yield f"load_balancer_tls_key is not a private key that HAProxy can read ({why}), expected a key without a passphrase"
         return
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
@@ -38,22 +38,22 @@ def authority_reasons(text: str, now: datetime) -> Iterator[str]:
     """Yield the reasons against the authorities of client certificates."""
     name = "load_balancer_client_ca"
     try:
-        found = certificates(text)
+        authorities = certificates(text)
     except ValueError as error:
         yield f"{name} has no certificate in PEM ({error}), expected the authority of the clients' certificates. Correct it"
         return
-    for authority in found:
+    for authority in authorities:
         yield from _dates(name, authority, now)
 
 
 def certificates(text: str) -> List[Any]:
-    """Return the certificates in a PEM text. Raises ValueError if there is none, or one is damaged."""
+    """Return the certificates in a PEM text. Raises ValueError for a damaged certificate, or if the text has no certificate."""
     from cryptography import x509
 
-    found = [x509.load_pem_x509_certificate(block.encode()) for block in CERTIFICATE.findall(text)]
-    if not found:
+    parsed = [x509.load_pem_x509_certificate(block.encode()) for block in CERTIFICATE.findall(text)]
+    if not parsed:
         raise ValueError("-----BEGIN CERTIFICATE----- is missing")
-    return found
+    return parsed
 
 
 def days_left(certificate: str, now: datetime) -> int:
@@ -70,7 +70,7 @@ def _dates(name: str, certificate: Any, now: datetime) -> Iterator[str]:
 
 
 def _ends(certificate: Any) -> datetime:
-    """Return the end of a certificate. Versions of the library before 42 have only times without a time zone."""
+    """Return the end of a certificate. Versions of the library before 42 return only times without a time zone."""
     ends: Any = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=timezone.utc)
     return ends if isinstance(ends, datetime) else datetime.max.replace(tzinfo=timezone.utc)
 

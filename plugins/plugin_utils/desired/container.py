@@ -62,8 +62,8 @@ def cache(variables: Mapping[str, Any]) -> Optional[str]:
 
 def listen_address(variables: Mapping[str, Any], service: str = "http") -> str:
     """Return the address on which a service is published, in its shortest form; empty for all addresses. Raises Refusal."""
-    own = service == "metrics" and variables["triton_server_metrics_listen_address"].strip()
-    name = "triton_server_metrics_listen_address" if own else "triton_server_listen_address"
+    is_separate = service == "metrics" and variables["triton_server_metrics_listen_address"].strip()
+    name = "triton_server_metrics_listen_address" if is_separate else "triton_server_listen_address"
     address_given = variables[name].strip()
     bare = address_given[1:-1] if address_given.startswith("[") and address_given.endswith("]") else address_given
     try:
@@ -81,8 +81,8 @@ def address(variables: Mapping[str, Any], service: str = "http") -> str:
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
 
 
-def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str] = ()) -> List[str]:
-    """Return the command line of tritonserver. `known` has the options of this release that other releases lack."""
+def command(variables: Mapping[str, Any], models: List[str], release_options: Sequence[str] = ()) -> List[str]:
+    """Return the command line of tritonserver. `release_options` has the options of this release that other releases lack."""
 
     def flag(name: str) -> str:
         return "true" if variables[name] else "false"
@@ -109,16 +109,16 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
         "--metrics-port=8002",
         "--log-verbose={}".format(variables["triton_server_log_verbose"]),
     ]
-    line += _unusual(variables)
+    line += _changed_options(variables)
     # Before 26.03, requests to these services bypassed restricted APIs.
-    line += [f"--{service}=false" for service in CLOUD_SERVICES if service in known]
+    line += [f"--{service}=false" for service in CLOUD_SERVICES if service in release_options]
     if not variables["triton_server_auto_complete_config"]:
         line += ["--disable-auto-complete-config"]
     return line + [str(argument) for argument in variables["triton_server_extra_args"]]
 
 
-def _unusual(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options of metrics, logs and traces that are not Triton's defaults, so that others do not replace the container."""
+def _changed_options(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options of metrics, logs and traces that differ from Triton's defaults. Others would only replace containers."""
     if not variables["triton_server_allow_cpu_metrics"]:
         yield "--allow-cpu-metrics=false"
     if variables["triton_server_metrics_interval"] != METRICS_INTERVAL:
@@ -130,7 +130,7 @@ def _unusual(variables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return {port of the container: published address and port} for the services that are on."""
+    """Return {port of the container: published address and port} for the enabled services."""
     services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
     return {
         f"{port}/tcp": netloc(listen_address(variables, name), variables[f"npufleet_{name}_port"])
@@ -197,8 +197,8 @@ def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return {"npus": number, "card": type}: the cards that the SDK has to find in the container."""
     environment = variables["triton_server_environment"]
-    chosen = next((str(environment[name]) for name in DEVICE_SELECTIONS if name in environment), None)
-    npus = int(variables["npufleet_npus"]) if chosen is None else len([npu for npu in chosen.split(",") if npu.strip()])
+    selected = next((str(environment[name]) for name in DEVICE_SELECTIONS if name in environment), None)
+    npus = int(variables["npufleet_npus"]) if selected is None else len([npu for npu in selected.split(",") if npu.strip()])
     return {"npus": npus, "card": variables["npufleet_card"]}
 
 

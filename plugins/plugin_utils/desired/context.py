@@ -12,7 +12,7 @@ def _no_check(_models: Sequence[str]) -> Any:
 
 
 class Context(NamedTuple):
-    """Facts in addition to the variables. An expensive fact is a function, which only the concerns that need the fact call."""
+    """Facts in addition to the variables. An expensive fact is a function. Only the concerns that need the fact call it."""
 
     # The manifests of the models that are placed on the host
     manifests: Mapping[str, Mapping[str, Any]] = {}
@@ -22,9 +22,9 @@ class Context(NamedTuple):
     image: Callable[[], Mapping[str, Any]] = dict
     # The digest of all inputs of the probe's checks; None for a host without a probe
     checks: Callable[[], Optional[str]] = lambda: None
-    # Returns (model, JSON body) of the health check of a load balancer, of the names of its servers' models
+    # Returns (model, JSON body) for the health check of a load balancer. The argument is the models of its servers.
     balancer_check: Callable[[Sequence[str]], Any] = _no_check
-    # True for a proof, which judges the present state; False for a plan, which also accepts a recent good state
+    # A proof (True) needs a good present state. A plan (False) also accepts a recent good state.
     proof: bool = False
 
 

@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # The subdirectories of npufleet_root that a server reads
-STORE = ("blobs", "releases", "served")
+STORE_DIRECTORIES = ("blobs", "releases", "served")
 # Privileges and limits of an unprivileged container. IPC_LOCK lets root pin memory for the SDK. The server's user is not
 # root, and can pin memory up to its memlock limit.
 UNPRIVILEGED: Mapping[str, Any] = {
@@ -33,10 +33,10 @@ DEVICE = re.compile(rf"(?:{CARD_DEVICE.pattern})(?<=:{RIGHTS})")
 CDI_REQUEST = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
 # A device request that names every NPU by its number
 NUMBERED_CDI_REQUEST = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
-# The number of a group other than root's
+# The number of a group that is not root
 GROUP_ID = re.compile(r"[1-9][0-9]{0,9}")
 # The largest number of an account
-LARGEST_USER = 2**31 - 1
+MAX_USER_ID = 2**31 - 1
 
 
 def privileged(variables: Mapping[str, Any]) -> bool:
@@ -65,7 +65,7 @@ def requests(npus: int) -> List[str]:
 def user(variables: Mapping[str, Any]) -> int:
     """Return the user ID of an unprivileged server. Its group ID is the same number. Raises Refusal."""
     number = int(variables["triton_server_user"])
-    if not 0 < number <= LARGEST_USER:
+    if not 0 < number <= MAX_USER_ID:
         raise Refusal(f"triton_server_user is {number}, expected the number of a user that is not root, such as 61100")
     return number
 
@@ -75,12 +75,12 @@ def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
     if privileged(variables):
         return {"privileged": True}
     tmpfs = sorted(map(str, variables["triton_server_tmpfs"]))
-    named = {"device_requests": requests(int(variables["npufleet_npus"]))} if uses_cdi(variables) else {}
-    return {**UNPRIVILEGED, "user": "{0}:{0}".format(user(variables)), "tmpfs": tmpfs, **named}
+    cdi_requests = {"device_requests": requests(int(variables["npufleet_npus"]))} if uses_cdi(variables) else {}
+    return {**UNPRIVILEGED, "user": "{0}:{0}".format(user(variables)), "tmpfs": tmpfs, **cdi_requests}
 
 
 def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return environment variables. An unprivileged server gets HOME, because its user does not exist in the image."""
+    """Return environment variables. An unprivileged server gets HOME, because the image lacks the user of the server."""
     return {} if privileged(variables) else {"HOME": HOME}
 
 
@@ -89,7 +89,9 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
     root = variables["npufleet_root"]
     if privileged(variables) or f"{root}:{root}:ro" not in binds:
         return binds
-    return [bind for bind in binds if bind != f"{root}:{root}:ro"] + [f"{root}/{name}:{root}/{name}:ro" for name in STORE]
+    return [bind for bind in binds if bind != f"{root}:{root}:ro"] + [
+        f"{root}/{name}:{root}/{name}:ro" for name in STORE_DIRECTORIES
+    ]
 
 
 def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired driver of a host: version, form of installation, systemd units, and what the vendor's container toolkit needs."""
+"""The desired driver of a host: version, form of installation, and systemd units, also for the vendor's container toolkit."""
 
 from __future__ import annotations
 

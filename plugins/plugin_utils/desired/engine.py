@@ -23,7 +23,7 @@ DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
 # Containers that start at boot need the cards. `Wants` instead of `Requires` lets the engine start without cards, too.
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
 # Characters of an address in a file that a shell and systemd read
-PROXY = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
+PROXY_CHARACTERS = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
 PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
 
 
@@ -33,7 +33,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     daemon = dict(variables["docker_engine_daemon_options"])
     uses_cdi = device_access.uses_cdi(variables)
     if uses_cdi:
-        # Engines from 28 on enable this by default.
+        # Engines from 28 on enable CDI by default.
         daemon["features"] = {**(daemon.get("features") or {}), "cdi": True}
     if variables["docker_engine_registry_mirrors"]:
         daemon["registry-mirrors"] = list(variables["docker_engine_registry_mirrors"])
@@ -63,14 +63,14 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return why the proxies cannot be written into an environment file. The values are left out, because they may hold a login."""
+    """Return the reasons why the proxies do not fit an environment file. Values are left out, because they may contain a login."""
     reasons = []
     for name in PROXY_VARIABLES:
         value = variables.get(name) or ""
         words = [str(entry) for entry in (value if isinstance(value, (list, tuple)) else [value]) if entry]
-        strange = sorted({sign for word in words for sign in word if not PROXY.fullmatch(sign)})
-        if strange:
-            listed = ", ".join(ascii(sign) for sign in strange)
+        invalid = sorted({sign for word in words for sign in word if not PROXY_CHARACTERS.fullmatch(sign)})
+        if invalid:
+            listed = ", ".join(ascii(sign) for sign in invalid)
             reasons.append(f"{name} has {listed}, expected an address without it. Write such characters of a password as %27")
     return reasons
 

@@ -25,19 +25,19 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     sources = {ARCHIVE: lock.get("archive"), REGISTRY: in_repository(lock.get("repo_digest"), repository)}
     delivery, publish = REGISTRY if repository else ARCHIVE, False
     if lock.get("id") and not sources[delivery]:
-        # The image is not published in this form yet. The build host publishes it, and may itself get it in the other form.
+        # The image is not published in this form yet. The build host publishes it, and may get it in the other form before.
         publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
         delivery = next((form for form in sorted(sources) if publish and sources[form]), delivery)
     return {
         "reference": "{}:{}-{}".format(variables["triton_image_name"], variables["rbln_release"], digest[:12]),
         "recipe": digest,
         "id": lock.get("id"),
-        # Unlike the ID, the digest of the content is the same on every engine. Older lock files do not have it.
+        # Unlike the ID, the digest of the content is the same on every engine. Older lock files lack the digest.
         "content": lock.get("content"),
         "delivery": delivery,
         "archive": sources[ARCHIVE],
         "repo_digest": sources[REGISTRY],
-        # How this host publishes the image for the other hosts, as text for a message. None if it does not publish it.
+        # A text for messages about how this host publishes the image for other hosts; None unless it publishes the image
         "publish": (f"it in {repository}" if repository else "its archive on the controller") if publish else None,
         # Options of this Triton that other releases lack, as recorded at the build
         "options": list(lock.get("options") or []),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired program of metrics of a host: texts of its units and configuration, and the digest of its program."""
+"""The desired metrics program of a host: texts of its units and configuration, and the digest of its code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import ar
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# Without the limit of the level, each run would add three lines to the journal.
+# Without LogLevelMax, each run would add three lines to the journal.
 SERVICE_TEXT = """# Written by npufleet
 [Unit]
 Description=Metrics of this host for node exporter
@@ -61,7 +61,7 @@ NO_SERVER = {
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return the packages of node exporter, and the files of the program of metrics; `files` is None for a host without it."""
+    """Return the packages of node exporter, and the files of the metrics program; `files` is None without this program."""
     exporter = sorted(variables["monitoring_node_packages"]) if variables["monitoring_node_exporter"] else []
     if not variables["monitoring_metrics"]:
         return {"exporter": exporter, "files": None}

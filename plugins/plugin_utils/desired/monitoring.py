@@ -37,7 +37,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "port": int(variables["monitoring_prometheus_port"]),
         "rules": {f"{directory}/{name}": text for name, text in sorted(rules.items())},
         "rules_list": "".join(f"  - {directory}/{name}\n" for name in sorted(rules)),
-        # A proof requires that the targets are up now, a plan that they were up recently.
+        # For a proof, the targets must be up now. For a plan, it is sufficient that they were up recently.
         "proof": context.proof,
     }
 
@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 def _rules(paths: List[str]) -> Dict[str, str]:
     """Return {name on the host: text} of files with rules, and of all such files in directories. Raises Refusal.
 
-    Names of files from a directory begin with the name of the directory, because alerts and recording rules have the same topics.
+    Names of files from a directory begin with the name of the directory, because several directories have files of the same name.
     """
     rules: Dict[str, str] = {}
     for path in paths:

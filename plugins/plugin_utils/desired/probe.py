@@ -44,7 +44,7 @@ AccuracySec=1
 WantedBy=timers.target
 """
 # The variables monitoring_probe_<name> that are times in seconds
-TIMES = ("interval", "jitter", "limit")
+TIME_SETTINGS = ("interval", "jitter", "limit")
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
@@ -52,7 +52,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     root = variables["npufleet_root"]
     if not variables["monitoring_probe"]:
         return {"root": root, "files": None}
-    seconds = {name: int(variables["monitoring_probe_" + name]) for name in TIMES}
+    seconds = {name: int(variables["monitoring_probe_" + name]) for name in TIME_SETTINGS}
     config = {
         "host": variables["inventory_hostname"],
         "document": CHECKS_FILE,

@@ -14,11 +14,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
-# Port of the vendor's exporter in local mode, at which a gateway queries a host's daemon instead
+# Port of the vendor's daemon on a host. A gateway queries the daemons of all hosts.
 DAEMON_PORT = 50051
-# The options of a job that a site may set. A value is True, or the options of a map. Files contain the secrets, because everybody
-# who can read the configuration of Prometheus, or open its page, can read the values in it.
-OPTIONS: Mapping[str, Any] = {
+# The options of a job that a site may set. A value is True, or the options of a map. Secrets have to be in files, because everybody
+# who can read the configuration of Prometheus, or open its page, can read the values of options.
+JOB_OPTIONS: Mapping[str, Any] = {
     "scrape_interval": True,
     "scrape_timeout": True,
     "scheme": True,
@@ -32,11 +32,11 @@ OPTIONS: Mapping[str, Any] = {
     "authorization": {"type": True, "credentials_file": True},
 }
 # {option with a secret: the option with its file}
-FILES = {"password": "password_file", "credentials": "credentials_file", "bearer_token": "authorization.credentials_file"}
+SECRET_FILES = {"password": "password_file", "credentials": "credentials_file", "bearer_token": "authorization.credentials_file"}
 
 
 class Job(NamedTuple):
-    """A scrape job: its short name, which is also that of its file, and its targets."""
+    """A scrape job with its targets. The short name is also the name of the file with the targets."""
 
     name: str
     targets: List[Dict[str, Any]]
@@ -53,32 +53,32 @@ class Job(NamedTuple):
 
 
 def jobs(variables: Mapping[str, Any]) -> List[Job]:
-    """Return the jobs that have targets, and always the one of Triton."""
-    found = [Job(name, list(targets(variables))) for name, targets in TARGETS.items()]
-    return [job for job in found if job.targets or job.name == "triton"]
+    """Return the jobs that have targets, and the job of Triton even without targets."""
+    all_jobs = [Job(name, list(targets(variables))) for name, targets in TARGETS.items()]
+    return [job for job in all_jobs if job.targets or job.name == "triton"]
 
 
 def entries(variables: Mapping[str, Any], names: Sequence[Job]) -> str:
     """Return the entries of `scrape_configs`, indented as in the configuration. Raises Refusal."""
     options = variables["monitoring_scrape_options"]
-    unsuitable = list(_reasons(options))
+    reasons = list(_reasons(options))
     if len({path(variables, name) for name in TARGETS}) < len(TARGETS):
-        unsuitable.append(
+        reasons.append(
             f"monitoring_targets_file is {path(variables, 'triton')}, the file of another job. "
             "Give it another name, such as triton.json"
         )
-    if unsuitable:
-        raise Refusal(unsuitable)
+    if reasons:
+        raise Refusal(reasons)
     lines: List[str] = []
     for job in names:
-        own = dict(options.get(job.name) or {})
+        job_options = dict(options.get(job.name) or {})
         lines += [
             f"- job_name: {job.full_name}",
-            f"  scrape_interval: {own.pop('scrape_interval', variables['monitoring_scrape_interval'])}",
+            f"  scrape_interval: {job_options.pop('scrape_interval', variables['monitoring_scrape_interval'])}",
             "  file_sd_configs:",
             f"    - files: [{path(variables, job.name)}]",
         ]
-        rest = yaml.safe_dump(own, default_flow_style=False, allow_unicode=True, width=1 << 16) if own else ""
+        rest = yaml.safe_dump(job_options, default_flow_style=False, allow_unicode=True, width=1 << 16) if job_options else ""
         lines += ["  " + line for line in rest.splitlines()]
     margin = " " * int(variables["monitoring_scrape_indent"])
     return "\n".join(margin + line for line in lines)
@@ -99,33 +99,34 @@ def checked(files: Mapping[str, str]) -> Dict[str, str]:
 
 
 def path(variables: Mapping[str, Any], name: str) -> str:
-    """Return the path of a job's file of targets. All files are in the directory of Triton's file."""
-    first = variables["monitoring_targets_file"]
-    return first if name == "triton" else posixpath.join(posixpath.dirname(first), name + ".json")
+    """Return the path of the file with the targets of a job. All files are in the directory of Triton's file."""
+    triton_file = variables["monitoring_targets_file"]
+    return triton_file if name == "triton" else posixpath.join(posixpath.dirname(triton_file), name + ".json")
 
 
 def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of `monitoring_scrape_options`. The values of options are not shown, because they may be secret."""
-    for job, own in options.items():
+    for job, job_options in options.items():
         if job not in TARGETS:
             yield f"monitoring_scrape_options has the job {job}, expected {', '.join(TARGETS)}. Correct the name"
-        elif not isinstance(own, Mapping):
+        elif not isinstance(job_options, Mapping):
             yield f"monitoring_scrape_options.{job} is no map, expected options of a scrape job. Write it as a map"
         else:
-            yield from _option_reasons(f"monitoring_scrape_options.{job}", own, OPTIONS)
+            yield from _option_reasons(f"monitoring_scrape_options.{job}", job_options, JOB_OPTIONS)
 
 
-def _option_reasons(where: str, own: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in own.items():
-        if name in FILES:
-            yield f"{where} has {name}, which everybody could read. Write the secret to a file, and set {FILES[name]} to its path"
-        elif name not in known:
-            yield f"{where} has the option {name}, expected {', '.join(known)}. Correct the name, or use a job of your own"
-        elif isinstance(known[name], Mapping):
+def _option_reasons(prefix: str, job_options: Mapping[str, Any], allowed: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in job_options.items():
+        if name in SECRET_FILES:
+            file_option = SECRET_FILES[name]
+            yield f"{prefix} has {name}, which everybody could read. Write the secret to a file, and set {file_option} to its path"
+        elif name not in allowed:
+            yield f"{prefix} has the option {name}, expected {', '.join(allowed)}. Correct the name, or use a job of your own"
+        elif isinstance(allowed[name], Mapping):
             if isinstance(value, Mapping):
-                yield from _option_reasons(f"{where}.{name}", value, known[name])
+                yield from _option_reasons(f"{prefix}.{name}", value, allowed[name])
             else:
-                yield f"{where}.{name} is no map, expected {', '.join(known[name])}. Write it as a map"
+                yield f"{prefix}.{name} is no map, expected {', '.join(allowed[name])}. Write it as a map"
 
 
 def _fact(variables: Mapping[str, Any], host: str, name: str) -> Any:
@@ -153,10 +154,10 @@ def _balancers(variables: Mapping[str, Any]) -> List[str]:
 def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in _npu_hosts(variables):
         listen = _ip(str(_fact(variables, host, "triton_server_metrics_listen_address")))
-        own = str(listen) if listen and not listen.is_unspecified and not listen.is_loopback else ""
+        metrics_address = str(listen) if listen and not listen.is_unspecified and not listen.is_loopback else ""
         # A site may have a proxy with TLS in front of the metrics.
         port = int(_fact(variables, host, "monitoring_triton_port")) or _fact(variables, host, "npufleet_metrics_port")
-        yield _target(host, own or _address(variables, host), port)
+        yield _target(host, metrics_address or _address(variables, host), port)
 
 
 def _status_hosts(variables: Mapping[str, Any]) -> List[str]:
@@ -172,10 +173,10 @@ def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 def _balancer(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """Yield the load balancers whose metrics the monitoring host can reach. By default, only the host itself can."""
+    """Yield the load balancers whose metrics the monitoring host can reach. By default, only the balancer itself can."""
     for host in _balancers(variables):
-        place, _colon, port = str(_fact(variables, host, "load_balancer_metrics_address")).rpartition(":")
-        listen = _ip(place.strip("[]"))
+        host_part, _colon, port = str(_fact(variables, host, "load_balancer_metrics_address")).rpartition(":")
+        listen = _ip(host_part.strip("[]"))
         if listen is None or (listen.is_loopback and host != variables["inventory_hostname"]):
             continue
         yield _target(host, _address(variables, host) if listen.is_unspecified else str(listen), port)
@@ -205,5 +206,5 @@ def _ip(text: str) -> Optional[Union[ipaddress.IPv4Address, ipaddress.IPv6Addres
 
 
 def _is_true(value: Any) -> bool:
-    """Return the truth of a variable of another host, which may be text."""
+    """Return True if a variable of another host is true. The value may be a text."""
     return value is True or str(value).lower() in ("true", "yes", "on", "1")

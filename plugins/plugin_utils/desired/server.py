@@ -15,9 +15,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import con
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
 # The environment variable with the path of the file that has Triton's keys to object stores
-CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
+CREDENTIALS_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 # The facts of a model that are needed to read and to change a server
-MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
+MODEL_FACTS = ("versions", "release", "source", "steps", "memory", "switch", "cached")
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
@@ -31,7 +31,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     binds = device_access.mounts(variables, list(map(container.volume, variables["triton_server_volumes"])))
     line = container.command(variables, sorted([*context.manifests, *context.cloud_models]), image.get("options") or [])
     ports = container.ports(variables)
-    models = {name: {key: manifest[key] for key in MODEL} for name, manifest in context.manifests.items()}
+    models = {name: {key: manifest[key] for key in MODEL_FACTS} for name, manifest in context.manifests.items()}
     return {
         "name": variables["triton_server_name"],
         "image": {"reference": image["reference"], "content": image["content"]},
@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
             "environment": {
                 **device_access.environment(variables),
                 **{key: str(value) for key, value in variables["triton_server_environment"].items()},
-                **({CREDENTIALS: cloud_keys["path"]} if cloud_keys else {}),
+                **({CREDENTIALS_VARIABLE: cloud_keys["path"]} if cloud_keys else {}),
             },
             "log": {"driver": variables["triton_server_log_driver"], "options": dict(variables["triton_server_log_options"])},
             "ports": ports,
@@ -84,8 +84,8 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores; None without keys.
 
-    The name of the file depends on the keys. So changed keys get a new file, which replaces the container. The previous container
-    keeps its file, in case it is restored.
+    The name of the file depends on the keys. So changed keys get a new file, which replaces the container. The file of the previous
+    container stays for a restore.
     """
     if not keys:
         return None

@@ -24,9 +24,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import
 # The APIs that checks by inference use
 USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "statistics"))
 CONTROL = "model-repository"
-# The fingerprint of a key is not secret. A short key that a person made up could be guessed from it.
-SHORTEST = 12
-# The mode in which a client that may load a model can send a model with its own code
+# The fingerprint of a key is not secret. A short key that a person has chosen could be guessed from its fingerprint.
+MIN_KEY_LENGTH = 12
+# In this mode, a client that may load models can send a model with its own code.
 EXPLICIT = "explicit"
 START = (
     f'key=$(cat {FILE}) && [ -n "$key" ] || {{ echo "tritonserver: found no key in {FILE}, wanted that of this host: run '
@@ -69,22 +69,24 @@ def volumes(variables: Mapping[str, Any]) -> List[str]:
 
 def reasons(variables: Mapping[str, Any]) -> List[str]:
     """Return the reasons against the variables of the key and the restricted APIs, and against open control of the models."""
-    found: List[str] = []
+    messages: List[str] = []
     apis = variables["triton_server_restricted_apis"]
     name, key = str(variables["triton_server_api_key_name"]), str(variables["triton_server_api_key"])
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
-        found.append(
+        messages.append(
             f"triton_server_api_key_name is {name}, expected the name of a header, of lower case letters, digits and hyphens"
         )
-    if key and not re.fullmatch(f"[!-~]{{{SHORTEST},}}", key):
-        found.append(
-            f"triton_server_api_key is shorter than {SHORTEST} characters, or has blanks or letters beyond ASCII. Choose a random "
-            "key, or leave it out and each host makes its own"
+    if key and not re.fullmatch(f"[!-~]{{{MIN_KEY_LENGTH},}}", key):
+        messages.append(
+            f"triton_server_api_key is shorter than {MIN_KEY_LENGTH} characters, or has blanks or letters beyond ASCII. Choose a "
+            "random key, or leave it out and each host makes its own"
         )
-    own = tuple(f"--{option}" for option in RESTRICT_OPTIONS)
-    options = ", ".join(str(entry).split("=")[0] for entry in variables["triton_server_extra_args"] if str(entry).startswith(own))
+    key_options = tuple(f"--{option}" for option in RESTRICT_OPTIONS)
+    options = ", ".join(
+        str(entry).split("=")[0] for entry in variables["triton_server_extra_args"] if str(entry).startswith(key_options)
+    )
     if options:
-        found.append(
+        messages.append(
             f"triton_server_extra_args has {options}, whose key would be in the plan and the container. Use "
             "triton_server_restricted_apis, triton_server_api_key and triton_server_api_key_name"
         )
@@ -94,12 +96,12 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
         and not loopback(str(variables["triton_server_listen_address"]))
         and not variables["triton_server_allow_open_control"]
     ):
-        found.append(
+        messages.append(
             "triton_server_restricted_apis has no {}, in mode explicit and with ports at {}: a client that reaches them runs its "
             "own code as root by one request to load. Add it, listen at 127.0.0.1, or set "
             "triton_server_allow_open_control: true".format(CONTROL, variables["triton_server_listen_address"] or "every address")
         )
-    return found
+    return messages
 
 
 def loopback(address: str) -> bool:

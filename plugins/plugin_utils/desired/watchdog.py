@@ -62,7 +62,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "stuck_load_limit": int(variables["triton_server_stuck_load_timeout"]),
         **{FILE_NAMES.get(name, name): int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
     }
-    # With its own address only, so that the file of other hosts does not change
+    # Only a host with a separate metrics address gets this key, so that the file of other hosts stays the same.
     if address(variables, "metrics") != config["address"]:
         config["metrics_address"] = address(variables, "metrics")
     # A restore, or a failing reload and a restart, must end in this time. Each request of a reload starts a client.

@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 # The variables that must be equal on all balancers
-COMMON = (
+COMMON_VARIABLES = (
     "load_balancer_pool",
     "load_balancer_http_port",
     "load_balancer_grpc_port",
@@ -23,30 +23,33 @@ COMMON = (
     "load_balancer_check_timeout",
     "load_balancer_stream_timeout",
 )
-# Variables of which only some balancers may have another value, but all or none must be set
+# Variables that all balancers or no balancer must set. The values may differ.
 SET_ON_ALL = ("load_balancer_tls_certificate",)
 # Variables whose values are not shown
-SECRET = ("load_balancer_users",)
+SECRET_VARIABLES = ("load_balancer_users",)
 
 
-def differences(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield at most one reason, for a balancer of a group in which a common setting differs. `known` are the specs of the roles."""
+def differences(variables: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield at most one reason if this host is a balancer and a common setting of the balancers differs.
+
+    `specs` are the specs of all roles.
+    """
     balancers = (variables["groups"] or {}).get(LOAD_BALANCER_HOSTS, [])
     if variables["inventory_hostname"] not in balancers or len(balancers) < 2:
         return
     parts: List[str] = []
-    for name in (*COMMON, *SET_ON_ALL):
+    for name in (*COMMON_VARIABLES, *SET_ON_ALL):
         by_value: Dict[str, List[str]] = {}
         for host in balancers:
-            value = variables["hostvars"][host].get(name, _default(name, variables, known))
+            value = variables["hostvars"][host].get(name, _default(name, variables, specs))
             by_value.setdefault(str(bool(value) if name in SET_ON_ALL else value), []).append(host)
         if len(by_value) > 1:
-            words = {value: "one value" if name in SECRET else short(value, 60) or "empty" for value in by_value}
-            parts.append(f"{name} is " + " and ".join(f"{words[value]} on {', '.join(hosts)}" for value, hosts in by_value.items()))
+            texts = {value: "one value" if name in SECRET_VARIABLES else short(value, 60) or "empty" for value in by_value}
+            parts.append(f"{name} is " + " and ".join(f"{texts[value]} on {', '.join(hosts)}" for value, hosts in by_value.items()))
     if parts:
         yield f"{'; '.join(parts)}, expected equal values on all load balancers. Set them for the group {LOAD_BALANCER_HOSTS}."
 
 
-def _default(name: str, variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return the default of a variable. The pool is that of `npufleet_group` by default."""
-    return variables["npufleet_group"] if name == "load_balancer_pool" else known[name].get("default")
+def _default(name: str, variables: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Return the default of a variable. The default pool is `npufleet_group`."""
+    return variables["npufleet_group"] if name == "load_balancer_pool" else specs[name].get("default")

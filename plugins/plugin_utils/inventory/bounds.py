@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import NAME
 
-# A file name. A path; this project creates further files below some paths.
+# The most bytes of a file name, and of a path. This project creates files below some paths, so the limit is low.
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
 MAX_STEM_BYTES = 200  # A name that becomes a part of file names, such as release-<name>-<random>
 MAX_ENTRIES = 1000  # A list or a map
@@ -39,7 +39,7 @@ SYSTEM_DIRECTORIES = (
 # Endings of other files of a model, which a compiled file must not have
 RESERVED_ENDINGS = (".pbtxt", ".py", ".pyc", ".so", ".json")
 # Directories that do not survive a boot
-VOLATILE = ("/run", "/var/run")
+VOLATILE_DIRECTORIES = ("/run", "/var/run")
 
 
 class Bound(NamedTuple):
@@ -113,8 +113,8 @@ HOST_PATH_FORM = "an absolute path of letters, digits and . _ + @ -, without `..
 
 def _is_store_path(path: str) -> bool:
     # A directory directly below / may be a mount point with files that do not belong to this project.
-    deep = path.count("/") >= 2
-    return _is_host_path(path) and deep and not is_system_path(path) and not _is_below(path, VOLATILE)
+    is_deep = path.count("/") >= 2
+    return _is_host_path(path) and is_deep and not is_system_path(path) and not _is_below(path, VOLATILE_DIRECTORIES)
 
 
 # Teardown removes the store as root. Therefore its bound is the strictest.
@@ -181,8 +181,8 @@ def _is_volume(value: str) -> bool:
     """Return True for `SOURCE[:TARGET[:MODE]]`, where SOURCE is a path or a volume's name, and TARGET a path in the container."""
     source, colon, rest = value.partition(":")
     target = rest.partition(":")[0] if colon else "/of/its/own"
-    named = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", source) is not None
-    return (named or _is_absolute(source)) and _is_absolute(target) and bool(target.strip("/")) and not CONTROL.search(value)
+    is_name = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", source) is not None
+    return (is_name or _is_absolute(source)) and _is_absolute(target) and bool(target.strip("/")) and not CONTROL.search(value)
 
 
 def _is_absolute(path: str) -> bool:
@@ -190,12 +190,12 @@ def _is_absolute(path: str) -> bool:
 
 
 def _is_repository(value: str) -> bool:
-    named = bool(value.strip("/")) and ".." not in value.split("/")
-    return named and _is_short_enough(value) and not CONTROL.search(value)
+    is_named = bool(value.strip("/")) and ".." not in value.split("/")
+    return is_named and _is_short_enough(value) and not CONTROL.search(value)
 
 
 def _is_size(value: str) -> bool:
-    """Return False for a size above MAX_BYTES. Return True for a short text that is no size, as the parser of sizes rejects it."""
+    """Return False for a size above MAX_BYTES. Return True for a short text without a size, because the parser rejects it."""
     match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
     if CONTROL.search(value) or len(value) > 40:
         return False
@@ -209,11 +209,11 @@ def _is_ulimit(value: str) -> bool:
 
 
 def _is_artefact_path(path: str) -> bool:
-    """Return True for a file in a version directory, such as 1/model.rbln, that has none of RESERVED_ENDINGS."""
+    """Return True for a file in a version directory, such as 1/model.rbln. Files with RESERVED_ENDINGS are excluded."""
     parts = path.split("/")
     version, last = re.fullmatch("0|[1-9][0-9]{0,17}", parts[0]), parts[-1].lower()
     plain = len(parts) > 1 and os.path.normpath(path) == path and not CONTROL.search(path)
-    # The path of the file's record is this path plus .json.
+    # The record of the file has the same path with .json at its end.
     return bool(version) and plain and _is_short_enough(path + ".json") and not last.endswith(RESERVED_ENDINGS)
 
 
@@ -374,24 +374,24 @@ BOUNDS: Dict[str, Bound] = {
 BY_TYPE: Dict[str, Bound] = {"str": text(), "list": entries(), "dict": entries(), "path": CONTROLLER_FILE}
 
 
-def bounded(where: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the spec of a variable, extended by the bounds of its value and of the value's parts."""
+def bounded(field: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the spec of a variable, extended by the bounds of its value and of the parts of this value."""
     kind = spec.get("type", "str")
     # `variable` is also the key of logins.NEXT_STEPS.
-    result = {**spec, "variable": where}
-    bound = BOUNDS.get(where, BY_TYPE.get(kind))
+    result = {**spec, "variable": field}
+    bound = BOUNDS.get(field, BY_TYPE.get(kind))
     if bound is CONTROLLER_FILE and (spec.get("default") == "" or not spec.get("required", True)):
         bound = CONTROLLER_FILE_OR_NONE
     if bound:
         result["bound"] = bound
     if "options" in spec:
-        inner = where + ("[]" if kind == "list" else "")
+        inner = field + ("[]" if kind == "list" else "")
         result["options"] = {key: bounded(f"{inner}.{key}", option) for key, option in spec["options"].items()}
     if kind == "list":
-        result["element"] = bounded(f"{where}[]", element(result))
+        result["element"] = bounded(f"{field}[]", element(result))
     if "values" in spec:
-        result["values"] = bounded(f"{where}[*]", spec["values"])
-        result["key"] = BOUNDS.get(where + "{}", BY_TYPE["str"])
+        result["values"] = bounded(f"{field}[*]", spec["values"])
+        result["key"] = BOUNDS.get(field + "{}", BY_TYPE["str"])
     return result
 
 

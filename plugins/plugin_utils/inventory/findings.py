@@ -33,7 +33,7 @@ PREFIXES = (
     "monitoring_",
     "preflight_",
 )
-# Prefixes that a site may also use for its own variables. Only an unknown name that resembles a known one is an error.
+# Prefixes that a site may also use for its own variables. Only an unknown name that resembles a known name is an error.
 SHARED_PREFIXES = ("monitoring_", "preflight_")
 # Endings of the variables that playbooks and roles set themselves
 RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")
@@ -78,18 +78,18 @@ def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
     return values.complete(options)
 
 
-def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> List[str]:
+def findings(variables: Mapping[str, Any], known_specs: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> List[str]:
     """Return all errors of the variables. `names` are the variables that the inventory or the command line sets."""
     names = sorted(names)
     reasons: List[str] = []
     with collected(reasons):
-        reasons += shared_result(variables, "names", lambda _none: list(_unknown_names(names, known)), names)
-    wrong, unusable = _wrong_values(variables, known, names)
-    if not wrong:
-        wrong, unusable = _wrong_values(variables, known, [name for name in TEMPLATED_PATHS if name in variables])
-    reasons += wrong
+        reasons += shared_result(variables, "names", lambda _none: list(_unknown_names(names, known_specs)), names)
+    value_errors, unusable = _wrong_values(variables, known_specs, names)
+    if not value_errors:
+        value_errors, unusable = _wrong_values(variables, known_specs, [name for name in TEMPLATED_PATHS if name in variables])
+    reasons += value_errors
     with collected(reasons):
-        reasons += list(balancers.differences(variables, known))
+        reasons += list(balancers.differences(variables, known_specs))
     usable = _Usable(variables, unusable)
     for rules in (_contradictions, _group_errors):
         with collected(reasons):
@@ -97,32 +97,32 @@ def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
     return reasons
 
 
-def _unknown_names(names: List[str], known: Mapping[str, Any]) -> Iterator[str]:
+def _unknown_names(names: List[str], known_specs: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of removed and unknown names."""
     for name in names:
         if name in REMOVED:
             yield f"{name} is no longer a variable. Set {REMOVED[name]} instead."
-        elif name in known or name.startswith(("ansible_", "_")):
+        elif name in known_specs or name.startswith(("ansible_", "_")):
             continue
         elif name.startswith(PREFIXES):
             # An earlier playbook of the same run may have set the variable.
             if name in run_guard.persistent_variables():
                 continue
-            near = _most_similar(name, known, 0.8)
-            if not name.endswith(RESULT_ENDINGS) and (near or not name.startswith(SHARED_PREFIXES)):
-                hint = f"Did you mean {near[0]}?" if near else "docs/variables.md lists all variables."
+            similar = _most_similar(name, known_specs, 0.8)
+            if not name.endswith(RESULT_ENDINGS) and (similar or not name.startswith(SHARED_PREFIXES)):
+                hint = f"Did you mean {similar[0]}?" if similar else "docs/variables.md lists all variables."
                 yield f"{name} is set, but there is no such variable. {hint}"
         else:
-            near = _most_similar(name, known, MIN_SIMILARITY)
-            if near:
-                yield f"{name} is set, but nothing reads it. Did you mean {near[0]}?"
+            similar = _most_similar(name, known_specs, MIN_SIMILARITY)
+            if similar:
+                yield f"{name} is set, but nothing reads it. Did you mean {similar[0]}?"
 
 
-def _most_similar(name: str, known: Iterable[str], ratio: float) -> List[str]:
+def _most_similar(name: str, known_names: Iterable[str], ratio: float) -> List[str]:
     """Return [the most similar known name] or []. Names with too few equal letters are skipped first, because difflib is slow."""
     letters, most = _letters(name), (1 - ratio / 2) * len(name)
-    near = [other for other in known if len(letters - _letters(other)) <= most - ratio / 2 * len(other)]
-    return difflib.get_close_matches(name, near, n=1, cutoff=ratio)
+    similar = [other for other in known_names if len(letters - _letters(other)) <= most - ratio / 2 * len(other)]
+    return difflib.get_close_matches(name, similar, n=1, cutoff=ratio)
 
 
 @cache
@@ -131,12 +131,12 @@ def _letters(name: str) -> FrozenSet[str]:
 
 
 def _wrong_values(
-    variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], names: List[str]
+    variables: Mapping[str, Any], known_specs: Mapping[str, Mapping[str, Any]], names: List[str]
 ) -> Tuple[List[str], Set[str]]:
     """Return (the errors of values with a wrong type or a failing template, the names of these variables)."""
     reasons: List[str] = []
     unusable: Set[str] = set()
-    for name in (entry for entry in names if entry in known):
+    for name in (entry for entry in names if entry in known_specs):
         try:
             # Reading a variable evaluates its template and checks its type.
             variables[name]
@@ -200,7 +200,7 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
             "repository of Docker Hub without docker.io/."
         )
     elif repository and repository == variables["triton_image_name"]:
-        yield f"triton_image_delivery_repository and triton_image_name are both {repository}. Give the latter another value."
+        yield f"triton_image_delivery_repository and triton_image_name are both {repository}. Give triton_image_name another value."
     ports: Dict[str, List[str]] = {}
     for name in ("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port"):
         ports.setdefault(str(variables[name]), []).append(name)
@@ -211,14 +211,14 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
         engine, server = int(variables["triton_server_stop_timeout"]), int(variables["triton_server_exit_timeout"])
         if engine <= server:
             yield (
-                f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout is {server}. Make the first one longer, or "
-                "the engine kills a server that is still finishing its requests."
+                f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout is {server}. Make "
+                "triton_server_stop_timeout longer, or the engine kills a server that is still finishing its requests."
             )
     drain, lease = variables["npufleet_drain_timeout"], variables["npufleet_lease_timeout"]
     if isinstance(drain, int) and isinstance(lease, int) and drain >= lease:
         yield (
-            f"npufleet_drain_timeout is {drain} and npufleet_lease_timeout is {lease}. Make the first one shorter, or the lease of "
-            "a host ends while the run waits for its requests."
+            f"npufleet_drain_timeout is {drain} and npufleet_lease_timeout is {lease}. Make npufleet_drain_timeout shorter, or "
+            "the lease of a host ends while the run waits for its requests."
         )
     if variables["npufleet_drain_hook"]:
         yield from hook_errors(variables)
@@ -234,30 +234,31 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
 def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of hosts without a group, of misspelt groups, and of models on unknown hosts."""
     groups: Mapping[str, List[str]] = variables["groups"] or {}
-    own = str(variables["npufleet_group"])
-    known = (own, LOAD_BALANCERS, MONITORING)
+    fleet_group = str(variables["npufleet_group"])
+    known_groups = (fleet_group, LOAD_BALANCERS, MONITORING)
     if LOAD_BALANCERS in groups and not groups[LOAD_BALANCERS]:
         yield f"the group {LOAD_BALANCERS} has no hosts, expected the load balancers of the fleet. Add them, or remove the group."
     ungrouped = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
     if ungrouped:
         verb, pronoun = ("is", "it") if len(ungrouped) == 1 else ("are", "them")
-        yield f"{', '.join(ungrouped)} {verb} in no group. Put {pronoun} into {' or '.join(known)}."
+        yield f"{', '.join(ungrouped)} {verb} in no group. Put {pronoun} into {' or '.join(known_groups)}."
     misspelt = {
-        name: near[0]
-        for name in sorted(set(groups) - set(known) - {"all", "ungrouped"})
-        for near in [difflib.get_close_matches(name, known, n=1, cutoff=0.8)]
-        if near and not groups.get(near[0])
+        name: similar[0]
+        for name in sorted(set(groups) - set(known_groups) - {"all", "ungrouped"})
+        for similar in [difflib.get_close_matches(name, known_groups, n=1, cutoff=0.8)]
+        if similar and not groups.get(similar[0])
     }
-    for name, meant in misspelt.items():
-        yield f"there is a group {name}, and no host is in {meant}. Rename the group."
-    here = variables["inventory_hostname"]
-    if here and not bounds.HOST_NAME.fits(here):
+    for name, expected_name in misspelt.items():
+        yield f"there is a group {name}, and no host is in {expected_name}. Rename the group."
+    host = variables["inventory_hostname"]
+    if host and not bounds.HOST_NAME.fits(host):
         expected = bounds.HOST_NAME.expected
-        yield f"the name of this host is {short(ascii(here), 60)}, expected {expected}. Rename it in the inventory."
-    if groups and not misspelt and here not in ungrouped and not any(here in groups.get(name, []) for name in known):
-        yield f"{here} is in no group {' or '.join(known)}. Set npufleet_group on the command line, where every play sees it."
+        yield f"the name of this host is {short(ascii(host), 60)}, expected {expected}. Rename it in the inventory."
+    if groups and not misspelt and host not in ungrouped and not any(host in groups.get(name, []) for name in known_groups):
+        listed = " or ".join(known_groups)
+        yield f"{host} is in no group {listed}. Set npufleet_group on the command line, where every play sees it."
     hosts = set(groups.get("all", []))
-    fleet = set(groups.get(own, []))
+    fleet = set(groups.get(fleet_group, []))
     for entry in (model for model in variables["triton_models"] or [] if model.get("hosts")):
         placement = entry["hosts"]
         unknown = [name for name in placement if name not in hosts and name not in groups]
@@ -266,4 +267,4 @@ def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
             yield f"model {entry['name']}: `hosts` contains {names}, expected hosts or groups of this inventory. Correct it."
         elif groups and not any(fleet & ({name} | set(groups.get(name, []))) for name in placement):
             names = ", ".join(placement)
-            yield f"model {entry['name']} is on no host: none of {names} is in {own}. Name hosts that have NPUs."
+            yield f"model {entry['name']} is on no host: none of {names} is in {fleet_group}. Name hosts that have NPUs."

@@ -20,7 +20,7 @@ from typing import Any, List, Mapping, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
-# Options of pip for sources of packages. pip also accepts abbreviations of them.
+# Options of pip for sources of packages. pip also accepts abbreviations of these options.
 SOURCE_OPTIONS = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
 # The first Python whose netrc module knows quotes and backslashes
 QUOTES_SINCE = (3, 11)
@@ -32,22 +32,27 @@ def differences(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file:
     """Return the differences between the actual supply of a build and the locked supply, which is {} before the first build."""
     if not locked:
         return []
-    misfit = shapes.mismatch(locked, SHAPE)
-    if misfit:
-        return [f"{lock_file}: `supply` of release {release}: {misfit}. Restore the reviewed file, or remove `supply`"]
+    shape_error = shapes.mismatch(locked, SHAPE)
+    if shape_error:
+        return [f"{lock_file}: `supply` of release {release}: {shape_error}. Restore the reviewed file, or remove `supply`"]
     reasons = []
     base = locked["base"]
-    # The ID of an image depends on the engine's image store, the digest of its content does not. Old lock files only have the ID.
-    kind = "content" if "content" in base else "id"
-    if base["reference"] == actual["base"]["reference"] and base[kind] != actual["base"][kind]:
-        reasons.append(f"base image {base['reference']} is {actual['base'][kind]}, expected {base[kind]}")
-    here, there = actual["wheels"], locked["wheels"]
-    for name in sorted(set(here) & set(there)):
-        if here[name] != there[name]:
-            reasons.append(f"{name} has SHA-256 {here[name]}, expected {there[name]}")
+    # The ID of an image depends on the image store of the engine. The digest of the content does not, but old lock files lack it.
+    key = "content" if "content" in base else "id"
+    if base["reference"] == actual["base"]["reference"] and base[key] != actual["base"][key]:
+        reasons.append(f"base image {base['reference']} is {actual['base'][key]}, expected {base[key]}")
+    actual_wheels, locked_wheels = actual["wheels"], locked["wheels"]
+    for name in sorted(set(actual_wheels) & set(locked_wheels)):
+        if actual_wheels[name] != locked_wheels[name]:
+            reasons.append(f"{name} has SHA-256 {actual_wheels[name]}, expected {locked_wheels[name]}")
     if same_requirements(actual["requirements"], locked):
-        reasons += [f"{name} has SHA-256 {here[name]}, expected no such file" for name in sorted(set(here) - set(there))]
-        reasons += [f"{name} is missing, expected SHA-256 {there[name]}" for name in sorted(set(there) - set(here))]
+        reasons += [
+            f"{name} has SHA-256 {actual_wheels[name]}, expected no such file"
+            for name in sorted(set(actual_wheels) - set(locked_wheels))
+        ]
+        reasons += [
+            f"{name} is missing, expected SHA-256 {locked_wheels[name]}" for name in sorted(set(locked_wheels) - set(actual_wheels))
+        ]
     if reasons:
         reasons.append(
             f"Compare with their source. If the change is right, remove `supply` of release {release} from {lock_file}, "
@@ -62,7 +67,7 @@ def same_requirements(requirements: Sequence[str], locked: Mapping[str, Any]) ->
 
 
 def constraints(requirements: Sequence[str], locked: Mapping[str, Any]) -> str:
-    """Return the locked versions as a constraints file of pip, or "" if the requirements differ from the locked ones."""
+    """Return the locked versions as a constraints file of pip, or "" if the requirements differ from the lock file."""
     if not same_requirements(requirements, locked):
         return ""
     wheels = [name.split("-") for name in sorted(locked["wheels"]) if name.endswith(".whl")]
@@ -85,8 +90,8 @@ def wheel_call(
 ) -> List[str]:
     """Return the arguments of one call of pip, which writes to `directory`/wheels and reads `directory`/vendor. Raises ValueError.
 
-    Without `others`, all packages come from the vendor's `index`. With other indexes, a first call downloads only the `vendor`'s
-    packages, and only from the vendor's index. A second call gets these files as `wheels`, so that no other index can replace them.
+    Without `others`, all packages come from the vendor's `index`. With other indexes, a first call downloads the `vendor` packages
+    from the vendor's index. A second call gets these files as `wheels`, so that no other index can replace them.
     """
     sources = [option for option in options if _names_a_source(option)]
     if sources:
@@ -105,14 +110,14 @@ def wheel_call(
     if not others:
         return [*call, f"--index-url={index}", f"--constraint={directory}/vendor/constraints.txt", *options, *requirements]
     names = {package(name) for name in vendor}
-    theirs = [requirement for requirement in requirements if package(requirement) in names]
-    if not theirs:
+    vendor_requirements = [requirement for requirement in requirements if package(requirement) in names]
+    if not vendor_requirements:
         raise ValueError(
             f"triton_image_vendor_packages is {', '.join(vendor) or 'empty'}, expected packages of the vendor's index that "
             "triton_image_requirements contains. Correct it."
         )
     if not wheels:
-        return [*call, "--no-deps", f"--index-url={index}", *options, *theirs]
+        return [*call, "--no-deps", f"--index-url={index}", *options, *vendor_requirements]
     return [
         *call,
         f"--index-url={others[0]}",
@@ -120,7 +125,7 @@ def wheel_call(
         f"--constraint={directory}/vendor/constraints.txt",
         *options,
         *wheels,
-        *(requirement for requirement in requirements if requirement not in theirs),
+        *(requirement for requirement in requirements if requirement not in vendor_requirements),
     ]
 
 
@@ -178,14 +183,14 @@ def _words_of(text: str, python: str) -> List[str]:
 
 
 def _words_by_netrc(text: str) -> List[str]:
-    # The module opens a path. The path of a pipe keeps the password off the controller's disk.
-    begin, end = os.pipe()
+    # The netrc module opens a path. With the path of a pipe, the password does not reach the disk of the controller.
+    reader, writer = os.pipe()
     try:
-        with os.fdopen(end, "w", encoding="utf-8") as sink:
+        with os.fdopen(writer, "w", encoding="utf-8") as sink:
             sink.write(text)
-        hosts = netrc.netrc(f"/dev/fd/{begin}").hosts
+        hosts = netrc.netrc(f"/dev/fd/{reader}").hosts
     except netrc.NetrcParseError:
         return []
     finally:
-        os.close(begin)
+        os.close(reader)
     return [word for host, login in hosts.items() for word in (host, login[0], login[2])]

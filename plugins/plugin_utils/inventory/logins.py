@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusal of logins in the values of an inventory. Controller only.
 
-Such a value would reach command lines, lists of package sources and messages of other programs, which all users of a host may read.
-Variables that may contain secrets are not checked: those with `no_log`, and those with `secret` in bounds.BOUNDS.
+A login would reach command lines, lists of package sources and messages of other programs. All users of a host may read these.
+Variables that may contain secrets are not checked. They have `no_log`, or `secret` in bounds.BOUNDS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REGISTRY, PROXY = (
 MIRROR = "name a mirror without a login"
 HEADERS = "set inference_check_headers instead"
 STORE = "set triton_server_cloud_credentials instead"
-# {variable of an address: the next step if it contains a login}. Keys have the form of those of bounds.BOUNDS.
+# {variable of an address: the next step if it contains a login}. Keys have the form of the keys in bounds.BOUNDS.
 NEXT_STEPS: Dict[str, str] = {
     "rbln_driver_package_url": _set_login("rbln_driver_package"),
     **dict.fromkeys(("triton_image_base_archive", "triton_models[].artefacts[*].url"), _set_login("npufleet_artefact")),

@@ -58,7 +58,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
 
 
 def _archive_bytes(variables: Mapping[str, Any]) -> int:
-    """Return the bytes that the image's archive needs on the host. A host that pulls the image and does not build it needs none."""
+    """Return the bytes that the archive of the image needs on the host: 0 for a host that only pulls the image."""
     if variables["triton_image_delivery_repository"] and variables["npufleet_build_host"] != variables["inventory_hostname"]:
         return 0
     return int(variables["preflight_disk_transfer"]) * GIB
@@ -80,7 +80,7 @@ def _downloads(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
 
 
 def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the site's proxies by scheme, and as `no_proxy` the hosts that are reached without a proxy."""
+    """Return the proxies of the site by scheme. `no_proxy` has the hosts that need no proxy."""
     return {
         "http": variables["npufleet_http_proxy"],
         "https": variables["npufleet_https_proxy"],
@@ -90,15 +90,15 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
 
 def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
     """Return (options, secrets) of fetch/download.py for the controller or for a host."""
-    used = proxies(variables)
+    proxy_settings = proxies(variables)
     if from_controller:
         from urllib.request import getproxies
 
-        used = getproxies()
-        used["no_proxy"] = used.get("no", "")
+        proxy_settings = getproxies()
+        proxy_settings["no_proxy"] = proxy_settings.get("no", "")
     options = {
         "user": variables["npufleet_artefact_user"],
-        "proxies": used,
+        "proxies": proxy_settings,
         "ca": authority(variables),
         "s3": {key: variables["model_repository_s3_" + key] for key in ("provider", "endpoint", "region")},
         "gs": {"endpoint": variables["model_repository_gs_endpoint"]},
@@ -109,7 +109,7 @@ def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[
 
 
 def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
-    """Return ([suppliers that the host would download from, each with the plan step that needs it], {supplier: password})."""
+    """Return ([suppliers], {supplier: password}). The host would download from a supplier for a step of the plan."""
     entries: List[Dict[str, Any]] = []
     address = variables["rbln_driver_package_url"]
     if address and not variables["rbln_driver_package_file"]:
@@ -163,13 +163,13 @@ def _delivery_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]
     """Yield the registry that the image is pushed to and pulled from."""
     repository, registry = variables["triton_image_delivery_repository"], variables["triton_image_delivery_registry"]
     login = "triton_image_delivery"
-    otherwise = "or see what this host's engine lacks to reach it (docs/production.md)"
+    engine_hint = "or see what this host's engine lacks to reach it (docs/production.md)"
     locked = in_repository(variables["npufleet_locked"].get("repo_digest"), repository)
     if locked:
-        todo = f"correct {login}_user and _password, {otherwise}"
+        todo = f"correct {login}_user and _password, {engine_hint}"
         yield _supplier("image in the registry", locked, login, ["image", "deliver"], todo, ENGINE, registry=registry, pushes=False)
     if variables["npufleet_build_host"] == variables["inventory_hostname"]:
-        todo = f"correct {login}_repository, _user and _password, {otherwise}"
+        todo = f"correct {login}_repository, _user and _password, {engine_hint}"
         for action in ("build", "publish"):
             yield _supplier("repository", repository, login, ["image", action], todo, ENGINE, registry=registry, pushes=True)
 
@@ -192,23 +192,23 @@ def refusals(
     return reasons
 
 
-def clock(actual: float, began: float, ended: float, most: int) -> List[str]:
-    """Return [the reason] if the host's clock differs from the controller's by more than `most` seconds, else [].
+def clock(actual: float, before: float, after: float, max_skew: int) -> List[str]:
+    """Return [the reason] if the clocks of host and controller differ by more than `max_skew` seconds, else [].
 
-    `began` and `ended` are the controller's times before and after the query. A host's time between both counts as right.
+    `before` and `after` are the times of the controller around the query. A time of the host between both is right.
     """
-    difference = max(actual - ended, 0.0) + min(actual - began, 0.0)
-    if abs(difference) <= most:
+    difference = max(actual - after, 0.0) + min(actual - before, 0.0)
+    if abs(difference) <= max_skew:
         return []
     direction = "ahead of" if difference > 0 else "behind"
     return [
-        f"the clock is {abs(difference):.0f} s {direction} the controller's, expected at most {most} s. Run chrony or "
+        f"the clock is {abs(difference):.0f} s {direction} the controller's, expected at most {max_skew} s. Run chrony or "
         "systemd-timesyncd on both: certificates and scrapes fail with a wrong clock."
     ]
 
 
 def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of check files and of models without a check. The proof after the change would fail because of them."""
+    """Yield the errors of check files and of models without a check. With such errors, the proof after the change would fail."""
     try:
         document = read_checks(sorted(models), *directories(variables), 0)
     except Refusal as refusal:
@@ -223,18 +223,18 @@ def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator
         if disabled and all("latency" in check for check in entry["checks"]):
             yield (
                 f"model {entry['model']}: its check file has only checks with latency, which {' and '.join(disabled)} disables, "
-                "expected a check without latency. Add one that judges an answer."
+                "expected a check without latency. Add a check that compares an answer."
             )
     if variables["inference_check_require_checks"]:
         for entry in document["no_check_file"]:
             yield (
-                f"model {entry['model']}: its check file {entry['model']}.yml is missing, expected one with the answers that prove "
-                "it. Write it below inference_check_checks_dir, or set inference_check_require_checks to false."
+                f"model {entry['model']}: its check file {entry['model']}.yml is missing, expected a check file that proves the "
+                "model. Write it below inference_check_checks_dir, or set inference_check_require_checks to false."
             )
 
 
 def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield an error for each model whose served version would change, while an external cache would keep its old answers."""
+    """Yield an error for each model with a change of a served version, if an external cache would keep the old answers."""
     kind = cache(variables)
     if kind in (None, "local"):
         return
@@ -309,7 +309,7 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
     for name, entry in sorted(manifests.items()):
         for digest in sorted(set(entry["origins"]) & set(store["missing"])):
             origin = entry["origins"][digest]
-            cached = os.path.join(variables["npufleet_cache"], "blobs", digest)
+            cache_path = os.path.join(variables["npufleet_cache"], "blobs", digest)
             if digest in bundled:
                 sizes[digest] = bundled[digest]
             elif "file" in origin:
@@ -320,8 +320,8 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
             elif fetch != "controller":
                 # The host itself queries the sources of its downloads.
                 continue
-            elif os.path.isfile(cached):
-                sizes[digest] = os.path.getsize(cached)
+            elif os.path.isfile(cache_path):
+                sizes[digest] = os.path.getsize(cache_path)
             else:
                 try:
                     sizes[digest] = download.size(origin, digest, *fetch_options(variables, True))

@@ -15,9 +15,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.secret import repl
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 MAX_REASON = 600  # Characters
-# Errors of this collection and of the DESCRIPTIVE types are reported by their text, other errors by their type and text.
+# Errors of this collection and errors of DESCRIPTIVE_TYPES are reported by their text, other errors by their type and text.
 COLLECTION_PREFIX = "ansible_collections.npufleet."
-DESCRIPTIVE = (OSError, TypeError, ValueError)
+DESCRIPTIVE_TYPES = (OSError, TypeError, ValueError)
 
 
 def of_error(error: Exception) -> List[str]:
@@ -32,7 +32,7 @@ def of_error(error: Exception) -> List[str]:
     if isinstance(error, AnsibleError):
         return [_line(error.message)]
     text = _line(error)
-    return [text if text and isinstance(error, DESCRIPTIVE) else f"{type(error).__name__}: {text}".rstrip(": ")]
+    return [text if text and isinstance(error, DESCRIPTIVE_TYPES) else f"{type(error).__name__}: {text}".rstrip(": ")]
 
 
 def _line(text: object) -> str:
@@ -53,7 +53,7 @@ def collected(reasons: List[str], about: str = "") -> Iterator[None]:
         raise
     # A host with an unknown plan must stop the run before other hosts change. Therefore any exception becomes a reason.
     except Exception as error:
-        added = of_error(error)
+        error_reasons = of_error(error)
         if about and not isinstance(error, (Refusal, AnsibleError)):
-            added = [f"{about}: {entry}" for entry in added]
-        reasons += [entry for entry in added if entry not in reasons]
+            error_reasons = [f"{about}: {entry}" for entry in error_reasons]
+        reasons += [entry for entry in error_reasons if entry not in reasons]

@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 
 Row = Mapping[str, Any]
 # Concerns that `_other_concerns` omits: other functions describe image and models, and a release row does not change the rest.
-OMITTED = ("image", "models", "balancer", "monitoring")
+OMITTED_CONCERNS = ("image", "models", "balancer", "monitoring")
 # Changes of behaviour: (part of the row, first version with the new behaviour, the new behaviour, the old behaviour).
 # Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.
 BEHAVIOUR = (
@@ -27,7 +27,7 @@ BEHAVIOUR = (
     ("sdk", "0.11.0", "compiled files have another form, and the compile option is num_devices", "tensor_parallel_size"),
     ("triton", "2.58.0", "JSON of a request may be 100 levels deep", "of any depth"),
     ("triton", "2.59.0", "a request over HTTP may have 64 MiB or --http-max-input-size bytes", "any size"),
-    ("triton", "2.60.0", "images have no TensorFlow backend", "one"),
+    ("triton", "2.60.0", "images have no TensorFlow backend", "they have it"),
     ("triton", "2.65.0", "--http-max-input-size counts decompressed bytes as well", "sent bytes only"),
 )
 # The first version of Triton (26.04) that lets clients share memory with the server only with this option, and the option
@@ -44,7 +44,7 @@ class Release(NamedTuple):
 def current_release(label: Optional[str], inventory: str, new: str, rows: Mapping[str, Row]) -> Optional[Release]:
     """Return the host's release from the `label` of its image, or else from the inventory. Return None if both are unknown.
 
-    An inventory that already names the new release does not show the current one.
+    An inventory that already names the new release does not show the current release.
     """
     name = label or (inventory if inventory != new else "")
     return Release(name, rows.get(name) or {}) if name else None
@@ -99,14 +99,14 @@ def _behaviour(old: Row, new: Row) -> Iterator[str]:
     for part, version, new_text, old_text in BEHAVIOUR:
         was_new, is_new = (reached(row[part]["version"], version) for row in (old, new))
         if is_new and not was_new:
-            yield f"from {part} {version} on {new_text}, {old_text} before. Adapt your programs that depend on it."
+            yield f"from {part} {version} on: {new_text} (before: {old_text}). Adapt your programs that depend on it."
         elif was_new and not is_new:
-            yield f"before {part} {version} {old_text}, and no longer ({new_text}). Adapt your programs that depend on it."
+            yield f"before {part} {version}: {old_text} (no longer: {new_text}). Adapt your programs that depend on it."
 
 
 def _bulletins(old: Row, new: Release) -> Iterator[str]:
     """Yield the known vulnerabilities that the new row fixes, keeps and adds."""
-    known = new.row.get("vulnerabilities") or {}
+    vulnerabilities = new.row.get("vulnerabilities") or {}
     past, present = (list((row.get("vulnerabilities") or {}).get("bulletins") or []) for row in (old, new.row))
     for verb, bulletins in (
         ("closes", [number for number in past if number not in present]),
@@ -115,12 +115,13 @@ def _bulletins(old: Row, new: Release) -> Iterator[str]:
     ):
         if bulletins:
             yield f"release {new.name} {verb} known vulnerabilities (NVIDIA security bulletins {', '.join(bulletins)})"
-    if known and not present:
-        yield f"release {new.name} has no known vulnerabilities as of {known['as_of']}. Look for newer bulletins of NVIDIA."
+    if vulnerabilities and not present:
+        as_of = vulnerabilities["as_of"]
+        yield f"release {new.name} has no known vulnerabilities as of {as_of}. Look for newer bulletins of NVIDIA."
 
 
 def reached(version: str, least: str) -> bool:
-    """Return True if a version is `least` or newer. Only the numbers at its beginning count: 0.11.0 for `0.11.0.post1`."""
+    """Return True if a version is `least` or newer. Only the numbers at the beginning count, such as 0.11.0 of `0.11.0.post1`."""
     return numbers(version) >= numbers(least)
 
 
@@ -159,9 +160,9 @@ def _models(variables: Mapping[str, Any], old: Optional[Release], new: Release) 
     card = variables["npufleet_card"].replace("RBLN-", "")
     key = f"{card}/{new.row['sdk']['shape']}"
     previous = f"{card}/{old.row['sdk']['shape']}" if old and old.row else key
-    listed = {entry["name"]: entry.get("artefacts") or {} for entry in manifest.placed_here(variables)}
-    compiled = sorted(name for name, artefacts in listed.items() if artefacts)
-    missing = [name for name in compiled if key not in listed[name]]
+    artefacts_by_model = {entry["name"]: entry.get("artefacts") or {} for entry in manifest.placed_here(variables)}
+    compiled = sorted(name for name, artefacts in artefacts_by_model.items() if artefacts)
+    missing = [name for name in compiled if key not in artefacts_by_model[name]]
     if missing:
         yield f"no compiled file for {key}, compile first: {', '.join(missing)}"
     if key != previous and len(missing) < len(compiled):
@@ -186,7 +187,7 @@ def _driver(variables: Mapping[str, Any], plan: List[Mapping[str, Any]], new: Re
 
 
 def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield how the host gets its image."""
+    """Yield the ways in which the host gets its image."""
     actions = {item["action"] for item in plan if item["concern"] == "image"}
     builder = variables["npufleet_build_host"]
     if "build" in actions and builder == variables["inventory_hostname"]:
@@ -201,7 +202,7 @@ def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Itera
 
 def _other_concerns(plan: List[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the other parts of the host that change."""
-    for concern in (name for name in CONCERNS if name not in OMITTED):
+    for concern in (name for name in CONCERNS if name not in OMITTED_CONCERNS):
         names = [
             item["name"] for item in plan if item["concern"] == concern and item["action"] not in ("install", "load", "reload")
         ]

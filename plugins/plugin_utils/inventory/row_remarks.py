@@ -14,32 +14,36 @@ VLLM_ONLY = ("RBLN-CR13",)
 
 def warnings(variables: Mapping[str, Any]) -> List[str]:
     """Return the warnings about the release row of a host: its known vulnerabilities, and the result of `untested_remarks`."""
-    known = variables["npufleet_release_row"].get("vulnerabilities") or {}
-    if not known.get("bulletins"):
+    vulnerabilities = variables["npufleet_release_row"].get("vulnerabilities") or {}
+    if not vulnerabilities.get("bulletins"):
         return untested_remarks(variables)
-    steps = _fixes(variables, known["bulletins"])
+    steps = _fixes(variables, vulnerabilities["bulletins"])
     return [
         "release {} runs a Triton with {} known vulnerabilities as of {} (NVIDIA security bulletins {}): {}. Until then keep its "
         "ports away from untrusted networks.".format(
-            variables["rbln_release"], len(known["bulletins"]), known["as_of"], ", ".join(known["bulletins"]), "; ".join(steps)
+            variables["rbln_release"],
+            len(vulnerabilities["bulletins"]),
+            vulnerabilities["as_of"],
+            ", ".join(vulnerabilities["bulletins"]),
+            "; ".join(steps),
         ),
         *untested_remarks(variables),
     ]
 
 
 def _fixes(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[str]:
-    """Return texts with the fix of each bulletin: the smallest release for the host's cards, or else a version of Triton."""
+    """Return texts with the fix of each bulletin: the oldest fixed release for the cards of the host, or a version of Triton."""
     rows, card = variables["npufleet_release_rows"], variables["npufleet_card"]
-    here = numbers(variables["npufleet_release_row"]["triton"]["version"])
-    later = sorted(
+    current = numbers(variables["npufleet_release_row"]["triton"]["version"])
+    newer = sorted(
         (numbers(row["triton"]["version"]), bool(row.get("untested")), name)
         for name, row in rows.items()
-        if row.get("vulnerabilities") and card in row["cards"] and numbers(row["triton"]["version"]) > here
+        if row.get("vulnerabilities") and card in row["cards"] and numbers(row["triton"]["version"]) > current
     )
     fixes: Dict[str, List[str]] = {}
     for bulletin, triton in bulletins.items():
-        clear = [name for _version, _untested, name in later if bulletin not in rows[name]["vulnerabilities"]["bulletins"]]
-        fix = f"release {clear[0]} clears" if clear else f"no release for {card}, but Triton {triton} clears"
+        fixing = [name for _version, _untested, name in newer if bulletin not in rows[name]["vulnerabilities"]["bulletins"]]
+        fix = f"release {fixing[0]} clears" if fixing else f"no release for {card}, but Triton {triton} clears"
         fixes.setdefault(fix, []).append(bulletin)
     return [f"{fix} {'them' if len(fixes) == 1 else ', '.join(fixed)}" for fix, fixed in fixes.items()]
 
@@ -49,5 +53,5 @@ def untested_remarks(variables: Mapping[str, Any]) -> List[str]:
     why = variables["npufleet_release_row"].get("untested")
     remarks = [f"release {variables['rbln_release']} is untested: {why}"] if why else []
     if variables["npufleet_card"] in VLLM_ONLY:
-        remarks.append(f"{variables['npufleet_card']} serves models of backend vllm only. Place no others on this host")
+        remarks.append(f"{variables['npufleet_card']} serves models of backend vllm only. Place no other models on this host")
     return remarks

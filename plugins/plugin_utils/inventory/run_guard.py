@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 # The open files that a run may need for each fork, and for itself
 FILES_PER_FORK, FILES_OF_MAIN_PROCESS = 4, 64
 # Groups that playbooks fill. An inventory must not have them.
-GROUPS = (
+PLAYBOOK_GROUPS = (
     "npufleet_build",
     "npufleet_failing",
     "npufleet_in_maintenance",
@@ -31,9 +31,9 @@ GROUPS = (
     "npufleet_without_rollout",
 )
 # Files of the collection whose tasks set variables
-TASKS = ("playbooks/*.yml", "playbooks/*/*.yml", "roles/*/tasks/*.yml")
+TASK_FILES = ("playbooks/*.yml", "playbooks/*/*.yml", "roles/*/tasks/*.yml")
 ROLE_VARIABLES = "roles/*/vars/main.yml"
-SECTIONS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
+TASK_SECTIONS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
 # Ansible's variables that describe a failure
 FAILURE_VARIABLES = ("ansible_failed_result", "ansible_failed_task")
 # Variables that playbooks set, but that users may also set
@@ -76,15 +76,15 @@ def persistent_variables() -> FrozenSet[str]:
 @functools.cache
 def _all_entries() -> List[Dict[str, Any]]:
     """Return all plays, blocks and tasks of the collection."""
-    paths = [path for pattern in TASKS for path in glob.glob(os.path.join(COLLECTION, pattern))]
+    paths = [path for pattern in TASK_FILES for path in glob.glob(os.path.join(COLLECTION, pattern))]
     return [entry for path in paths for entry in _entries(own_yaml(path))]
 
 
 def _entries(node: Any) -> Iterator[Dict[str, Any]]:
-    """Yield the plays, blocks and tasks in a list of them, at all levels."""
+    """Yield the plays, blocks and tasks of a list, at all levels."""
     for entry in node if isinstance(node, list) else []:
         yield entry
-        for section in SECTIONS:
+        for section in TASK_SECTIONS:
             yield from _entries(entry.get(section))
 
 
@@ -135,11 +135,11 @@ NEXT_STEP = "See `ulimit -n`, `ulimit -u` and the free memory of the controller,
 def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raise AnsibleError if the run has lost a step, may open too few files, or has extra variables that playbooks set.
 
-    The main process calls this before each play, with `variables` that belong to no host. In a play that imports a role, they
-    contain the roles' `defaults`.
+    The main process calls this before each play, with `variables` that belong to no host. In a play that imports a role, the
+    variables contain the `defaults` of the roles.
     """
     if "inventory_hostname" in variables:
-        # The call comes from a task. Playbooks may have set variables of its host by now.
+        # The call comes from a task. Playbooks may have set variables of this host before.
         return
     _refuse(_protection_errors(variables))
     if not _Run.begun:
@@ -156,7 +156,7 @@ def _refuse(reasons: List[str]) -> None:
 
 def _protection_errors(variables: Mapping[str, Any]) -> List[str]:
     """Return [the error] of an extra variable that would switch off the inventory's protection, or []."""
-    # In a play that imports a role, both variables have the role's defaults. CONFIRM shows this.
+    # In a play that imports a role, both variables have the defaults of the role. Then CONFIRM is set.
     if str(variables.get(PROTECTED, "x")).strip() or CONFIRM in variables:
         return []
     return [f"The extra variable {PROTECTED} is empty, expected the value of the inventory. Remove it, and set {CONFIRM}"]
@@ -185,7 +185,7 @@ def _name_errors(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> L
     names = sorted(playbook_variables().intersection(present)) if present else []
     if names:
         reasons.append(f"Extra variables are {', '.join(names)}, expected no names that playbooks set themselves. Remove them")
-    groups = [name for name in GROUPS if name in (variables.get("groups") or {})]
+    groups = [name for name in PLAYBOOK_GROUPS if name in (variables.get("groups") or {})]
     if groups:
         reasons.append(f"The inventory has the groups {', '.join(groups)}, which playbooks fill themselves. Rename them")
     return reasons
@@ -203,8 +203,8 @@ def _raise_file_limit(variables: Mapping[str, Any]) -> List[str]:
     if hard == resource.RLIM_INFINITY or hard >= needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         return []
-    most = max(1, (hard - FILES_OF_MAIN_PROCESS) // FILES_PER_FORK)
+    max_forks = max(1, (hard - FILES_OF_MAIN_PROCESS) // FILES_PER_FORK)
     return [
         f"The limit of open files (RLIMIT_NOFILE) is {hard}, expected {needed} for {workers} processes at once (forks is {forks}, "
-        f"for {hosts} hosts). Run with --forks {most} or fewer, or raise `ulimit -n`. Nothing was changed"
+        f"for {hosts} hosts). Run with --forks {max_forks} or fewer, or raise `ulimit -n`. Nothing was changed"
     ]

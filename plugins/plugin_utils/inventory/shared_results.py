@@ -3,7 +3,8 @@
 """Results that are computed once for all hosts of a task. Controller only.
 
 Ansible runs each host of a task in its own process. The first process computes a result and stores it in the temporary directory
-of the run, which only the run's user can read and which Ansible removes at the end. The other processes load it from there.
+of the run. The other processes load the result from this directory. Only the user of the run can read the directory, and Ansible
+removes it at the end of the run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tup
 Result = TypeVar("Result")
 # The recorded value of a variable that is not set. No JSON text is empty.
 ABSENT = ""
-# The key of the argument `inputs` beside the names of variables, none of which is empty
+# The key of the argument `inputs`. No variable has an empty name.
 INPUTS = ""
 
 
@@ -57,16 +58,16 @@ def shared_result(
     if not prefix:
         return compute(variables)
     with _stored(f"{prefix}.{name}") as (entries, store):
-        for read, result in entries:
-            if read == _values(variables, list(read), inputs):
+        for recorded, result in entries:
+            if recorded == _values(variables, list(recorded), inputs):
                 shared: Result = result
                 return shared
         recording = _RecordingVariables(variables)
-        new = compute(recording)
+        result = compute(recording)
         values = _values(variables, recording.names, inputs)
         if values is not None:
-            store(values, new)
-        return new
+            store(values, result)
+        return result
 
 
 @contextmanager

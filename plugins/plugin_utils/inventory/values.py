@@ -27,8 +27,8 @@ EXPECTED = {
     "list": ("a list", "Write it as [one, two], on a command line inside JSON"),
     "dict": ("a map", "Write it as {key: value}, on a command line inside JSON"),
 }
-# A message shows at most a number of so many bits, and so many characters of a text.
-SHOWN_BITS, SHOWN = 128, 60
+# The most bits of a number, and the most characters of a text, that a message shows
+MAX_SHOWN_BITS, MAX_SHOWN_TEXT = 128, 60
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
 # Comparisons of a kernel's version, with or without its build, joined by commas
@@ -80,7 +80,7 @@ MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
 
 
 def complete(specs: Dict[str, Mapping[str, Any]]) -> Dict[str, Mapping[str, Any]]:
-    """Return the specs by variable, extended by MAPS and by bounds. `specs` itself is changed."""
+    """Return the specs by variable, extended by MAPS and by bounds. This changes `specs`."""
     for names, extension in MAPS.items():
         options: Any = specs
         for name in names[:-1]:
@@ -98,16 +98,16 @@ def converted(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
     return result
 
 
-def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) -> Any:
-    """Return a value, converted to its type, and append its errors to `reasons`. `where` names the value in messages."""
+def _convert(location: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) -> Any:
+    """Return a value, converted to its type, and append its errors to `reasons`. `location` names the value in messages."""
     kind = spec.get("type", "str")
-    login = _login_reason(where, value, kind, spec)
+    login = _login_reason(location, value, kind, spec)
     if login:
         reasons.append(login)
         return value
     if kind == "raw":
         return value
-    # The `choices` of a list are those of its elements.
+    # In the spec of a list, `choices` belongs to the elements.
     choices = spec.get("choices") if kind != "list" else None
     if isinstance(value, bool) and choices:
         # YAML parses a bare `no` as false.
@@ -119,24 +119,28 @@ def _convert(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]
             expected, todo = " or ".join(map(str, choices)), "Correct it"
         elif isinstance(value, float) and kind in ("str", "path"):
             todo = "Write it in quotes, as YAML makes 26.10 the number 26.1"
-        reasons.append(f"{where} is {_shown(value, kind, spec)}, expected {expected}. {todo}.")
+        reasons.append(f"{location} is {_shown(value, kind, spec)}, expected {expected}. {todo}.")
     elif "pattern" in spec and not spec["pattern"].fullmatch(result):
-        reasons.append(f"{where} is {_shown(value, kind, spec)}, expected {spec['form']}. Correct it.")
+        reasons.append(f"{location} is {_shown(value, kind, spec)}, expected {spec['form']}. Correct it.")
     elif "bound" in spec and not spec["bound"].fits(result):
-        reasons.append(f"{where} is {_out_of_bounds(result, spec)}, expected {spec['bound'].expected}. {spec['bound'].next_step}.")
+        reasons.append(
+            f"{location} is {_out_of_bounds(result, spec)}, expected {spec['bound'].expected}. {spec['bound'].next_step}."
+        )
     elif kind == "list":
         element = spec.get("element") or bounds.element(spec)
-        return [_convert(f"{where}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(result)]
+        return [_convert(f"{location}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(result)]
     elif kind == "dict" and "options" in spec:
-        return _convert_options(where, result, spec["options"], reasons)
+        return _convert_options(location, result, spec["options"], reasons)
     elif kind == "dict" and "values" in spec:
         for key in (str(key) for key in result if "key" in spec and not spec["key"].fits(str(key))):
-            reasons.append(f"{where} has the key {_line(key)}, expected {spec['key'].expected}. {spec['key'].next_step}.")
-        return {str(key): _convert(f"{where}[{_line(str(key))}]", entry, spec["values"], reasons) for key, entry in result.items()}
+            reasons.append(f"{location} has the key {_line(key)}, expected {spec['key'].expected}. {spec['key'].next_step}.")
+        return {
+            str(key): _convert(f"{location}[{_line(str(key))}]", entry, spec["values"], reasons) for key, entry in result.items()
+        }
     return result
 
 
-def _login_reason(where: str, value: Any, kind: str, spec: Mapping[str, Any]) -> str:
+def _login_reason(location: str, value: Any, kind: str, spec: Mapping[str, Any]) -> str:
     """Return the error of a value that contains a login, or "". The parts of lists and maps are checked one by one."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and not ("@" in value or "%" in value)):
         return ""
@@ -144,21 +148,21 @@ def _login_reason(where: str, value: Any, kind: str, spec: Mapping[str, Any]) ->
     if spec.get("no_log") or (bound and bound.secret) or "variable" not in spec:
         return ""
     parts = isinstance(value, (list, tuple, Mapping)) and (kind == "list" or "options" in spec or "values" in spec)
-    return "" if parts else logins.refusal(where, spec["variable"], value)
+    return "" if parts else logins.refusal(location, spec["variable"], value)
 
 
 def _convert_options(
-    where: str, value: Mapping[Any, Any], options: Mapping[str, Mapping[str, Any]], reasons: List[str]
+    location: str, value: Mapping[Any, Any], options: Mapping[str, Mapping[str, Any]], reasons: List[str]
 ) -> Dict[str, Any]:
     """Return a map with known keys, with each value converted to its type. A key without a value counts as absent."""
     for key in (part for part in value if part not in options):
-        near = difflib.get_close_matches(str(key), options, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Remove it."
-        reasons.append(f"{where}.{key} is an unknown key, expected one of {', '.join(options)}. {hint}")
+        similar = difflib.get_close_matches(str(key), options, n=1)
+        hint = f"Did you mean {similar[0]}?" if similar else "Remove it."
+        reasons.append(f"{location}.{key} is an unknown key, expected one of {', '.join(options)}. {hint}")
     missing = [name for name, option in options.items() if option.get("required") and value.get(name) is None]
-    reasons += [f"{where}.{name} is missing, expected {EXPECTED[options[name]['type']][0]}. Add it." for name in missing]
+    reasons += [f"{location}.{name} is missing, expected {EXPECTED[options[name]['type']][0]}. Add it." for name in missing]
     return {
-        name: _convert(f"{where}.{name}", value[name], option, reasons)
+        name: _convert(f"{location}.{name}", value[name], option, reasons)
         for name, option in options.items()
         if value.get(name) is not None
     }
@@ -194,19 +198,19 @@ def _out_of_bounds(value: Any, spec: Mapping[str, Any]) -> str:
 
 def _digits(value: float) -> str:
     """Return a number for a message. Python refuses to convert very long integers to text."""
-    long = isinstance(value, int) and value.bit_length() > SHOWN_BITS
+    long = isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS
     return f"a number of {int(value).bit_length()} bits" if long else short(value, 60)
 
 
 def _line(text: str) -> str:
     """Return the beginning of a text as one line of printable characters."""
-    if text and len(text) <= SHOWN and text.isprintable() and "@" not in text and "%" not in text:
+    if text and len(text) <= MAX_SHOWN_TEXT and text.isprintable() and "@" not in text and "%" not in text:
         return text
     if has_login(text):
         return "a text with a login"
     if bounds.CONTROL.search(text):
-        return short(ascii(text[:SHOWN]), SHOWN)
-    return short(text, SHOWN) or '""'
+        return short(ascii(text[:MAX_SHOWN_TEXT]), MAX_SHOWN_TEXT)
+    return short(text, MAX_SHOWN_TEXT) or '""'
 
 
 def _text(value: Any) -> Optional[str]:

@@ -70,16 +70,16 @@ def _needs_npus(variables: Mapping[str, Any], concern: str) -> bool:
 
 
 def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of the required variables. All of these have to be set."""
-    known = variables[ROWS]
+    """Yield the errors of the values of the required variables. The caller has checked that all of them are set."""
+    all_rows = variables[ROWS]
     release, card = variables["rbln_release"], variables["npufleet_card"]
-    if release not in known:
+    if release not in all_rows:
         yield (
-            f"rbln_release is {release}, expected one of {', '.join(sorted(known))}. Correct it, or add a row to "
+            f"rbln_release is {release}, expected one of {', '.join(sorted(all_rows))}. Correct it, or add a row to "
             "npufleet_extra_releases."
         )
-    elif card not in known[release]["cards"]:
-        supported = ", ".join(known[release]["cards"])
+    elif card not in all_rows[release]["cards"]:
+        supported = ", ".join(all_rows[release]["cards"])
         yield f"npufleet_card is {card}, expected one of {supported} for release {release}. Choose a release for this card."
     if not variables.get("triton_server_allow_http", True):
         yield "triton_server_allow_http is off, expected on, as served models are read back over HTTP. Turn it on."
@@ -156,17 +156,17 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the default of npufleet_release_rows. Its template would read the file again for each host."""
+    """Return the default of npufleet_release_rows. A template would read the file of the rows again for each host."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
 class Templated(Mapping[str, Any]):
-    """The variables of a host over the defaults of all roles. Each is templated and converted to its type when it is first read.
+    """The variables of a host, with the defaults of all roles. The first read of a variable templates and converts its value.
 
     `raw` has a template for each variable, until the value replaces it. `template` evaluates a template, and looks names up in
-    `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of those variables in `names` that have no
+    `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of the variables in `names` that have no
     template. `computed` has functions instead of templates. `results_prefix` is the prefix of the files with shared results
-    (shared_results.py), and is equal for all hosts of a task and a batch.
+    (shared_results.py). It is equal for all hosts of a task and a batch.
     """
 
     def __init__(

@@ -20,12 +20,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.compiled import DTYPES
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
-KEYS = ("name", "source", "inputs", "outputs", "batches", "devices", "npu", "output")
-FILE = "model.rbln"
+SPEC_KEYS = ("name", "source", "inputs", "outputs", "batches", "devices", "npu", "output")
+COMPILED_FILE = "model.rbln"
 
 
 def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: str) -> List[Dict[str, Any]]:
-    """Return an entry for each spec. `card` is the default card, `sdk` that of the release row. Raises Refusal with all errors.
+    """Return an entry for each spec. `card` is the default card. `sdk` is the SDK of the release row. Raises Refusal.
 
     An entry has "name", "target" such as "CA22/0.9", "why" (the reason to compile the model, or ""), "push" (the file or directory
     that the compile program reads), "file" (the path of the compiled file on the controller), "artefacts" (the value for
@@ -46,7 +46,7 @@ def _entry(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], director
     source = model["source"]
     npu = model.get("npu") or card
     target = "{}/{}".format(npu.replace("RBLN-", ""), sdk["shape"])
-    file = os.path.join(full_path(model.get("output") or directory), model["name"], target.replace("/", "-"), FILE)
+    file = os.path.join(full_path(model.get("output") or directory), model["name"], target.replace("/", "-"), COMPILED_FILE)
     push = full_path(source["onnx"] if "onnx" in source else source["path"])
     spec: Dict[str, Any] = {
         "name": model["name"],
@@ -56,7 +56,7 @@ def _entry(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], director
         "batches": model.get("batches", [1]),
         "inputs": model["inputs"],
         "outputs": model.get("outputs"),
-        "output": FILE,
+        "output": COMPILED_FILE,
     }
     if "onnx" in source:
         spec["source"] = {"kind": "onnx", "path": "source/" + os.path.basename(push)}
@@ -108,77 +108,79 @@ def tree_digest(path: str) -> str:
 
 
 def _files_first(path: str) -> List[Tuple[bool, str]]:
-    """Return a sort key by which the files of a directory come before those of its subdirectories."""
+    """Return a sort key by which the files of a directory come before the files of its subdirectories."""
     return [(level < path.count("/"), part) for level, part in enumerate(path.split("/"))]
 
 
-def _errors(model: Any, where: str) -> Iterator[str]:
+def _errors(model: Any, location: str) -> Iterator[str]:
     """Yield all errors of a spec."""
     if not isinstance(model, dict):
-        yield f"{where} is {_shown(model)}, expected a map with {', '.join(KEYS[:3])}. Correct it"
+        yield f"{location} is {_json_text(model)}, expected a map with {', '.join(SPEC_KEYS[:3])}. Correct it"
         return
-    for key in sorted(set(model) - set(KEYS)):
-        yield f"{where}: {key} is an unknown key, expected one of {', '.join(KEYS)}. Remove it"
+    for key in sorted(set(model) - set(SPEC_KEYS)):
+        yield f"{location}: {key} is an unknown key, expected one of {', '.join(SPEC_KEYS)}. Remove it"
     if not re.fullmatch(r"\w[\w.-]*", str(model.get("name", ""))):
-        yield f"{where}: name is {_shown(model.get('name'))}, expected letters, digits, `.`, `_` and `-`. Correct it"
-    yield from _source_errors(model.get("source"), where)
+        yield f"{location}: name is {_json_text(model.get('name'))}, expected letters, digits, `.`, `_` and `-`. Correct it"
+    yield from _source_errors(model.get("source"), location)
     names: Set[str] = set()
     for side in ("inputs", "outputs"):
         if side == "inputs" or model.get(side) is not None:
-            yield from _tensor_errors(model.get(side), f"{where}: {side}", names)
+            yield from _tensor_errors(model.get(side), f"{location}: {side}", names)
     batches = model.get("batches", [1])
     if not isinstance(batches, list) or not all(_is_count(batch) for batch in batches) or len(set(batches)) != len(batches):
         expected = "different sizes such as [1, 4], or [] for no batch dimension"
-        yield f"{where}: batches is {_shown(batches)}, expected {expected}. Correct it"
+        yield f"{location}: batches is {_json_text(batches)}, expected {expected}. Correct it"
     if not _is_count(model.get("devices", 1)):
-        yield f"{where}: devices is {_shown(model['devices'])}, expected the number of NPUs that one instance spans. Correct it"
+        expected = "the number of NPUs that one instance spans"
+        yield f"{location}: devices is {_json_text(model['devices'])}, expected {expected}. Correct it"
     for key in ("npu", "output"):
         if not isinstance(model.get(key, ""), str):
-            yield f"{where}: {key} is {_shown(model[key])}, expected a text. Correct it"
+            yield f"{location}: {key} is {_json_text(model[key])}, expected a text. Correct it"
 
 
-def _tensor_errors(tensors: Any, where: str, names: Set[str]) -> Iterator[str]:
+def _tensor_errors(tensors: Any, location: str, names: Set[str]) -> Iterator[str]:
     """Yield the errors of the inputs or of the outputs, and add their names to `names`."""
     if not isinstance(tensors, list) or not tensors:
-        yield f"{where} is {_shown(tensors)}, expected a list such as [{{name: x, shape: [64], dtype: float32}}]. Correct it"
+        yield f"{location} is {_json_text(tensors)}, expected a list such as [{{name: x, shape: [64], dtype: float32}}]. Correct it"
         return
     for tensor in tensors:
         name, shape, dtype = (tensor.get(key) if isinstance(tensor, dict) else None for key in ("name", "shape", "dtype"))
         if not isinstance(name, str) or set(tensor) != {"name", "shape", "dtype"} or name in names:
-            yield f"{where} contains {_shown(tensor)}, expected a unique name, shape and dtype. Correct it"
+            yield f"{location} contains {_json_text(tensor)}, expected a unique name, shape and dtype. Correct it"
             continue
         names.add(name)
         if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
-            yield f"{where}: {name} has shape {_shown(shape)}, expected sizes of 1 or more, without the batch. Correct it"
+            yield f"{location}: {name} has shape {_json_text(shape)}, expected sizes of 1 or more, without the batch. Correct it"
         if dtype not in DTYPES:
-            yield f"{where}: {name} has dtype {_shown(dtype)}, expected one of {', '.join(DTYPES)}. Correct it"
+            yield f"{location}: {name} has dtype {_json_text(dtype)}, expected one of {', '.join(DTYPES)}. Correct it"
 
 
-def _source_errors(source: Any, where: str) -> Iterator[str]:
+def _source_errors(source: Any, location: str) -> Iterator[str]:
     """Yield the errors of a spec's source."""
     kinds = [kind for kind in ("onnx", "torch") if isinstance(source, dict) and isinstance(source.get(kind), str)]
     if len(kinds) != 1 or set(source) != ({"onnx"} if kinds == ["onnx"] else {"torch", "path"}):
         forms = "{onnx: file} or {torch: 'module:function', path: directory}"
-        yield f"{where}: source is {_shown(source)}, expected {forms}. Correct it"
+        yield f"{location}: source is {_json_text(source)}, expected {forms}. Correct it"
     elif kinds == ["onnx"]:
         if not os.path.isfile(full_path(source["onnx"])):
-            yield f"{where}: source is {source['onnx']}, which is not on the controller, expected the ONNX file. Correct its path"
+            actual = f"{source['onnx']}, which is not on the controller"
+            yield f"{location}: source is {actual}, expected the ONNX file. Correct its path"
     else:
         if not re.fullmatch(r"[\w.]+:\w+", source["torch"]):
             expected = "module:function, where the function returns the module to compile"
-            yield f"{where}: source: torch is {source['torch']}, expected {expected}. Correct it"
+            yield f"{location}: source: torch is {source['torch']}, expected {expected}. Correct it"
         path = full_path(str(source["path"]))
         if not os.path.isdir(path):
             expected = "the directory of the Python module"
-            yield f"{where}: source: path is {source['path']}, which is not on the controller, expected {expected}. Correct it"
+            yield f"{location}: source: path is {source['path']}, which is not on the controller, expected {expected}. Correct it"
             return
         for problem in walk(path, path).problems:
-            yield f"{where}: source: {problem.path} is {problem.actual}, expected {problem.expected}. {problem.todo}"
+            yield f"{location}: source: {problem.path} is {problem.actual}, expected {problem.expected}. {problem.todo}"
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
 
 
-def _shown(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return "missing" if value is None else json.dumps(value, default=str)

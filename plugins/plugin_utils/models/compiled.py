@@ -40,7 +40,7 @@ SENT_SHAPE = {
 MAX_BYTES, MAX_DEVICES, MAX_MEMORY, MAX_BUCKETS = 1 << 24, 256, 1 << 50, 1000
 # Limits of a bucket: inputs or outputs, characters of a name, dimensions, and size of a dimension
 MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
-# Characters of a value, and of a parser's message, in a message
+# The most characters of a value in a message, and of a message of the JSON parser
 MAX_SHOWN, MAX_PARSER_MESSAGE = 120, 200
 SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
 # {name of a dtype in numpy: its name in config.pbtxt}
@@ -66,21 +66,23 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
 
     The artefact's `record` is the record itself or its path on the controller. The default is the record beside `file`.
     """
-    where, raw, error = _read(artefact)
+    record_name, raw, error = _read(artefact)
     if error:
-        return None, [f"{where} cannot be read ({error}), expected the record of the compile step. Compile the model again"]
+        return None, [f"{record_name} cannot be read ({error}), expected the record of the compile step. Compile the model again"]
     if raw is None:
         return None, []
     flaw = _flaw(raw)
     if flaw:
         expected = "a record in the form of playbooks/compile.yml"
-        return None, [f"{where} is not valid ({flaw}), expected {expected}. Compile the model again"]
+        return None, [f"{record_name} is not valid ({flaw}), expected {expected}. Compile the model again"]
     reasons = []
     if raw["sha256"] != artefact["sha256"]:
         digest = artefact["sha256"]
-        reasons.append(f"{where} is for SHA-256 {raw['sha256']}, expected {digest} of the artefact. Take both from one compilation")
+        reasons.append(
+            f"{record_name} is for SHA-256 {raw['sha256']}, expected {digest} of the artefact. Take both from one compilation"
+        )
     if raw["npu"] != card:
-        reasons.append(f"{where} is for {raw['npu']}, expected {card}, the npufleet_card. Compile the model for this card")
+        reasons.append(f"{record_name} is for {raw['npu']}, expected {card}, the npufleet_card. Compile the model for this card")
     return dict(raw), reasons
 
 
@@ -126,22 +128,22 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
     raw = artefact.get("record")
     if raw is None and os.path.isfile(str(artefact.get("file", "")) + SUFFIX):
         raw = artefact["file"] + SUFFIX
-    where = raw if isinstance(raw, str) else "its record"
+    record_name = raw if isinstance(raw, str) else "its record"
     try:
         if not isinstance(raw, str):
             # The values of an inventory have types of Ansible.
-            return where, json.loads(json.dumps(raw)), ""
+            return record_name, json.loads(json.dumps(raw)), ""
         with open(raw, "rb") as source:
             content = source.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            return where, None, f"more than {MAX_BYTES} bytes"
-        return where, json.loads(content), ""
+            return record_name, None, f"more than {MAX_BYTES} bytes"
+        return record_name, json.loads(content), ""
     except (OSError, TypeError, ValueError, RecursionError) as error:
-        return where, None, str(error)
+        return record_name, None, str(error)
 
 
 def _flaw(raw: Any) -> Optional[str]:
-    """Return the error of a record as a sentence without its end, or None."""
+    """Return the error of a record as a sentence without a period, or None."""
     mismatch = shapes.mismatch(raw, SHAPE)
     if mismatch:
         return mismatch
@@ -156,17 +158,22 @@ def _flaw(raw: Any) -> Optional[str]:
         for side in ("inputs", "outputs"):
             if not 1 <= len(bucket[side]) <= MAX_TENSORS:
                 return f"a bucket has {len(bucket[side])} {side}, expected 1 to {MAX_TENSORS}"
-            wrong = [tensor for tensor in bucket[side] if not _fits_config(tensor)]
-            if wrong:
-                return f"{side} contains {_shown(wrong[0])}, expected a name, dtype and shape that a config can have"
+            invalid = [tensor for tensor in bucket[side] if not _fits_config(tensor)]
+            if invalid:
+                return f"{side} contains {_shown(invalid[0])}, expected a name, dtype and shape that a config can have"
     return None
 
 
 def _fits_config(tensor: Mapping[str, Any]) -> bool:
     """Return True if a config can have the values of a tensor. The name may also be null."""
     name, sizes = tensor.get("name"), tensor["shape"]
-    named = name is None or 0 < len(name) <= MAX_NAME
-    return named and tensor["dtype"] in DTYPES and len(sizes) <= MAX_DIMENSIONS and all(1 <= size <= MAX_SIZE for size in sizes)
+    has_valid_name = name is None or 0 < len(name) <= MAX_NAME
+    return (
+        has_valid_name
+        and tensor["dtype"] in DTYPES
+        and len(sizes) <= MAX_DIMENSIONS
+        and all(1 <= size <= MAX_SIZE for size in sizes)
+    )
 
 
 def _shown(value: Any) -> str:
@@ -176,15 +183,15 @@ def _shown(value: Any) -> str:
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
     """Return the batch size of each bucket in the file's order, or None if the buckets differ in more than the first dimension."""
-    sizes, rest = [], []
+    sizes, other_sizes = [], []
     for bucket in record["buckets"]:
         dims = [entry["shape"] for side in ("inputs", "outputs") for entry in bucket[side]]
         leading = {tuple(shape[:1]) for shape in dims}
         if len(leading) != 1 or () in leading:
             return None
         sizes.append(dims[0][0])
-        rest.append([shape[1:] for shape in dims])
-    return sizes if all(entry == rest[0] for entry in rest) and len(set(sizes)) == len(sizes) else None
+        other_sizes.append([shape[1:] for shape in dims])
+    return sizes if all(entry == other_sizes[0] for entry in other_sizes) and len(set(sizes)) == len(sizes) else None
 
 
 class Contradiction(NamedTuple):
@@ -225,9 +232,9 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
                 tensor.data_type = types[DTYPES[entry["dtype"]]].number
                 tensor.dims.extend(entry["shape"][1:] if omits_batch else entry["shape"])
     if batched and sizes:
-        known = config.parameters["batches"].string_value
-        if known and known.replace(" ", "") != _listed(sizes):
-            contradictions.append(Contradiction("parameters[batches]", known, f"{_listed(sizes)} of the compiled file"))
+        configured = config.parameters["batches"].string_value
+        if configured and configured.replace(" ", "") != _listed(sizes):
+            contradictions.append(Contradiction("parameters[batches]", configured, f"{_listed(sizes)} of the compiled file"))
         config.parameters["batches"].string_value = _listed(sizes)
     return contradictions
 
@@ -237,17 +244,17 @@ def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], omits_b
     named = all(entry.get("name") for entry in compiled)
     names = [tensor.name for tensor in tensors]
     if len(tensors) != len(compiled) or (named and {entry["name"] for entry in compiled} != set(names)):
-        known = ", ".join(str(entry.get("name")) for entry in compiled)
-        yield Contradiction(side[:-1], ", ".join(names), f"{known} of the compiled file")
+        compiled_names = ", ".join(str(entry.get("name")) for entry in compiled)
+        yield Contradiction(side[:-1], ", ".join(names), f"{compiled_names} of the compiled file")
         return
     by_name = {entry["name"]: entry for entry in compiled} if named else dict(zip(names, compiled))
     for index, tensor in enumerate(tensors):
         entry = by_name[tensor.name]
         kind = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-        # An empty `reshape` is a scalar, and differs from a missing one.
+        # An empty `reshape` means a scalar. A missing `reshape` means the shape of `dims`.
         dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
         expected = entry["shape"][1:] if omits_batch else entry["shape"]
-        same = len(dims) == len(expected) and all(size in (-1, known) for size, known in zip(dims, expected))
+        same = len(dims) == len(expected) and all(size in (-1, compiled_size) for size, compiled_size in zip(dims, expected))
         if kind != DTYPES[entry["dtype"]] or not same:
             actual = f"{tensor.name} as {kind} {dims}"
             yield Contradiction(f"{side[:-1]}[{index}]", actual, f"{DTYPES[entry['dtype']]} {expected} of the compiled file")

@@ -18,7 +18,7 @@ from typing import Dict, List
 from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
 
 # Seconds after a change during which the digest of a file is not cached
-FRESH = 2.0
+FRESH_SECONDS = 2.0
 
 
 def digest(path: str, cache: str) -> str:
@@ -38,15 +38,15 @@ def digest(path: str, cache: str) -> str:
     with entry:
         fcntl.flock(entry, fcntl.LOCK_EX)
         entry.seek(0)
-        before = os.stat(path)
-        known = _parse_entry(entry.read())
-        if known.get("identity") == _identity(before):
-            return str(known["sha256"])
+        facts = os.stat(path)
+        cached = _parse_entry(entry.read())
+        if cached.get("identity") == _identity(facts):
+            return str(cached["sha256"])
         sha256 = file_digest(path)
         entry.truncate(0)
-        unchanged = _identity(os.stat(path)) == _identity(before)
-        if unchanged and time.time() - max(before.st_mtime, before.st_ctime) >= FRESH:
-            entry.write(json.dumps({"path": os.path.abspath(path), "identity": _identity(before), "sha256": sha256}))
+        unchanged = _identity(os.stat(path)) == _identity(facts)
+        if unchanged and time.time() - max(facts.st_mtime, facts.st_ctime) >= FRESH_SECONDS:
+            entry.write(json.dumps({"path": os.path.abspath(path), "identity": _identity(facts), "sha256": sha256}))
     return sha256
 
 

@@ -28,16 +28,16 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import
 # Files of this size or more, and all compiled files, are blobs: a host stores them once, and releases link to them.
 BLOB_BYTES = 1 << 20
 # The parameters of config.pbtxt with the two digests
-SOURCE, RELEASE = "npufleet_source", "npufleet_release"
+SOURCE_PARAMETER, RELEASE_PARAMETER = "npufleet_source", "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"  # The default path of a compiled file in a model
-# Requests that may wait in the batcher of a profile. Triton refuses more, because they would fill the memory.
+# The most requests that wait in the batcher of a profile. Triton refuses further requests, because they would fill the memory.
 MAX_QUEUE = 256
 # {profile: instances of a rbln model on each NPU, and microseconds that its batcher waits for a full batch}. While one instance
 # computes on the NPU, the other instance joins the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 STEP_LOCATION = StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
 # Prefixes of the object stores from which Triton itself reads models
-CLOUD = ("s3://", "gs://", "as://")
+CLOUD_PREFIXES = ("s3://", "gs://", "as://")
 
 
 class Source(NamedTuple):
@@ -74,7 +74,7 @@ class Manifest(TypedDict):
     cached: bool
     # Digest of the config without the two digests
     shape: str
-    # `beside` loads a new release before the old one is unloaded, `unload_first` afterwards
+    # `beside` loads a new release before the old release is unloaded. `unload_first` unloads the old release first.
     switch: str
 
 
@@ -92,14 +92,14 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
     if not os.path.lexists(os.path.join(directory, CONFIG)):
         raise Refusal(f"model {name}: {directory}/config.pbtxt is missing, expected a config for each model. Add it")
-    walked = walk(directory, os.path.dirname(directory))
-    findings = store_errors(name, walked.problems)
-    if CONFIG not in walked.files:
+    content = walk(directory, os.path.dirname(directory))
+    findings = store_errors(name, content.problems)
+    if CONFIG not in content.files:
         raise Unreadable(findings)
     artefacts = {key: compiled.with_digest(element) for key, element in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
     cache = os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
-    files, contents, origins = _files(directory, walked.files, cache)
+    files, contents, origins = _files(directory, content.files, cache)
     table = {key: element["sha256"] for key, element in sorted(artefacts.items())}
     source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
     if artefact:
@@ -107,8 +107,8 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
         compiled.refuse_conflicting_path(name, path, files)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
         origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
-    config, text, more = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
-    findings += more
+    config, text, config_findings = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
+    findings += config_findings
     if config is None:
         raise Unreadable(findings)
     record: Optional[Dict[str, Any]] = None
@@ -118,9 +118,9 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
         if record and isinstance(record.get("size"), int):
             origins[artefact["sha256"]].setdefault("size", record["size"])
         if record and not record_errors:
-            beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
-            contents[beside] = json.dumps(record, indent=1, sort_keys=True).encode()
-            files[beside] = {"sha256": _digest(contents[beside]), "blob": False}
+            record_path = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
+            contents[record_path] = json.dumps(record, indent=1, sort_keys=True).encode()
+            files[record_path] = {"sha256": _digest(contents[record_path]), "blob": False}
     row = row_of(str(variables["rbln_release"]), variables["npufleet_release_row"])
     model = Model(name, directory, config, text, sorted(files), record=None if record_errors else record, row=row)
     findings += lint.check(model, row)
@@ -149,8 +149,8 @@ def _files(
             files[path] = {"sha256": digest, "blob": True}
             origins[digest] = {"file": full}
         else:
-            with open(full, "rb") as opened:
-                contents[path] = opened.read()
+            with open(full, "rb") as source_file:
+                contents[path] = source_file.read()
             files[path] = {"sha256": _digest(contents[path]), "blob": False}
     return files, contents, origins
 
@@ -161,12 +161,12 @@ def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping
     config = type(model_source.model.config)()
     config.CopyFrom(model_source.model.config)
     config.name = name
-    memory, more = _place(config, entry, model_source.model.record, variables)
+    memory, placement_errors = _place(config, entry, model_source.model.record, variables)
     shape = _digest(print_config(config))
-    config.parameters[SOURCE].string_value = model_source.digest
+    config.parameters[SOURCE_PARAMETER].string_value = model_source.digest
     digests_of_files = {path: facts["sha256"] for path, facts in model_source.files.items()}
     release_digest = tree_digest({**digests_of_files, CONFIG: _digest(print_config(config))}, {})
-    config.parameters[RELEASE].string_value = release_digest
+    config.parameters[RELEASE_PARAMETER].string_value = release_digest
     content = print_config(config)
     result: Manifest = {
         "name": name,
@@ -182,12 +182,12 @@ def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping
         "shape": shape,
         "switch": str(entry.get("switch") or "beside"),
     }
-    return result, [*model_source.reasons, *(f"model {name}: {reason}" for reason in more)]
+    return result, [*model_source.reasons, *(f"model {name}: {reason}" for reason in placement_errors)]
 
 
 def cloud(entry: Mapping[str, Any]) -> bool:
     """Return True if Triton itself reads this model from an object store."""
-    return str(entry.get("repository") or "").startswith(CLOUD)
+    return str(entry.get("repository") or "").startswith(CLOUD_PREFIXES)
 
 
 def cloud_models(variables: Mapping[str, Any]) -> List[str]:
@@ -197,18 +197,18 @@ def cloud_models(variables: Mapping[str, Any]) -> List[str]:
 
 def _cloud_errors(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of a model that Triton reads from an object store."""
-    where = f"model {entry['name']}: repository is {entry['repository']}"
-    known = variables["triton_server_model_repositories"]
-    if entry["repository"].rstrip("/") not in [repository.rstrip("/") for repository in known]:
-        yield f"{where}, expected one of triton_server_model_repositories ({', '.join(known)}). Add it there"
+    subject = f"model {entry['name']}: repository is {entry['repository']}"
+    repositories = variables["triton_server_model_repositories"]
+    if entry["repository"].rstrip("/") not in [repository.rstrip("/") for repository in repositories]:
+        yield f"{subject}, expected one of triton_server_model_repositories ({', '.join(repositories)}). Add it there"
     if entry.get("artefacts"):
-        yield f"{where} and it has `artefacts`, expected none, as Triton reads all files there. Remove them"
+        yield f"{subject} and it has `artefacts`, expected none, as Triton reads all files there. Remove them"
 
 
 def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """Return the entries of `triton_models` without `hosts`, and those whose `hosts` contain this host or one of its groups."""
-    here = {variables["inventory_hostname"], *variables["group_names"]}
-    return [entry for entry in variables["triton_models"] if not entry.get("hosts") or here & set(entry["hosts"])]
+    """Return the entries of `triton_models` without `hosts`, or with this host or one of its groups in `hosts`."""
+    names = {variables["inventory_hostname"], *variables["group_names"]}
+    return [entry for entry in variables["triton_models"] if not entry.get("hosts") or names & set(entry["hosts"])]
 
 
 def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
@@ -257,35 +257,37 @@ def _place(
 ) -> Tuple[List[int], List[str]]:
     """Set the NPUs and instances in a model's config. Return (bytes of device memory on each NPU of the host, errors).
 
-    A rbln model without an instance group gets one. Each group of KIND_MODEL gets the same number of instances.
+    A rbln model without an instance group gets a group. Each group of KIND_MODEL gets the same number of instances.
     """
     total = int(variables["npufleet_npus"])
     npus = [int(npu) for npu in entry.get("npus") or range(total)]
-    span = record["devices"] if record else 1
+    npus_per_instance = record["devices"] if record else 1
     absent = [number for number in npus if not 0 <= number < total]
     if absent:
         return [], [f"npus contains {', '.join(map(str, absent))}, expected numbers from 0 to {total - 1} of this host. Correct it"]
-    if span > len(npus):
-        return [], [f"one instance spans {span} NPUs, expected at most {len(npus)}. Compile it for fewer, or set more in npus"]
+    if npus_per_instance > len(npus):
+        return [], [
+            f"one instance spans {npus_per_instance} NPUs, expected at most {len(npus)}. Compile it for fewer, or set more in npus"
+        ]
     instances = _profile(config, entry, variables)
     kind_model = config.instance_group.add().KIND_MODEL
     del config.instance_group[-1]
     if config.backend == "rbln" and not config.instance_group:
         config.instance_group.add().kind = kind_model
-    groups_of_npus = len(npus) // span
+    groups_of_npus = len(npus) // npus_per_instance
     for group in config.instance_group:
         if group.kind == kind_model:
             group.count = groups_of_npus * instances
     if entry.get("npus"):
         config.parameters["npus"].string_value = ",".join(map(str, npus))
-    if span > 1:
-        config.parameters["npus_per_instance"].string_value = str(span)
+    if npus_per_instance > 1:
+        config.parameters["npus_per_instance"].string_value = str(npus_per_instance)
     memory = [0] * total
     # Only models of the rbln backend have a record.
     recorded = record["device_memory"] if record else []
-    for index in range(groups_of_npus * span):
-        known = recorded[index % span] if recorded else 0
-        memory[npus[index]] += (size(entry["device_memory"]) if entry.get("device_memory") else known) * instances
+    for index in range(groups_of_npus * npus_per_instance):
+        recorded_bytes = recorded[index % npus_per_instance] if recorded else 0
+        memory[npus[index]] += (size(entry["device_memory"]) if entry.get("device_memory") else recorded_bytes) * instances
     return memory, []
 
 
@@ -308,9 +310,9 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
 def manifests(
     variables: Mapping[str, Any], placed: Optional[List[Mapping[str, Any]]] = None
 ) -> Tuple[Dict[str, Manifest], List[str]]:
-    """Return (manifests by model, errors). `placed` are entries of `triton_models`, by default those for this host."""
-    by_name, findings, more = linted(variables, placed=placed)
-    return by_name, [*reasons(findings), *more]
+    """Return (manifests by model, errors). `placed` are entries of `triton_models`, by default the entries for this host."""
+    by_name, findings, other_errors = linted(variables, placed=placed)
+    return by_name, [*reasons(findings), *other_errors]
 
 
 def linted(
@@ -318,13 +320,13 @@ def linted(
 ) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
     """Return (manifests by model, the linter's findings, other errors). `placed` is as in `manifests`.
 
-    If `only` is not empty, the result is limited to these models. All are read, as an ensemble may need them.
+    If `only` is not empty, the result is limited to these models. All models are read, because an ensemble may need them.
     """
     placed = placed_here(variables) if placed is None else placed
     by_name: Dict[str, Manifest] = {}
     findings: List[Finding] = []
-    more: List[str] = [reason for entry in placed if cloud(entry) for reason in _cloud_errors(entry, variables)]
-    read: Dict[str, Model] = {}
+    other_errors: List[str] = [reason for entry in placed if cloud(entry) for reason in _cloud_errors(entry, variables)]
+    read_models: Dict[str, Model] = {}
     for entry in (element for element in placed if not cloud(element)):
         name = entry["name"]
         selected = not only or name in only
@@ -333,18 +335,18 @@ def linted(
         except Refusal as refusal:
             if selected:
                 findings += refusal.findings if isinstance(refusal, Unreadable) else []
-                more += [] if isinstance(refusal, Unreadable) else refusal.reasons
+                other_errors += [] if isinstance(refusal, Unreadable) else refusal.reasons
             continue
-        read[name] = model_source.model
+        read_models[name] = model_source.model
         if selected:
             result, errors = _rendered(model_source, entry, variables)
             findings += model_source.findings
-            more += errors
+            other_errors += errors
             if not errors and not reasons(model_source.findings):
                 by_name[name] = result
-    unread = [entry["name"] for entry in placed if entry["name"] not in read]
-    shared = lint.check_together(read, unread, STEP_LOCATION)
-    return by_name, findings + [finding for finding in shared if not only or finding.model in only], more
+    unread = [entry["name"] for entry in placed if entry["name"] not in read_models]
+    shared = lint.check_together(read_models, unread, STEP_LOCATION)
+    return by_name, findings + [finding for finding in shared if not only or finding.model in only], other_errors
 
 
 def to_release(manifest: Manifest) -> Dict[str, Any]:

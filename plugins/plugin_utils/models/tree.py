@@ -19,19 +19,19 @@ MAX_DEPTH, MAX_PATH_BYTES = 32, 1024
 MAX_FILES, MAX_CONFIG_BYTES = 100000, 1 << 24
 # The most names in a listing, including the names in linked directories
 MAX_NAMES = 100_000
-KINDS = (
+SPECIAL_KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
 BROKEN_LINK = "a broken link"
-COPY = "Copy its target there"
+COPY_TARGET = "Copy its target there"
 CONFIG = "config.pbtxt"
 
 
 class PathProblem(NamedTuple):
-    """A path that cannot be sent, what it is, what is expected, and the next step."""
+    """A path that cannot be sent, with its actual kind, the expected kind, and the next step."""
 
     path: str
     actual: str
@@ -69,11 +69,11 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
 
     if os.path.islink(path) or not inner:
         if os.path.commonpath([real, boundary]) != boundary:
-            problem(f"a link to {_shown(real)}", f"a link that stays in {_shown(boundary)}", COPY)
+            problem(f"a link to {_shown(real)}", f"a link that stays in {_shown(boundary)}", COPY_TARGET)
             return
         excluded = set(os.path.relpath(real, boundary).split(os.sep)) & set(EXCLUDED) if inner else set()
         if excluded:
-            problem(f"a link into {min(excluded)}", "a link to a file that is sent", COPY)
+            problem(f"a link into {min(excluded)}", "a link to a file that is sent", COPY_TARGET)
             return
     try:
         mode = os.stat(path).st_mode
@@ -98,8 +98,8 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
             if name.isprintable():
                 _walk(directory, os.path.join(inner, name), boundary, (*above, real), result)
             else:
-                shown = os.path.join(_shown(path), _shown(name))
-                result.problems.append(PathProblem(shown, "a name that cannot be printed", "printable characters", "Rename it"))
+                text = os.path.join(_shown(path), _shown(name))
+                result.problems.append(PathProblem(text, "a name that cannot be printed", "printable characters", "Rename it"))
     elif not stat.S_ISREG(mode):
         problem(_kind(mode), "a file", "Remove it")
     elif not os.access(path, os.R_OK):
@@ -122,7 +122,7 @@ class Listing(NamedTuple):
 
 
 def listing(directory: str, boundary: str) -> Listing:
-    """Return the content of a directory, up to about MAX_NAMES names. `boundary` is as in `walk`."""
+    """Return the content of a directory, up to about MAX_NAMES names. `outside` has the paths that leave `boundary`."""
     result = Listing([], [], {}, set())
     _list(directory, "", os.path.realpath(boundary), (), result)
     return Listing(sorted(result.files), sorted(result.directories), result.others, result.outside)
@@ -168,7 +168,7 @@ def _list(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
 
 def _kind(mode: int) -> str:
     """Return the kind of a special file."""
-    return next((kind for is_kind, kind in KINDS if is_kind(mode)), "a special file")
+    return next((kind for is_kind, kind in SPECIAL_KINDS if is_kind(mode)), "a special file")
 
 
 def _shown(path: str) -> str:

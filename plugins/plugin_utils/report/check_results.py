@@ -26,16 +26,16 @@ def remove(path: Optional[str]) -> None:
         raise AnsibleActionFail(f"the results of an earlier run cannot be removed from the controller: {error}") from None
 
 
-def write(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]]) -> None:
+def write(path: Optional[str], host: str, message: str, checks: List[Dict[str, Any]]) -> None:
     """Write the results to the file, then remove the pictures from `checks`. Raises AnsibleActionFail."""
     for check in checks:
-        drawn = picture.data_uri(check.pop("picture", None))
-        if drawn:
-            check["picture"] = drawn
+        picture_uri = picture.data_uri(check.pop("picture", None))
+        if picture_uri:
+            check["picture"] = picture_uri
     if path:
         when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            outputs.write(path, json.dumps({"host": host, "when": when, "msg": words, "checks": checks}))
+            outputs.write(path, json.dumps({"host": host, "when": when, "msg": message, "checks": checks}))
         except OSError as error:
             raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None
     for check in checks:

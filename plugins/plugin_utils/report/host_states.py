@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The status entries of hosts on their way to the report. Controller only.
+"""Files with the status entries of hosts, from the reading of a host until the report. Controller only.
 
-Each host is read in its own process, which stores the entry in the temporary directory of the run. Only the run's user can read the
-directory, and Ansible removes it at the end. The complete state of a large fleet would fill the memory of the main process.
+The process of each host stores its entry in the temporary directory of the run, because the complete state of a large fleet would
+fill the memory of the main process. Only the user of the run can read the directory. Ansible removes it at the end of the run.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def read(host: str) -> Optional[Dict[str, Any]]:
     """Return the entry of a host; None if its state was not read. Raises OSError."""
     try:
         with open(_path(host), encoding="utf-8") as source:
-            found: Dict[str, Any] = json.load(source)
+            entry: Dict[str, Any] = json.load(source)
     except FileNotFoundError:
         return None
-    return found
+    return entry
 
 
 def _path(host: str) -> str:

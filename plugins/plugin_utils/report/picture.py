@@ -11,7 +11,7 @@ import zlib
 from typing import Any, Mapping, Optional
 
 # The longest side in pixels. Checks reduce larger pictures before they send them.
-SIDE = 64
+MAX_SIDE = 64
 # {number of channels: colour type of PNG}
 COLOURS = {1: 0, 3: 2}
 
@@ -23,26 +23,26 @@ def png(width: int, height: int, channels: int, pixels: bytes) -> bytes:
         raise ValueError(f"the picture has {len(pixels)} bytes, expected {line * height} for {width} x {height} x {channels}")
     # Each line starts with its filter, 0 for none.
     lines = b"".join(b"\0" + pixels[start : start + line] for start in range(0, len(pixels), line))
-    head = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(lines, 9)) + _chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(lines, 9)) + _chunk(b"IEND", b"")
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def data_uri(found: Any) -> Optional[str]:
+def data_uri(value: Any) -> Optional[str]:
     """Return the picture of a check as a data URI. Return None if the value, which comes from a host, is not a picture."""
-    if not isinstance(found, Mapping):
+    if not isinstance(value, Mapping):
         return None
     # A bool is an int in Python, but not in JSON.
-    numbers = [found.get(key) for key in ("width", "height", "channels")]
-    sizes = [size for size in numbers if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= SIDE]
+    numbers = [value.get(key) for key in ("width", "height", "channels")]
+    sizes = [size for size in numbers if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= MAX_SIDE]
     if len(sizes) != 3 or sizes[2] not in COLOURS:
         return None
     width, height, channels = sizes
     try:
-        pixels = base64.b64decode(found["pixels"], validate=True)
+        pixels = base64.b64decode(value["pixels"], validate=True)
         return "data:image/png;base64," + base64.b64encode(png(width, height, channels, pixels)).decode()
     except (KeyError, TypeError, ValueError, binascii.Error):
         return None

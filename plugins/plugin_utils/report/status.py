@@ -9,41 +9,41 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 
 def document(when: str, before: Sequence[Any], fleet: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return {"when": time, "hosts": entries}. A host that was not read in this run keeps its entry of `before`."""
+    """Return {"when": time, "hosts": entries}. A host that was not read in this run keeps its entry from `before`."""
     names = {entry["host"] for entry in entries}
-    kept = [entry for entry in before if isinstance(entry, Mapping) and entry.get("host") in fleet and entry["host"] not in names]
-    return {"when": when, "hosts": [*kept, *entries]}
+    unread = [entry for entry in before if isinstance(entry, Mapping) and entry.get("host") in fleet and entry["host"] not in names]
+    return {"when": when, "hosts": [*unread, *entries]}
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(status: Mapping[str, Any]) -> str:
     """Return the document as JSON with a line for each host. An indented document of a large fleet would take seconds."""
-    hosts = ",\n".join(json.dumps(entry, sort_keys=True) for entry in found["hosts"])
-    return f'{{"hosts": [\n{hosts}\n], "when": {json.dumps(found["when"])}}}\n'
+    hosts = ",\n".join(json.dumps(entry, sort_keys=True) for entry in status["hosts"])
+    return f'{{"hosts": [\n{hosts}\n], "when": {json.dumps(status["when"])}}}\n'
 
 
 def host_entry(when: str, name: str, result: Optional[Mapping[str, Any]], release: Any) -> Dict[str, Any]:
-    """Return the entry of a host, from the result of host_state; None if no task has returned one."""
-    found = result or {"failed": True, "msg": f"{name} was not read"}
-    mark = found.get("maintenance")
-    state = _state(found)
-    report: List[str] = list(found.get("report") or [] if "report" in found else [found.get("msg", "")])
-    if state == "maintenance" and mark:
-        report = ["in maintenance: {reason} ({by}, {since})".format(**{"reason": "", "by": "", "since": "", **mark})]
-    models = ((found.get("desired") or {}).get("models") or {}).get("models") or {}
+    """Return the entry of a host. `result` is its result of host_state, or None if no task has read the host."""
+    known_result = result or {"failed": True, "msg": f"{name} was not read"}
+    maintenance = known_result.get("maintenance")
+    state = _state(known_result)
+    report: List[str] = list(known_result.get("report") or [] if "report" in known_result else [known_result.get("msg", "")])
+    if state == "maintenance" and maintenance:
+        report = ["in maintenance: {reason} ({by}, {since})".format(**{"reason": "", "by": "", "since": "", **maintenance})]
+    models = ((known_result.get("desired") or {}).get("models") or {}).get("models") or {}
     return {
         "host": name,
         "when": when,
         "release": release,
-        "untested": found.get("untested"),
+        "untested": known_result.get("untested"),
         "state": state,
-        "maintenance": mark,
-        "plan": found.get("plan") or [],
+        "maintenance": maintenance,
+        "plan": known_result.get("plan") or [],
         "report": report,
         "models": {model: {key: entry[key] for key in ("source", "release")} for model, entry in models.items()},
-        "actual": found.get("actual") or {},
+        "actual": known_result.get("actual") or {},
     }
 
 
-def _state(found: Mapping[str, Any]) -> str:
-    states = [state for state in ("unreachable", "failed", "maintenance") if found.get(state)]
-    return states[0] if states else "drift" if found.get("plan") else "in sync"
+def _state(result: Mapping[str, Any]) -> str:
+    states = [state for state in ("unreachable", "failed", "maintenance") if result.get(state)]
+    return states[0] if states else "drift" if result.get("plan") else "in sync"

@@ -11,20 +11,20 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# What Ansible puts before the message of a failed task
+# The prefix that Ansible adds to the message of a failed task
 PREFIX = re.compile(r"^((Task|Action|Module) failed: )+")
 # The most characters of a reason
-LONGEST = 300
+MAX_REASON = 300
 
 
 def by_sentence(sentences: Mapping[str, Sequence[str]], total: Optional[int] = None) -> List[str]:
     """Return one line for each sentence after the names of its hosts, in the order of the hosts and their sentences.
 
-    `total` is the number of all hosts, if not each of them is in `sentences`.
+    `total` is the number of all hosts. The default is the number of hosts in `sentences`.
     """
     hosts: Dict[str, List[str]] = {}
-    for host, own in sentences.items():
-        for sentence in own:
+    for host, host_sentences in sentences.items():
+        for sentence in host_sentences:
             hosts.setdefault(sentence, []).append(host)
     return [f"  - {_names(names, total or len(sentences))}: {sentence}" for sentence, names in hosts.items()]
 
@@ -40,11 +40,11 @@ def reason(host: str, result: Mapping[str, Any]) -> str:
     text = host_text.line(next(filter(None, messages), "") or "the task has no message, see above")
     name = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
     text = re.sub(rf"{name}: ?", "", PREFIX.sub("", text))
-    return short(re.sub(name, "<host>", re.sub(rf"^{name} ", "", text)), LONGEST)
+    return short(re.sub(name, "<host>", re.sub(rf"^{name} ", "", text)), MAX_REASON)
 
 
 class Summary:
-    """The results of a run, as they come in."""
+    """The results of a run, recorded while the run continues."""
 
     def __init__(self) -> None:
         self._reasons: Dict[str, str] = {}
@@ -54,7 +54,7 @@ class Summary:
         self._of_run: List[str] = []
 
     def read(self, host: str, state: Mapping[str, Any]) -> None:
-        """Record a result of host_state. The first plan of a host is the one that the run would apply."""
+        """Record a result of host_state. The run would apply the first plan of a host, so later plans are ignored."""
         self._refusals[host] = [str(refusal) for refusal in state.get("refusals") or []]
         # The plan comes from the host, which may have sent anything.
         items = [item for item in state.get("plan") or [] if isinstance(item, Mapping)]
@@ -63,7 +63,7 @@ class Summary:
             self._maintenance.add(host)
 
     def failed(self, host: str, result: Mapping[str, Any], for_all: bool = False) -> None:
-        """Record a failure. The reason of a host is its last one. A failure `for_all` hosts is that of the run."""
+        """Record a failure. The last failure is the reason of the host. With `for_all`, it is a reason of the whole run."""
         if for_all:
             self._of_run.append(reason(host, {"msg": str(result.get("msg") or "").partition("\n")[0].rstrip(":")}))
         else:
@@ -78,12 +78,12 @@ class Summary:
         counts = Counter(states.values())
         order = ("ok", "changed", "in maintenance", "refused", "failed", "unreachable")
         texts = [f"{counts[state]} {state}" for state in order if counts[state]]
-        found = [f"the run ended early: {text}" for text in dict.fromkeys(self._of_run)]
-        found.append(f"{_number(len(hosts), 'host')}: {', '.join(texts)}")
+        lines = [f"the run ended early: {text}" for text in dict.fromkeys(self._of_run)]
+        lines.append(f"{_number(len(hosts), 'host')}: {', '.join(texts)}")
         if plan:
-            found.append(self._totals(hosts))
+            lines.append(self._totals(hosts))
         bad = {host: [self._reason(host, state)] for host, state in states.items() if state in order[3:]}
-        return [*found, *by_sentence(bad, len(hosts))]
+        return [*lines, *by_sentence(bad, len(hosts))]
 
     def _state(
         self, host: str, changed: Collection[str], failed: Collection[str], unreachable: Collection[str], refused: Collection[str]
@@ -92,7 +92,7 @@ class Summary:
             return "unreachable"
         if host in refused:
             return "refused"
-        # A task that failed for all hosts counts as a failure of one of them.
+        # If a task fails for all hosts, Ansible counts one host as failed.
         if host in failed and (host in self._reasons or not self._of_run):
             return "failed"
         if host in self._maintenance:

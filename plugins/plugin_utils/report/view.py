@@ -16,10 +16,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 Row = Dict[str, Any]
 
-# Numbers of this size or larger are not shown. No count of bytes or milliseconds is as large.
-LARGEST = 1e18
+# Numbers of this size or larger are not shown. No count of bytes or milliseconds is so large.
+MAX_NUMBER = 1e18
 # Results that are older are shown as stale.
-STALE = timedelta(hours=24)
+MAX_AGE = timedelta(hours=24)
 # States of a host, the most severe first, and their levels
 LEVELS = {
     "unreachable": "wrong",
@@ -34,17 +34,17 @@ LEVELS = {
     "proven": "good",
 }
 # (heading, kind) of the columns before and after the columns of the models
-FIRST = (("Host", "host"), ("State", "state"))
-LAST = (("Cards", "cards"), ("Driver", "version"), ("Triton", "version"), ("SDK", "version"), ("Seen", "seen"))
+FIRST_COLUMNS = (("Host", "host"), ("State", "state"))
+LAST_COLUMNS = (("Cards", "cards"), ("Driver", "version"), ("Triton", "version"), ("SDK", "version"), ("Seen", "seen"))
 # The form of a picture. Other values are not shown.
-PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
+PICTURE_URI = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
 
 
 def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict[str, Row], Dict[str, Row]]:
     """Return {host: status} and {host: check results} for these hosts. Hosts without an entry are left out."""
     status = _json(status_file).get("hosts")
-    found = [status_entry for status_entry in status if isinstance(status_entry, dict)] if isinstance(status, list) else []
-    statuses = {entry["host"]: entry for entry in found if entry.get("host") in hosts}
+    entries = [status_entry for status_entry in status if isinstance(status_entry, dict)] if isinstance(status, list) else []
+    statuses = {entry["host"]: entry for entry in entries if entry.get("host") in hosts}
     results = {host: _json(os.path.join(results_dir, f"{host}.json")) for host in hosts}
     return statuses, {host: result for host, result in results.items() if result}
 
@@ -53,10 +53,10 @@ def _json(path: str) -> Dict[str, Any]:
     """Return the JSON object in a file; {} if the file is missing or invalid."""
     try:
         with open(path, encoding="utf-8") as source:
-            found = json.load(source)
+            content = json.load(source)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def view(
@@ -68,9 +68,9 @@ def view(
     charts: Optional[Mapping[str, Any]] = None,
     rollouts: Sequence[Row] = (),
 ) -> Dict[str, Any]:
-    """Return the view. If at least one host has a status, every host is expected to have one. The same holds for check results.
+    """Return the view. If one host has a status, hosts without a status are shown as not read. The same holds for check results.
 
-    `charts` are the result of charts.view(), `rollouts` the last rollouts as record.cards() returns them.
+    `charts` is the result of charts.view(). `rollouts` is the result of record.cards() for the last rollouts.
     """
     rows = [
         _row(
@@ -91,10 +91,10 @@ def view(
     return {
         "made": iso(now),
         "charts": charts,
-        "stale_hours": int(STALE.total_seconds() // 3600),
+        "stale_hours": int(MAX_AGE.total_seconds() // 3600),
         "missing": missing,
         "models": models,
-        "columns": [*FIRST, *((model.split("\n")[0], "model") for model in models), *LAST],
+        "columns": [*FIRST_COLUMNS, *((model.split("\n")[0], "model") for model in models), *LAST_COLUMNS],
         "hosts": rows,
         "counts": {
             "all": len(rows),
@@ -110,14 +110,14 @@ def view(
 
 def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime) -> Row:
     """Return the row of a host. `status` and `result` are None if no host has them, and {} if only this host lacks them."""
-    actual = _at(status, "actual")
-    plan = [item for item in _list(_at(status, "plan")) if isinstance(item, dict)]
-    checks = [check for check in _list(_at(result, "checks")) if isinstance(check, dict)]
+    actual = _value(status, "actual")
+    plan = [item for item in _list(_value(status, "plan")) if isinstance(item, dict)]
+    checks = [check for check in _list(_value(result, "checks")) if isinstance(check, dict)]
     wrong = [check for check in checks if check.get("ok") is not True]
     states = _states(status, result, plan, checks, wrong)
     reasons = []
-    if _at(status, "state") in ("unreachable", "failed", "maintenance"):
-        reasons += [str(line) for line in _list(_at(status, "report"))]
+    if _value(status, "state") in ("unreachable", "failed", "maintenance"):
+        reasons += [str(line) for line in _list(_value(status, "report"))]
     if result and not checks:
         reasons.append(str(result.get("msg") or "no model was checked"))
     reasons += ["{}: {}".format(name.get("name"), name.get("why") or "the answer was wrong") for name in wrong]
@@ -130,7 +130,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         }
         for item in plan
     ]
-    times = {"read": moment(_at(status, "when")), "checked": moment(_at(result, "when"))}
+    times = {"read": moment(_value(status, "when")), "checked": moment(_value(result, "when"))}
     cards = _cards(actual)
     row: Row = {
         "host": host,
@@ -139,17 +139,17 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "states": states,
         "reasons": list(dict.fromkeys(reasons)),
         "plan": steps,
-        "release": _word(_at(status, "release")),
-        "untested": _word(_at(status, "untested")),
+        "release": _short_text(_value(status, "release")),
+        "untested": _short_text(_value(status, "untested")),
         "versions": _versions(actual),
         "cards": cards,
         "sick": sum(card["status"] != "normal" for card in cards),
-        "image": _word(_at(actual, "image", "id")),
-        "models": _models(actual, _mapping(_at(status, "models")), plan, checks),
+        "image": _short_text(_value(actual, "image", "id")),
+        "models": _models(actual, _mapping(_value(status, "models")), plan, checks),
         "answers": _answers(checks),
         "asked": len(checks),
         "right": len(checks) - len(wrong),
-        "times": [{"what": what, "when": iso(at), "stale": now - at > STALE} for what, at in times.items() if at],
+        "times": [{"what": what, "when": iso(at), "stale": now - at > MAX_AGE} for what, at in times.items() if at],
     }
     row["stale"] = any(time_["stale"] for time_ in row["times"])
     # The page shows the first line under the state of the host.
@@ -183,62 +183,62 @@ def _states(
 
 
 def _versions(actual: Any) -> Dict[str, str]:
-    """Return {component: version} for the versions that are known of a host."""
-    contents = _list(_at(actual, "image", "contents"))
-    package = _word(_at(actual, "driver", "package", "version"))
-    module = _word(_at(actual, "driver", "module"))
+    """Return {component: version} for the known versions of a host."""
+    contents = _list(_value(actual, "image", "contents"))
+    package = _short_text(_value(actual, "driver", "package", "version"))
+    module = _short_text(_value(actual, "driver", "module"))
     firmware = sorted({card["firmware"] for card in _cards(actual) if card["firmware"]})
-    found = {
+    versions = {
         "driver": module,
         "driver package": package if package != module else "",
         "firmware": ", ".join(firmware),
-        "kernel": _word(_at(actual, "driver", "kernel")),
-        "engine": _word(_at(actual, "engine", "running", "version")),
-        "Triton": _word(_at(actual, "server", "version")),
+        "kernel": _short_text(_value(actual, "driver", "kernel")),
+        "engine": _short_text(_value(actual, "engine", "running", "version")),
+        "Triton": _short_text(_value(actual, "server", "version")),
         "SDK": next((str(content).split("==", 1)[1] for content in contents if str(content).startswith("rebel-compiler==")), ""),
-        "server": _word(_at(actual, "server", "state")),
+        "server": _short_text(_value(actual, "server", "state")),
     }
-    return {what: version for what, version in found.items() if version}
+    return {what: version for what, version in versions.items() if version}
 
 
 def _cards(actual: Any) -> List[Dict[str, str]]:
     cards = []
-    for device in _list(_at(actual, "driver", "tool", "devices")):
-        used, total = _at(device, "memory_used"), _at(device, "memory_total")
-        memory = f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB" if _number(used) and _number(total) else ""
-        words = {key: _word(_at(device, key)) for key in ("device", "name", "status", "firmware", "bus_id")}
+    for device in _list(_value(actual, "driver", "tool", "devices")):
+        used, total = _value(device, "memory_used"), _value(device, "memory_total")
+        memory = f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB" if _is_number(used) and _is_number(total) else ""
+        words = {key: _short_text(_value(device, key)) for key in ("device", "name", "status", "firmware", "bus_id")}
         cards.append({**words, "memory": memory})
     return cards
 
 
-def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks: Sequence[Row]) -> Dict[str, Row]:
+def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks: Sequence[Row]) -> Dict[str, Row]:
     """Return {model: {"level", "word", "ms": median time, "versions", "link": release of the `served/` link}} for a host."""
-    served = _mapping(_at(actual, "server", "served"))
-    linked = _mapping(_at(actual, "models", "served"))
+    served = _mapping(_value(actual, "server", "served"))
+    linked = _mapping(_value(actual, "models", "served"))
     planned = {str(item.get("name")) for item in plan if item.get("concern") == "models"}
-    asked = {str(check.get("model")) for check in checks if check.get("model")}
+    checked_models = {str(check.get("model")) for check in checks if check.get("model")}
     cells = {}
-    for model in sorted({*served, *linked, *asked, *wanted}):
-        mine = [check for check in checks if check.get("model") == model]
-        right = [part for part in mine if part.get("ok") is True]
+    for model in sorted({*served, *linked, *checked_models, *desired}):
+        model_checks = [check for check in checks if check.get("model") == model]
+        right = [part for part in model_checks if part.get("ok") is True]
         versions = [
             {
                 "version": str(version),
-                "state": _word(_at(entry, "state")),
-                "reason": _word(_at(entry, "reason")),
-                "release": _word(_at(entry, "release")),
+                "state": _short_text(_value(entry, "state")),
+                "reason": _short_text(_value(entry, "reason")),
+                "release": _short_text(_value(entry, "release")),
                 # The release follows from the source, so the served source is known if the served release is the desired one.
-                "source": _word(_at(wanted.get(model), "source")) if _is_desired(entry, wanted.get(model)) else "",
+                "source": _short_text(_value(desired.get(model), "source")) if _is_desired(entry, desired.get(model)) else "",
             }
             for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
         ]
         ready = any(version["state"] == "READY" for version in versions)
-        times = [float(check["ms"]) for check in right if _number(check.get("ms"))]
-        if mine:
-            level, word = ("good" if len(right) == len(mine) else "wrong"), f"{len(right)} of {len(mine)}"
+        times = [float(check["ms"]) for check in right if _is_number(check.get("ms"))]
+        if model_checks:
+            level, word = ("good" if len(right) == len(model_checks) else "wrong"), f"{len(right)} of {len(model_checks)}"
         else:
             level, word = ("unknown", "not asked") if ready else ("wrong", "not served")
-        if mine and actual and not ready:
+        if model_checks and actual and not ready:
             level = "wrong"
         if model in planned and level == "good":
             level = "drift"
@@ -247,45 +247,45 @@ def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks:
             "word": word,
             "ms": f"{median(times):.1f}" if times else "",
             "versions": versions,
-            "link": _word(_at(linked.get(model), "release")),
+            "link": _short_text(_value(linked.get(model), "release")),
         }
     return cells
 
 
-def _is_desired(served: Any, wanted: Any) -> bool:
-    release = _at(served, "release")
-    return release is not None and release == _at(wanted, "release")
+def _is_desired(served: Any, desired: Any) -> bool:
+    release = _value(served, "release")
+    return release is not None and release == _value(desired, "release")
 
 
 def _answers(checks: Sequence[Row]) -> List[Row]:
     """Return the answers by model and protocol, in the order of the requests."""
     groups: Dict[Tuple[str, str], List[Row]] = {}
     for check in checks:
-        model, protocol = _word(check.get("model")), _word(check.get("protocol"))
-        name, start = _word(check.get("name")), f"{model}/{protocol}/"
-        shown = {
+        model, protocol = _short_text(check.get("model")), _short_text(check.get("protocol"))
+        name, start = _short_text(check.get("name")), f"{model}/{protocol}/"
+        answer = {
             "name": name[len(start) :] if name.startswith(start) else name,
             "ok": check.get("ok") is True,
-            "why": _word(check.get("why")),
-            "ms": f"{check['ms']:.1f}" if _number(check.get("ms")) else "",
+            "why": _short_text(check.get("why")),
+            "ms": f"{check['ms']:.1f}" if _is_number(check.get("ms")) else "",
             "expected": short(check["expected"]) if "expected" in check else "",
             "got": short(check["got"]) if "got" in check else "",
-            "picture": check["picture"] if PICTURE.fullmatch(str(check.get("picture"))) else "",
+            "picture": check["picture"] if PICTURE_URI.fullmatch(str(check.get("picture"))) else "",
         }
-        groups.setdefault((model, protocol), []).append(shown)
+        groups.setdefault((model, protocol), []).append(answer)
     return [
         {
             "model": model,
             "protocol": protocol,
-            "right": sum(entry["ok"] for entry in found),
-            "answers": found,
+            "right": sum(entry["ok"] for entry in answers),
+            "answers": answers,
         }
-        for (model, protocol), found in groups.items()
+        for (model, protocol), answers in groups.items()
     ]
 
 
 def _place_pictures(rows: Sequence[Row]) -> None:
-    """Keep each picture only in the first answer that has it. All answers with the picture have its number."""
+    """Give each picture a number. Keep the picture only in the first answer that has it. Other answers have only the number."""
     numbers: Dict[str, int] = {}
     for row in rows:
         for group in row["answers"]:
@@ -315,36 +315,36 @@ def natural(name: str) -> List[Tuple[int, str]]:
     return [(len(part), part) if part.isdigit() or not part else (-1, part) for part in parts]
 
 
-def escaped(found: Any) -> Any:
+def escaped(data: Any) -> Any:
     """Return a value with all texts and keys in it escaped for HTML."""
-    if isinstance(found, str):
-        return html.escape(found)
-    if isinstance(found, Mapping):
-        return {escaped(key): escaped(value) for key, value in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [escaped(entry) for entry in found]
-    return found
+    if isinstance(data, str):
+        return html.escape(data)
+    if isinstance(data, Mapping):
+        return {escaped(key): escaped(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [escaped(entry) for entry in data]
+    return data
 
 
-def _at(found: Any, *keys: str) -> Any:
+def _value(value: Any, *keys: str) -> Any:
     """Return the value below these keys; None if a key is missing."""
     for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
-def _list(found: Any) -> List[Any]:
-    return list(found) if isinstance(found, (list, tuple)) else []
+def _list(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
 
 
-def _mapping(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _word(found: Any) -> str:
-    return "" if found is None else short(found)
+def _short_text(value: Any) -> str:
+    return "" if value is None else short(value)
 
 
-def _number(found: Any) -> bool:
-    """Return True for a number that can be shown: finite and below LARGEST."""
-    return isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) < LARGEST
+def _is_number(value: Any) -> bool:
+    """Return True for a number that can be shown: finite and below MAX_NUMBER."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MAX_NUMBER

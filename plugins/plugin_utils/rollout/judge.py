@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of a change: compares the requests of clients on changed hosts with those on a reference. Controller only.
+"""The judge of a change: compares the requests of clients on a changed host with a reference. Controller only.
 
-The reference of a changed host is the hosts outside its batch, in the same window. If these hosts got fewer requests than a verdict
-needs, the reference is the changed host itself, in the window before its drain. With load balancers other than HAProxy, no window
-is known. The counters of the host's own server are then compared with its counters before the change.
+The reference is the hosts outside the batch of the changed host, in the same window. If these hosts got fewer requests than a
+verdict needs, the reference is the changed host itself, in the window before its drain. Load balancers other than HAProxy report no
+windows. Then the counters of the changed server are compared with its counters before the change.
 
 All input comes from load balancers and hosts, so it is parsed into typed data first.
 """
@@ -21,13 +21,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer import tr
 GOOD, BAD, NOT_JUDGED = "good", "bad", "not judged"
 # The share of failed requests is too high if it exceeds the share of the reference by more than both limits: a number of standard
 # deviations, and an absolute share.
-DEVIATIONS, MARGIN = 3.0, 0.005
+MIN_DEVIATIONS, MIN_EXCESS = 3.0, 0.005
 # Fewer failures than this are no evidence
-FAILURES = 3
+MIN_FAILURES = 3
 # A quantile is slower than the reference if it exceeds the reference by this factor and by these milliseconds
 QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0, 20.0))
 # If a host got fewer requests than a verdict needs, failures are evidence only if at least this share of the requests failed
-OUTAGE = 0.5
+OUTAGE_SHARE = 0.5
 # Failures that clients cause themselves
 REASONS_OF_CLIENTS = ("CANCELED",)
 # Client errors count only for models that answered in the reference, because a client may ask for a model that nobody serves
@@ -80,12 +80,12 @@ def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answ
     merged = traffic.merge(
         part for window in windows for host in hosts for part in (window["servers"].get(host, {}).get("traffic") or {}).values()
     )
-    known = None if answered is None else set(answered)
+    counted_models = None if answered is None else set(answered)
     models = {}
     failed = traffic.failures(merged)
     for model, counted_of_model in merged["by_model"].items():
         failed_of_model = traffic.failures(counted_of_model)
-        if known is not None and model not in known:
+        if counted_models is not None and model not in counted_models:
             failed -= counted_of_model["failed"].get(CLIENT_ERRORS, 0)
             failed_of_model -= counted_of_model["failed"].get(CLIENT_ERRORS, 0)
         models[model] = (counted_of_model["requests"], failed_of_model)
@@ -94,17 +94,17 @@ def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answ
 
 
 def failed_more(failed: int, total: int, reference_failed: int, reference_total: int) -> bool:
-    """Return True if the share of failures is higher than that of the reference, by more than chance and a margin."""
-    if failed < FAILURES or not total:
+    """Return True if the share of failures exceeds the share of the reference by more than chance and a margin."""
+    if failed < MIN_FAILURES or not total:
         return False
     excess = failed / total - (reference_failed / reference_total if reference_total else 0.0)
     pooled = (failed + reference_failed) / (total + reference_total)
     deviation = math.sqrt(pooled * (1 - pooled) * (1 / total + (1 / reference_total if reference_total else 0.0)))
-    return excess > MARGIN and excess > DEVIATIONS * deviation
+    return excess > MIN_EXCESS and excess > MIN_DEVIATIONS * deviation
 
 
 class Counters(NamedTuple):
-    """The requests for a model that a server counted in a window. `stuck` is true if requests waited and none succeeded."""
+    """The requests for a model that a server counted in a window. `stuck` is true if requests waited and no request succeeded."""
 
     success: float
     failed: float
@@ -112,14 +112,14 @@ class Counters(NamedTuple):
 
 
 def counted(begin: Mapping[str, Any], end: Mapping[str, Any]) -> Dict[str, Counters]:
-    """Return {model: what the server counted between two results of triton_requests}. Raises InvalidWindow.
+    """Return {model: requests that the server counted between two results of triton_requests}. Raises InvalidWindow.
 
     A server that restarts begins its counters at 0. A lower number at the end of the window shows such a restart, and then only the
     requests since the restart count.
     """
     for result in (begin, end):
         _require(result, TRITON)
-    found = {}
+    counters = {}
     for model, last in end["models"].items():
         first = begin["models"].get(model) or {"success": 0, "failed": {}, "pending": 0}
         if last["success"] < first["success"]:
@@ -130,8 +130,8 @@ def counted(begin: Mapping[str, Any], end: Mapping[str, Any]) -> Dict[str, Count
             if reason not in REASONS_OF_CLIENTS
         )
         success = last["success"] - first["success"]
-        found[model] = Counters(success, failed, success == 0 and first["pending"] > 0 and last["pending"] > 0)
-    return found
+        counters[model] = Counters(success, failed, success == 0 and first["pending"] > 0 and last["pending"] > 0)
+    return counters
 
 
 def judge(
@@ -143,7 +143,7 @@ def judge(
 ) -> Verdict:
     """Return the verdict about a change. `needed` is the number of requests that a verdict needs.
 
-    `models` and `reference_models` are what the servers themselves counted, also for requests that clients sent past the balancers.
+    `models` and `reference_models` are the counters of the servers, which include requests that bypass the balancers.
     """
     numbers: Dict[str, Any] = {
         "requests": changed.total,
@@ -169,44 +169,44 @@ def judge(
 
 def _failures(changed: Requests, reference: Requests, needed: int) -> List[str]:
     texts = f"{changed.failed} of {changed.total} requests failed; reference: {reference.failed} of {reference.total}"
-    few = changed.total < needed
+    too_few = changed.total < needed
     if failed_more(changed.failed, changed.total, reference.failed, reference.total) and (
-        not few or changed.failed >= OUTAGE * changed.total
+        not too_few or changed.failed >= OUTAGE_SHARE * changed.total
     ):
         return [texts]
-    if few:
+    if too_few:
         return []
-    found = []
+    reasons = []
     for model, (total, failed) in sorted(changed.models.items()):
         of_reference = reference.models.get(model, (0, 0))
         if of_reference[0] and failed_more(failed, total, of_reference[1], of_reference[0]):
-            found.append(f"model {model}: {failed} of {total} requests failed; reference: {of_reference[1]} of {of_reference[0]}")
-    return found
+            reasons.append(f"model {model}: {failed} of {total} requests failed; reference: {of_reference[1]} of {of_reference[0]}")
+    return reasons
 
 
 def _latency(changed: Requests, reference: Requests) -> List[str]:
-    found = []
+    reasons = []
     for share, factor, more in QUANTILES:
         actual, expected = traffic.quantile(changed.latency, share), traffic.quantile(reference.latency, share)
         if actual is not None and expected is not None and actual > max(expected * factor, expected + more):
             name = f"{share:.0%} of the requests"
-            found.append(f"{name} were answered within {actual} ms; reference: {expected} ms")
-    return found
+            reasons.append(f"{name} were answered within {actual} ms; reference: {expected} ms")
+    return reasons
 
 
 def _counters(models: Mapping[str, Counters], reference: Mapping[str, Counters]) -> List[str]:
-    found = []
+    reasons = []
     for model, count in sorted(models.items()):
         other = reference.get(model, Counters(0, 0, False))
         total, other_total = round(count.success + count.failed), round(other.success + other.failed)
         if count.stuck and not other.stuck:
-            found.append(f"model {model}: requests wait, and none was answered")
+            reasons.append(f"model {model}: requests wait, and none was answered")
         elif failed_more(round(count.failed), total, round(other.failed), other_total):
-            found.append(
+            reasons.append(
                 f"model {model}: Triton counts {count.failed:.0f} failures in {total} requests; "
                 f"reference: {other.failed:.0f} in {other_total}"
             )
-    return found
+    return reasons
 
 
 def _require(value: Any, shape: Any) -> None:
@@ -225,8 +225,8 @@ def verdict_of_host(
 ) -> Verdict:
     """Return the verdict about the change of a host. Raises InvalidWindow.
 
-    `windows` and `before` have a result of balancer_info for each balancer: the window after the change, and the one before the
-    host was drained. `counters` are results of triton_requests: before the change, at the beginning and at the end of the window.
+    `windows` and `before` have a result of balancer_info for each balancer: the window after the change, and the window before the
+    drain of the host. `counters` are results of triton_requests: before the change, at the beginning and at the end of the window.
     `batch` are the hosts that change together.
     """
     for window in (*windows, *before):

@@ -22,9 +22,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 DIRECTORY = "rollouts"
 # The most records that are kept, the largest size of a record in bytes, the longest text, and the most concerns of a host
-MOST, SIZE, TEXT, CONCERNS = 100, 1 << 22, 500, 20
+MAX_RECORDS, MAX_BYTES, MAX_TEXT, MAX_CONCERNS = 100, 1 << 22, 500, 20
 # The most hosts of a rollout in the report
-SHOWN = 200
+MAX_HOSTS = 200
 NAME = re.compile(r"[0-9TZ:-]{20}-[0-9a-f]{12}\.json", re.ASCII)
 LOST = "became unreachable during the change"
 _ANY = re.compile(r".{1,300}", re.DOTALL)
@@ -71,20 +71,20 @@ def commit(directory: str) -> Optional[str]:
     return output if code == 0 and re.fullmatch(r"[0-9a-f]{40,64}(-dirty)?", output) else None
 
 
-def host_entry(known: Mapping[str, Any], concerns: Sequence[str], now: float, lost: bool = False) -> Dict[str, Any]:
-    """Return the part of a host in a record. `known` has the host's variables. Values of an unexpected type are left out."""
-    drains = _plain(known.get("load_balancer_drained_requests"))
+def host_entry(hostvars: Mapping[str, Any], concerns: Sequence[str], now: float, lost: bool = False) -> Dict[str, Any]:
+    """Return the part of a host in a record. `hostvars` has the variables of the host. Values of a wrong type are left out."""
+    drains = _plain(hostvars.get("load_balancer_drained_requests"))
     drains = [entry for entry in drains if not shapes.mismatch(entry, _DRAIN)] if isinstance(drains, list) else []
-    failure = LOST if lost else str(known.get("npufleet_failed") or "")
-    release = known.get("rbln_release")
+    failure = LOST if lost else str(hostvars.get("npufleet_failed") or "")
+    release = hostvars.get("rbln_release")
     return {
-        "release": short(str(release), TEXT) if release else None,
-        "concerns": [short(str(concern), 60) for concern in concerns[:CONCERNS]],
-        "verdict": _verdict(_plain(known.get("load_balancer_verdict"))),
+        "release": short(str(release), MAX_TEXT) if release else None,
+        "concerns": [short(str(concern), 60) for concern in concerns[:MAX_CONCERNS]],
+        "verdict": _verdict(_plain(hostvars.get("load_balancer_verdict"))),
         "in_flight": drains[0]["in_flight"] if drains else None,
         "closed": sum(entry["closed"] for entry in drains) if drains else None,
-        "seconds": _seconds(known.get("npufleet_began"), now),
-        "failure": short(failure, TEXT),
+        "seconds": _seconds(hostvars.get("npufleet_began"), now),
+        "failure": short(failure, MAX_TEXT),
     }
 
 
@@ -97,7 +97,7 @@ def end_on_host(entry: Mapping[str, Any]) -> Dict[str, Any]:
 def _verdict(value: Any) -> Optional[Dict[str, Any]]:
     if shapes.mismatch(value, _VERDICT):
         return None
-    return {"verdict": short(value["verdict"], TEXT), "text": short(value["text"], TEXT), "numbers": value["numbers"]}
+    return {"verdict": short(value["verdict"], MAX_TEXT), "text": short(value["text"], MAX_TEXT), "numbers": value["numbers"]}
 
 
 def _seconds(began: Any, now: float) -> Optional[float]:
@@ -108,7 +108,7 @@ def _seconds(began: Any, now: float) -> Optional[float]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to plain types, because Ansible's types are subclasses of them. Return None if JSON has no such value."""
+    """Convert a value with Ansible's subclasses of plain types to plain types. Return None if JSON has no such value."""
     try:
         return shapes.parse(json.dumps(value))
     except (RecursionError, TypeError, ValueError):
@@ -126,11 +126,11 @@ def paths(directory: str) -> List[str]:
 
 def read(path: str) -> Optional[Dict[str, Any]]:
     """Return a record; None if it is missing or damaged."""
-    found = shapes.read(path, SHAPE, SIZE)
-    return None if found.flaw or not found.exists else found.content
+    loaded = shapes.read(path, SHAPE, MAX_BYTES)
+    return None if loaded.flaw or not loaded.exists else loaded.content
 
 
-def latest(directory: str, most: int = MOST) -> List[Dict[str, Any]]:
+def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
     """Return the newest valid records, newest first."""
     valid: Iterator[Dict[str, Any]] = filter(None, map(read, paths(directory)))
     return [record for _number, record in zip(range(most), valid)]
@@ -138,8 +138,8 @@ def latest(directory: str, most: int = MOST) -> List[Dict[str, Any]]:
 
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
-    path, record = _own(directory, owner, now)
-    # An earlier rollout of this run has ended. Batches that it did not change are removed, so that they do not count as left.
+    path, record = _record_or_new(directory, owner, now)
+    # An earlier rollout of this run has ended. Its unchanged batches are removed, so that their hosts do not count as left.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)
@@ -148,7 +148,7 @@ def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause:
 
 def add(directory: str, owner: Owner, hosts: Mapping[str, Mapping[str, Any]], now: float) -> None:
     """Add a batch that has ended to the record of the run. Raises OSError."""
-    path, record = _own(directory, owner, now)
+    path, record = _record_or_new(directory, owner, now)
     record["batches"].append({"ended": system.timestamp(now), "hosts": dict(hosts)})
     _write(directory, path, record)
 
@@ -158,49 +158,55 @@ def left(record: Mapping[str, Any]) -> List[str]:
     return [host for batch in record["planned"][len(record["batches"]) :] for host in batch]
 
 
-def own(directory: str, owner: Owner) -> Optional[Dict[str, Any]]:
-    """Return the record of the run; None if there is none."""
+def record_of_run(directory: str, owner: Owner) -> Optional[Dict[str, Any]]:
+    """Return the record of the run; None if the run has no record."""
     return next((record for _path, record in _of_run(directory, owner)), None)
 
 
 def _of_run(directory: str, owner: Owner) -> Iterator[Tuple[str, Dict[str, Any]]]:
     for path in paths(directory):
-        record = read(path) if path.endswith(_end(owner)) else None
+        record = read(path) if path.endswith(_file_suffix(owner)) else None
         if record and record["run"] == owner.run:
             yield path, record
 
 
-def _end(owner: Owner) -> str:
+def _file_suffix(owner: Owner) -> str:
     """Return the end of the name of a record. Two runs that begin in the same second have different names."""
     return f"-{hashlib.sha256(owner.run.encode()).hexdigest()[:12]}.json"
 
 
-def _own(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[str, Any]]:
-    """Return the path and the record of the run. If the run has no record yet, return a new one, which is not written."""
+def _record_or_new(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[str, Any]]:
+    """Return the path and the record of the run. If the run has no record yet, return a new record that is not written yet."""
     for path, record in _of_run(directory, owner):
         return path, record
     began = system.timestamp(now)
     facts = {"run": owner.run, "by": owner.by, "playbook": owner.playbook, "commit": commit(owner.inventory)}
-    return os.path.join(directory, began + _end(owner)), {**facts, "began": began, "planned": [], "pause": "", "batches": []}
+    return os.path.join(directory, began + _file_suffix(owner)), {
+        **facts,
+        "began": began,
+        "planned": [],
+        "pause": "",
+        "batches": [],
+    }
 
 
 def _write(directory: str, path: str, record: Mapping[str, Any]) -> None:
     outputs.write(path, json.dumps(record, indent=1, sort_keys=True))
-    # If the clock was set back, the record of this run may be the oldest one. It is never removed.
-    for old in [other for other in paths(directory) if other != path][MOST - 1 :]:
+    # If the clock was set back, the record of this run may be the oldest record. It is never removed.
+    for old in [other for other in paths(directory) if other != path][MAX_RECORDS - 1 :]:
         with suppress(FileNotFoundError):
             os.remove(old)
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Return a headline for each rollout, a line for each host that it changed, and a line with the hosts that are left."""
+    """Return a headline for each rollout, a line for each changed host, and a line with the hosts that are left."""
     lines = []
     for record in records:
         lines.append(headline(record))
         for number, batch in enumerate(record["batches"], 1):
             lines += [f"  batch {number}: {short(name)}: {sentence(host)}" for name, host in sorted(batch["hosts"].items())]
         if left(record):
-            lines.append(f"  not changed: {short(', '.join(left(record)), TEXT)}")
+            lines.append(f"  not changed: {short(', '.join(left(record)), MAX_TEXT)}")
     return lines or ["no rollout is recorded"]
 
 
@@ -220,8 +226,10 @@ def headline(record: Mapping[str, Any]) -> str:
 
 def host_table(entries: Any) -> List[str]:
     """Return a line for each rollout in the record of a host (module_utils/change/rollouts.py). Invalid entries are left out."""
-    found = _plain(entries)
-    valid = [entry for entry in found if not shapes.mismatch(entry, rollouts.ENTRY)] if isinstance(found, list) else []
+    plain_entries = _plain(entries)
+    valid = (
+        [entry for entry in plain_entries if not shapes.mismatch(entry, rollouts.ENTRY)] if isinstance(plain_entries, list) else []
+    )
     return [
         f"{short(entry['began'])} {short(entry['playbook'])} by {short(entry['by'])}, "
         f"batch {entry['batch']} of {entry['batches']}: {sentence(entry) if entry['ended'] else 'no end is recorded'}"
@@ -231,7 +239,7 @@ def host_table(entries: Any) -> List[str]:
 
 def cards(records: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     """Return the rollouts for the report. Failed hosts come first. `more` is the number of the hosts that are left out."""
-    found = []
+    rollout_cards = []
     for record in records:
         rows = [
             {"host": name, "batch": number, "text": sentence(host), "level": "wrong" if host["failure"] else "good"}
@@ -240,10 +248,10 @@ def cards(records: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
         ]
         rows.sort(key=lambda row: row["level"] == "good")
         level = "wrong" if rows and rows[0]["level"] == "wrong" else "unknown" if left(record) else "good"
-        pending = short(", ".join(left(record)), TEXT) if left(record) else ""
-        more = max(0, len(rows) - SHOWN)
-        found.append({"title": headline(record), "level": level, "hosts": rows[:SHOWN], "more": more, "left": pending})
-    return found
+        pending = short(", ".join(left(record)), MAX_TEXT) if left(record) else ""
+        more = max(0, len(rows) - MAX_HOSTS)
+        rollout_cards.append({"title": headline(record), "level": level, "hosts": rows[:MAX_HOSTS], "more": more, "left": pending})
+    return rollout_cards
 
 
 def sentence(host: Mapping[str, Any]) -> str:
@@ -253,7 +261,7 @@ def sentence(host: Mapping[str, Any]) -> str:
     parts += [f"{host['seconds']:.0f} s"] if host.get("seconds") is not None else []
     parts += [f"{host['in_flight']} requests in flight, {host['closed']} closed"] if host["in_flight"] is not None else []
     parts += [f"{host['verdict']['verdict']}: {host['verdict']['text']}"] if host["verdict"] else []
-    return short("; ".join(filter(None, parts)), TEXT)
+    return short("; ".join(filter(None, parts)), MAX_TEXT)
 
 
 def _count(count: int, noun: str, plural: str = "s") -> str:

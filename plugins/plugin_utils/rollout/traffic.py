@@ -12,18 +12,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import short_of_memory
 
-# The effects of a change, from the smallest. With NONE, the server does not change. With RELOAD, it loads models next to those that
-# answer. With STOP, some requests would fail, so the host is drained before.
+# The effects of a change, from the smallest. With NONE, the server does not change. With RELOAD, it loads models while the current
+# models answer. With STOP, some requests would fail, so the host is drained before.
 NONE, RELOAD, STOP = "none", "reload", "stop"
 EFFECTS = (NONE, RELOAD, STOP)
-# Actions on a server that answers meanwhile
+# Actions during which the server answers requests
 LOADS = ("load", "unload", "wait", "prove")
 # Seconds for the steps around the window in which a change is judged: the host becomes healthy, the balancers are called
-AROUND = 300
+MARGIN_SECONDS = 300
 HOOKS = ("haproxy", "command", "none")
 # The commands of the hook `command`
 COMMANDS = ("drain", "undrain", "is_drained")
-# The settings of a host in sync. A second playbook of the same run may still have it among the hosts that change.
+# The settings of a host in sync. A second playbook of the same run may still list such a host among the hosts to change.
 UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "limited": False, "accept_within": 0}
 
 
@@ -39,8 +39,8 @@ def effect(result: Mapping[str, Any]) -> str:
 
 def _effects(result: Mapping[str, Any]) -> Iterator[str]:
     desired = (result.get("desired") or {}).get("server") or {}
-    beside = desired.get("mode") == "explicit"
-    released = set(result.get("moves") or {})
+    is_explicit = desired.get("mode") == "explicit"
+    changed_models = set(result.get("moves") or {})
     if limited(result):
         yield STOP
     for entry in [] if "moves" in result else result["plan"]:
@@ -48,21 +48,21 @@ def _effects(result: Mapping[str, Any]) -> Iterator[str]:
         if concern in (driver.CONCERN, engine.CONCERN):
             yield STOP
         elif concern == server.CONCERN:
-            yield RELOAD if action in LOADS and beside else STOP
+            yield RELOAD if action in LOADS and is_explicit else STOP
         elif concern == models.CONCERN:
             # Other actions of the concern, such as the repair of a mode, change no served model.
-            released |= {entry["name"]} if action in ("release", "withdraw") else set()
-    if released:
-        yield RELOAD if beside and not released & _unloaded_first(desired.get("models") or {}, result) else STOP
+            changed_models |= {entry["name"]} if action in ("release", "withdraw") else set()
+    if changed_models:
+        yield RELOAD if is_explicit and not changed_models & _unloaded_first(desired.get("models") or {}, result) else STOP
 
 
 def _unloaded_first(desired: Mapping[str, Any], result: Mapping[str, Any]) -> Set[str]:
     """Return the models whose old release is unloaded before the new one loads, because it is configured or for lack of memory."""
-    chosen = {name for name, model in desired.items() if model.get("switch") == "unload_first"}
+    configured = {name for name, model in desired.items() if model.get("switch") == "unload_first"}
     tool = (result["actual"].get("driver") or {}).get("tool") or {}
     totals = [int(device["memory_total"]) for device in vendor_tool.in_process_order(tool.get("devices") or [])]
     needed = {name: model for name, model in desired.items() if any(model.get("memory") or [])}
-    return chosen | (short_of_memory(needed, totals) if totals and needed else set())
+    return configured | (short_of_memory(needed, totals) if totals and needed else set())
 
 
 def hook_errors(variables: Mapping[str, Any]) -> List[str]:
@@ -91,22 +91,22 @@ def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[st
     hook = drain_hook(variables)
     judge = int(variables["npufleet_judge_seconds"])
     wait = int(variables["npufleet_judge_wait"]) if variables["npufleet_judge_unjudged"] == "wait" else 0
-    held = int(variables["npufleet_drain_timeout"]) + judge + wait + AROUND
+    needed_seconds = int(variables["npufleet_drain_timeout"]) + judge + wait + MARGIN_SECONDS
     lease = int(variables["npufleet_lease_timeout"])
-    if hook != "none" and held > lease:
+    if hook != "none" and needed_seconds > lease:
         raise Refusal(
             [
-                f"npufleet_drain_timeout, npufleet_judge_seconds and npufleet_judge_wait need {held} s with {AROUND} s for the "
-                f"steps around them, expected at most npufleet_lease_timeout ({lease} s): shorten them, or raise "
-                "npufleet_lease_timeout"
+                f"npufleet_drain_timeout, npufleet_judge_seconds and npufleet_judge_wait need {needed_seconds} s with "
+                f"{MARGIN_SECONDS} s for the steps around them, expected at most npufleet_lease_timeout ({lease} s): shorten them, "
+                "or raise npufleet_lease_timeout"
             ]
         )
     return {
         "hook": hook,
         "effect": NONE if hook == "none" else effect(result),
         "limited": limited(result),
-        # A proven change waits so long for the verdict about the traffic. 0: no verdict is made.
-        "accept_within": 0 if hook == "none" or not judge else judge + wait + AROUND,
+        # Seconds that a proven change waits for the verdict about the traffic; 0 without a verdict
+        "accept_within": 0 if hook == "none" or not judge else judge + wait + MARGIN_SECONDS,
     }
 
 
@@ -115,11 +115,11 @@ def steps(
 ) -> Dict[str, Any]:
     """Return the steps of a host change that concern its traffic: {"drain", "judge", "accept_within"}.
 
-    `balancers` has the results of balancer_info. A new host is in none of them, so it gets no requests yet. A change that repairs a
-    server is made without traffic, and is not rolled back, so it does not wait to be accepted. The record of an unfinished drain is
-    completed even if the balancers do not know the host any more.
+    `balancers` has the results of balancer_info. No balancer knows a new host, so this host gets no requests yet. A change that
+    repairs a server runs without traffic and is never rolled back, so it does not wait to be accepted. An unfinished drain is
+    completed even if the balancers no longer know the host.
     """
-    balanced = settings_of_host["hook"] == "command" or any(host in found["servers"] for found in balancers.values())
+    balanced = settings_of_host["hook"] == "command" or any(host in info["servers"] for info in balancers.values())
     judged = balanced and settings_of_host["effect"] != NONE and settings_of_host["accept_within"] > 0
     return {
         "drain": settings_of_host["limited"] or (balanced and (settings_of_host["effect"] == STOP or repairs)),
@@ -131,8 +131,8 @@ def steps(
 def outages(balancers: Mapping[str, Mapping[str, Any]], drained: Sequence[str]) -> List[str]:
     """Return a reason for each balancer that would have no ready server left if these hosts were drained together."""
     reasons = []
-    for name, found in sorted(balancers.items()):
-        ready = {host for host, entry in found["servers"].items() if entry["state"] == "ready" and entry["health"] == "up"}
+    for name, info in sorted(balancers.items()):
+        ready = {host for host, entry in info["servers"].items() if entry["state"] == "ready" and entry["health"] == "up"}
         if ready and not ready - set(drained):
             reasons.append(
                 f"{name}: {', '.join(sorted(ready))} would be drained together and no ready server would be left, expected at "

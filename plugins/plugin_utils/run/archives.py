@@ -26,10 +26,10 @@ class Bounds(NamedTuple):
 
 
 @contextmanager
-def no_larger_file(most: int) -> Iterator[None]:
+def no_larger_file(max_bytes: int) -> Iterator[None]:
     """Let the kernel limit the size of every file that this process or its children write."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes if soft == resource.RLIM_INFINITY else min(max_bytes, soft), hard))
     try:
         yield
     finally:
@@ -38,37 +38,37 @@ def no_larger_file(most: int) -> Iterator[None]:
 
 def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
     """Return {name: content} of a .tar.gz whose files are all below the directory `root`. Raises InvalidText for anything else."""
-    found: Dict[str, bytes] = {}
+    contents: Dict[str, bytes] = {}
     try:
         # The whole archive is in memory, so a forged size in a header cannot make tarfile read past its end.
         with tarfile.open(fileobj=io.BytesIO(_inflated(raw, bounds.unpacked)), mode="r:") as archive:
             for member in archive:
-                if len(found) == bounds.files:
+                if len(contents) == bounds.files:
                     raise InvalidText(f"the archive has more than {bounds.files} files")
                 name = _name(member, root)
-                if name in found:
+                if name in contents:
                     raise InvalidText(f"the archive has {name} twice")
                 content = archive.extractfile(member)
-                found[name] = content.read() if content else b""
-                if len(found[name]) != member.size:
+                contents[name] = content.read() if content else b""
+                if len(contents[name]) != member.size:
                     raise InvalidText(f"{name} is truncated in the archive")
     except tarfile.TarError as error:
         raise InvalidText(f"the archive cannot be read: {line(error)[:200]}") from None
-    return found
+    return contents
 
 
-def _inflated(raw: bytes, most: int) -> bytes:
-    """Return the unpacked bytes. Raises InvalidText if there are more than `most`."""
+def _inflated(raw: bytes, max_bytes: int) -> bytes:
+    """Return the unpacked bytes. Raises InvalidText for more than `max_bytes` bytes."""
     reader = zlib.decompressobj(wbits=31)
     try:
-        whole = reader.decompress(raw, most + 1)
+        content = reader.decompress(raw, max_bytes + 1)
     except zlib.error as error:
         raise InvalidText(f"the archive cannot be unpacked: {error}") from None
-    if len(whole) > most:
-        raise InvalidText(f"the archive has more than {most} bytes")
+    if len(content) > max_bytes:
+        raise InvalidText(f"the archive has more than {max_bytes} bytes")
     if not reader.eof or reader.unused_data:
         raise InvalidText("the archive is truncated" if not reader.eof else "the archive has data after its end")
-    return whole
+    return content
 
 
 def _name(member: tarfile.TarInfo, root: str) -> str:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. An error is one line.
 
-This module uses the standard library only, because it also reports missing packages.
+This module uses only the standard library, because it also reports missing packages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import ssl
 import sys
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
-# Without this, the core of gRPC writes its own log to standard error.
+# By default, the core of gRPC writes a log to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Exit codes and their meaning. 130 and 141 are the codes of a shell for SIGINT and SIGPIPE.
 RIGHT, WRONG, USAGE_ERROR, NO_ANSWER, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
-CODES = {
+CODE_TEXTS = {
     RIGHT: "right: every answer, check or model is correct",
     WRONG: "wrong: an answer, a check or a model is not",
     USAGE_ERROR: "wrong use: an argument is invalid, and no request was sent",
@@ -25,7 +25,7 @@ CODES = {
     INTERRUPTED: "interrupted",
     PIPE: "the reader of the output closed it",
 }
-TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {words}" for code, words in CODES.items())
+EXIT_CODE_TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {text}" for code, text in CODE_TEXTS.items())
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 
 
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, text: Optional[str]) -> None:
         about, _gap, more = (text or "").partition("\n\n")
-        epilog = "\n\n".join(filter(None, [more.strip("\n"), TABLE]))
+        epilog = "\n\n".join(filter(None, [more.strip("\n"), EXIT_CODE_TABLE]))
         # An abbreviation may match another option in a later version.
         super().__init__(command, None, about, epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
@@ -106,12 +106,12 @@ def positive(text: str) -> int:
 def seconds(text: str) -> float:
     """Return a number of seconds above 0, and at most a day, the longest wait of clients. Raises ArgumentTypeError."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = 0
-    if not 0 < found <= 86400:
+        number = 0
+    if not 0 < number <= 86400:
         raise argparse.ArgumentTypeError(f"is {text!r}, expected seconds above 0, a day (86400) at most")
-    return found
+    return number
 
 
 def name(text: str) -> str:
@@ -124,44 +124,44 @@ def name(text: str) -> str:
 def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
     """Return the scheme of a URL, and its host:port with the path. The default is the first of `schemes`. Raises CommandError."""
 
-    def wrong(actual: str, expected: str) -> CommandError:
+    def error(actual: str, expected: str) -> CommandError:
         return CommandError(USAGE_ERROR, f"{option} {actual}, expected {expected}")
 
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = schemes[0], url
     if scheme not in schemes:
-        raise wrong(f"is {scheme}://", f"one of {', '.join(schemes)}")
+        raise error(f"is {scheme}://", f"one of {', '.join(schemes)}")
     host, slash, path = rest.rstrip("/").partition("/")
     if "@" in host:
-        raise wrong("has a login", "host:port")
+        raise error("has a login", "host:port")
     if any(entry in rest for entry in "?#\\") or not rest.isprintable() or " " in rest:
-        raise wrong(f"is {url!r}", "host:port")
+        raise error(f"is {url!r}", "host:port")
     # An IPv6 address needs brackets, or its last part would be the port.
     if host.count(":") > 1 and not host.startswith("["):
-        raise wrong(f"is {host}", f"an IPv6 address in brackets, [{host}]")
+        raise error(f"is {host}", f"an IPv6 address in brackets, [{host}]")
     bare, colon, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "")
     if not bare.strip("[]"):
-        raise wrong("has no host", "host:port")
+        raise error("has no host", "host:port")
     if colon and not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-        raise wrong(f"has port {port!r}", "a number from 1 to 65535")
+        raise error(f"has port {port!r}", "a number from 1 to 65535")
     if not colon:
         port = str(443 if separator and SCHEMES[scheme] else ports[scheme])
     return scheme, f"{bare}:{port}{slash}{path}"
 
 
-def tls_files(given: Any) -> Dict[str, Optional[str]]:
+def tls_files(options: Any) -> Dict[str, Optional[str]]:
     """Return {"ca", "cert", "key"}: the file of each option that TLS can use, None if not set. Raises CommandError."""
-    files: Dict[str, Optional[str]] = {key: getattr(given, key) for key in ("ca", "cert", "key")}
-    wrong = [
+    files: Dict[str, Optional[str]] = {key: getattr(options, key) for key in ("ca", "cert", "key")}
+    reasons = [
         f"--{file} is {path!r}, expected a file" for file, path in files.items() if path is not None and not os.path.isfile(path)
     ]
     if bool(files["cert"]) != bool(files["key"]):
-        wrong.append("--cert or --key is missing, expected both")
-    if not wrong:
-        wrong += _unusable(files)
-    if wrong:
-        raise CommandError(USAGE_ERROR, "; ".join(wrong))
+        reasons.append("--cert or --key is missing, expected both")
+    if not reasons:
+        reasons += _unusable(files)
+    if reasons:
+        raise CommandError(USAGE_ERROR, "; ".join(reasons))
     return files
 
 
@@ -169,23 +169,23 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
     """Return the reasons why OpenSSL refuses these files."""
     # This context does not load the authorities of the system, which would take time.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    wrong = []
+    reasons = []
     if files["ca"]:
         try:
             context.load_verify_locations(files["ca"])
         except (OSError, ValueError):
-            wrong.append(f"--ca is {files['ca']}, expected certificates as PEM")
+            reasons.append(f"--ca is {files['ca']}, expected certificates as PEM")
     if files["cert"]:
         try:
             # Without this function OpenSSL reads a passphrase from the terminal.
             context.load_cert_chain(files["cert"], files["key"], password=lambda: "")
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", None) or error
-            wrong.append(
+            reasons.append(
                 f"--cert and --key are {files['cert']} and {files['key']} ({why}), "
                 "expected a certificate and its own key without a passphrase, as PEM"
             )
-    return wrong
+    return reasons
 
 
 def writable(path: str, option: str) -> None:
@@ -207,7 +207,7 @@ def writable(path: str, option: str) -> None:
 
 
 def draft_of(path: str) -> str:
-    """Return the path of the draft of a result, beside the target of a link. So the link itself is not replaced."""
+    """Return the path of the draft of a result. For a link, the draft is beside its target, so that no link is replaced."""
     return os.path.realpath(path) + ".draft"
 
 

@@ -46,36 +46,36 @@ class InvalidAnswer(Exception):
     """An answer of a host that has an unexpected shape or size."""
 
 
-def sanitized(found: Any, depth: int = MAX_DEPTH) -> Any:
+def sanitized(data: Any, depth: int = MAX_DEPTH) -> Any:
     """Return an answer as data that has only visible characters, small numbers and limited nesting. Raises InvalidText."""
-    if isinstance(found, str):
-        return INVISIBLE.sub(_escaped, found)
-    if isinstance(found, int):
-        return found if found.bit_length() <= MAX_BITS else f"a number of {found.bit_length()} bits"
+    if isinstance(data, str):
+        return INVISIBLE.sub(_escaped, data)
+    if isinstance(data, int):
+        return data if data.bit_length() <= MAX_BITS else f"a number of {data.bit_length()} bits"
     if depth == 0:
         raise InvalidText(f"the answer is nested more than {MAX_DEPTH} levels deep")
-    if isinstance(found, dict):
-        return {sanitized(key, depth - 1): sanitized(value, depth - 1) for key, value in found.items()}
-    if isinstance(found, (list, tuple)):
-        return type(found)(sanitized(entry, depth - 1) for entry in found)
-    if dataclasses.is_dataclass(found) and not isinstance(found, type):
+    if isinstance(data, dict):
+        return {sanitized(key, depth - 1): sanitized(entry, depth - 1) for key, entry in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)(sanitized(entry, depth - 1) for entry in data)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
         # Warnings and errors are dataclasses of Ansible.
-        fields = (field.name for field in dataclasses.fields(found))
-        return dataclasses.replace(found, **{name: indented(sanitized(getattr(found, name), depth - 1)) for name in fields})
-    return found
+        fields = (field.name for field in dataclasses.fields(data))
+        return dataclasses.replace(data, **{name: indented(sanitized(getattr(data, name), depth - 1)) for name in fields})
+    return data
 
 
-def check_size(host: str, module: str, found: Any) -> None:
+def check_size(host: str, module: str, value: Any) -> None:
     """Raise InvalidAnswer if an answer of a module is larger than any valid answer."""
-    left, parts = MAX_CHARACTERS, [found]
-    while parts and left >= 0:
+    remaining, parts = MAX_CHARACTERS, [value]
+    while parts and remaining >= 0:
         part = parts.pop()
-        left -= CHARACTERS_PER_VALUE + (len(part) if isinstance(part, str) else 0)
+        remaining -= CHARACTERS_PER_VALUE + (len(part) if isinstance(part, str) else 0)
         if isinstance(part, dict):
             parts += [*part, *part.values()]
         elif isinstance(part, (list, tuple)):
             parts += part
-    if left < 0:
+    if remaining < 0:
         raise InvalidAnswer(
             f"{host}: the answer of {module} has more than {MAX_CHARACTERS >> 20} MiB, expected less. The answer was not used. "
             "Find out who changed that host"
@@ -87,11 +87,11 @@ def _escaped(match: Match[str]) -> str:
     return "\n" if entry == "\r\n" else "\\" + (f"x{ord(entry):02x}" if ord(entry) < 256 else f"u{ord(entry):04x}")
 
 
-def indented(found: Any) -> Any:
+def indented(value: Any) -> Any:
     """Return text with all lines but the first indented, so that no line looks like output of Ansible."""
-    if isinstance(found, list):
-        return [indented(entry) for entry in found]
-    return re.sub(r"\n(?=[^\s])", "\n  ", found) if isinstance(found, str) else found
+    if isinstance(value, list):
+        return [indented(entry) for entry in value]
+    return re.sub(r"\n(?=[^\s])", "\n  ", value) if isinstance(value, str) else value
 
 
 def line(text: Any) -> str:
@@ -115,7 +115,7 @@ def path_below(directory: str, path: str) -> str:
     """Return the path of a file below a directory. Raises InvalidText for a path that leads out of the directory."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts) or not path.isprintable():
-        raise InvalidText(f"the path is {line(path)[:200]!r}, expected one of a file below the directory of the model")
+        raise InvalidText(f"the path is {line(path)[:200]!r}, expected a file below the directory of the model")
     return os.path.join(directory, *parts)
 
 
@@ -126,9 +126,9 @@ def digest(text: Any) -> str:
     return text
 
 
-def require(found: Mapping[str, Any], *names: str) -> None:
+def require(value: Mapping[str, Any], *names: str) -> None:
     """Raise InvalidText if an answer lacks one of these keys. An empty answer must not count as in sync."""
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in value]
     if missing:
         raise InvalidText(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, expected a complete answer")
 
@@ -152,14 +152,14 @@ _Variables.add_representer(str, _text)
 _Variables.add_representer(Template, lambda dumper, value: dumper.represent_str(str(value)))
 
 
-def variables(found: Dict[str, Any]) -> str:
-    """Return variables as YAML for Ansible, which evaluates a Template only."""
-    return str(yaml.dump(found, Dumper=_Variables, sort_keys=False, width=130, allow_unicode=True))
+def variables(value: Dict[str, Any]) -> str:
+    """Return variables as YAML for Ansible. Ansible evaluates only texts of type Template."""
+    return str(yaml.dump(value, Dumper=_Variables, sort_keys=False, width=130, allow_unicode=True))
 
 
-def document(found: Dict[str, Any]) -> str:
+def document(value: Dict[str, Any]) -> str:
     """Return data as YAML that nothing evaluates."""
-    return str(yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True))
+    return str(yaml.dump(value, Dumper=_Plain, sort_keys=False, allow_unicode=True))
 
 
 @contextmanager

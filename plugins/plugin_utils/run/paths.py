@@ -17,34 +17,34 @@ COLLECTION = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__fi
 
 def files_of(directory: str) -> Dict[str, bytes]:
     """Return {relative path: content} of all files below a directory. Links are followed. Bytecode is left out."""
-    found = {}
+    contents = {}
     for parent, names, files in trees.walk(directory, follow=True):
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(parent, name)
             with open(path, "rb") as source:
-                found[os.path.relpath(path, directory)] = source.read()
-    return found
+                contents[os.path.relpath(path, directory)] = source.read()
+    return contents
 
 
 def yaml_of(path: str) -> Any:
-    """Return the content of a YAML file. libyaml parses it if present, in a tenth of the time.
+    """Return the content of a YAML file. If libyaml is installed, it parses the file in a tenth of the time.
 
-    Raises OSError, UnicodeDecodeError or yaml.YAMLError if it is invalid or too large.
+    Raises OSError, UnicodeDecodeError or yaml.YAMLError if the file is invalid or too large.
     """
     with open(path, "rb") as source:
         content = source.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise yaml.YAMLError(f"it has more than {MAX_BYTES} bytes")
     try:
-        found = yaml.load(content.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        document = yaml.load(content.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (RecursionError, OverflowError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise
-        # An example is an impossible date.
+        # For example, an impossible date raises ValueError.
         raise yaml.YAMLError(str(error)) from None
-    _check_size(found)
-    return found
+    _check_size(document)
+    return document
 
 
 class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -60,13 +60,13 @@ def own_yaml(path: str) -> Any:
         return yaml.load(source, _PlainLoader)
 
 
-def _check_size(found: Any) -> None:
+def _check_size(document: Any) -> None:
     """Raise yaml.YAMLError if there are too many values or levels. Aliases may expand to more values than memory holds."""
-    left, seen = [(found, 0)], 0
-    while left:
-        value, depth = left.pop()
+    pending, count = [(document, 0)], 0
+    while pending:
+        value, depth = pending.pop()
         parts = list(value.items()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        seen += len(parts)
-        if seen > MAX_VALUES or depth > MAX_DEPTH:
+        count += len(parts)
+        if count > MAX_VALUES or depth > MAX_DEPTH:
             raise yaml.YAMLError(f"it has more than {MAX_VALUES} values or {MAX_DEPTH} levels, with its aliases expanded")
-        left += [(part, depth + 1) for part in parts if isinstance(part, (dict, list, tuple))]
+        pending += [(part, depth + 1) for part in parts if isinstance(part, (dict, list, tuple))]

@@ -19,18 +19,18 @@ NO_TERMINAL = (
     f"{PAUSE} is confirm and no terminal can confirm the rollout, expected a run in a terminal: run it there, or give "
     f"-e {PAUSE}=600 for a pause of seconds."
 )
-# An announcement has the names of all hosts only if there are at most this many
-MOST_NAMES = 20
+# An announcement lists the names of at most this many hosts. Larger rollouts have only the first and last names.
+MAX_NAMES = 20
 # Valid sizes of batches. With other values, Ansible changes all hosts at once or ends with a traceback.
 COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PERCENT = re.compile(r"([1-9][0-9]?|100)%", re.ASCII)
-SECONDS, LONGEST_PAUSE = re.compile(r"[0-9]{1,5}", re.ASCII), 86400
+SECONDS_FORM, MAX_PAUSE = re.compile(r"[0-9]{1,5}", re.ASCII), 86400
 # The size of a batch: a number of hosts, or a percentage of all hosts of the rollout
 Size = Union[int, str]
 
 
 class PlannedHost(NamedTuple):
-    """The plan of a host: the concerns that change, and the bytes of models to transfer, None if unknown."""
+    """The plan of a host: the concerns that change, and the bytes of models to transfer (None if unknown)."""
 
     host: str
     concerns: Sequence[str]
@@ -53,14 +53,14 @@ def parse_serial(value: Any) -> List[Size]:
         with suppress(ValueError):
             value = json.loads(value)
     entries = list(value) if isinstance(value, (list, tuple)) else [value]
-    found = [_size(entry) for entry in entries]
-    wrong = [short(entry, 60) or '""' for entry, size in zip(entries, found) if size is None]
-    if wrong or not entries:
+    sizes = [_size(entry) for entry in entries]
+    invalid = [short(entry, 60) or '""' for entry, size in zip(entries, sizes) if size is None]
+    if invalid or not entries:
         raise Refusal(
-            f"{SERIAL} is {', '.join(wrong) or 'an empty list'}, expected numbers of hosts of 1 or more, or percentages from "
+            f"{SERIAL} is {', '.join(invalid) or 'an empty list'}, expected numbers of hosts of 1 or more, or percentages from "
             '1% to 100%: correct it, such as [1, "25%", "100%"]'
         )
-    return [size for size in found if size is not None]
+    return [size for size in sizes if size is not None]
 
 
 def _size(entry: Any) -> Optional[Size]:
@@ -72,7 +72,7 @@ def _size(entry: Any) -> Optional[Size]:
 
 
 def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
-    """Return the batch sizes of a rollout, which must be equal for all hosts. Return ["100%"] if there is no host.
+    """Return the batch sizes of a rollout, which must be equal for all hosts. Return ["100%"] without hosts.
 
     `values` is {host: sizes}. Raises Refusal if hosts have different sizes.
     """
@@ -91,11 +91,10 @@ def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
 def parse_pause(value: Any) -> str:
     """Return the pause that a value of npufleet_rollout_pause describes: seconds, `confirm` or empty. Raises Refusal."""
     text = str(value).strip()
-    if text in ("", CONFIRM) or (SECONDS.fullmatch(text) and int(text) <= LONGEST_PAUSE):
+    if text in ("", CONFIRM) or (SECONDS_FORM.fullmatch(text) and int(text) <= MAX_PAUSE):
         return "" if text.isdigit() and int(text) == 0 else text
     raise Refusal(
-        f"{PAUSE} is {short(text, 60)}, expected a number of seconds from 0 to {LONGEST_PAUSE}, or {CONFIRM}: correct it, such as "
-        "600"
+        f"{PAUSE} is {short(text, 60)}, expected a number of seconds from 0 to {MAX_PAUSE}, or {CONFIRM}: correct it, such as 600"
     )
 
 
@@ -110,18 +109,18 @@ def longest_pause(values: Iterable[Any]) -> str:
 
 def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
     """Return the batches that Ansible forms with `serial`: each size once, then the last size repeatedly. No batch is empty."""
-    entries, left, found = list(serial), list(hosts), []
-    while left:
+    entries, unassigned, formed = list(serial), list(hosts), []
+    while unassigned:
         entry = entries.pop(0) if len(entries) > 1 else entries[0]
         percent = PERCENT.fullmatch(str(entry))
         size = (int(int(percent[1]) / 100.0 * len(hosts)) or 1) if percent else int(entry)
-        found.append(left[:size])
-        left = left[size:]
-    return found
+        formed.append(unassigned[:size])
+        unassigned = unassigned[size:]
+    return formed
 
 
 def announcement(
-    ahead: Sequence[Sequence[PlannedHost]],
+    remaining: Sequence[Sequence[PlannedHost]],
     durations: Mapping[str, Duration],
     total: int,
     path: Optional[str] = None,
@@ -133,19 +132,19 @@ def announcement(
     with all names, if one was written.
     `pause` is the pause after the first batch: `confirm`, seconds, or empty.
     """
-    hosts = [host for batch in ahead for host in batch]
-    names = "; then ".join(_batch([host.host for host in batch], len(hosts) > MOST_NAMES) for batch in ahead)
+    hosts = [host for batch in remaining for host in batch]
+    names = "; then ".join(_batch([host.host for host in batch], len(hosts) > MAX_NAMES) for batch in remaining)
     changed = ", ".join(dict.fromkeys(concern for host in hosts for concern in host.concerns))
     begins = len(hosts) == total
     action = f"changes {len(hosts)} host{'s' * (len(hosts) != 1)}" if begins else f"continues with {len(hosts)} of {total} hosts"
-    known = sum(host.bytes or 0 for host in hosts)
-    sizes = [f"{known / MIB:.1f} MiB"] if known else []
+    known_bytes = sum(host.bytes or 0 for host in hosts)
+    sizes = [f"{known_bytes / MIB:.1f} MiB"] if known_bytes else []
     sizes += ["files of unknown size"] if any(host.bytes is None for host in hosts) else []
     transfer = " and ".join(sizes) or "nothing"
     waits = "until an operator confirms" if pause == CONFIRM else f"for {pause} s"
-    paused = f", and a pause after the first batch {waits}" if pause and len(ahead) > 1 else ""
+    paused = f", and a pause after the first batch {waits}" if pause and len(remaining) > 1 else ""
     listed = f"; all names: {path}" if path else ""
-    estimate = f"{_estimate(ahead, durations)}{paused}"
+    estimate = f"{_estimate(remaining, durations)}{paused}"
     return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {estimate}{listed}"
 
 
@@ -156,10 +155,10 @@ def _batch(names: Sequence[str], many: bool) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} hosts from {names[0]} to {names[-1]}"
 
 
-def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
+def _estimate(remaining: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
     """Return the estimated duration as text. It adds the duration of the slowest host of each batch."""
     seconds, unknown = 0.0, []
-    for batch in ahead:
+    for batch in remaining:
         slowest = 0.0
         for host in batch:
             last = durations.get(host.host)
@@ -169,25 +168,25 @@ def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Du
                 unknown.append(host.host)
         seconds += slowest
     if unknown:
-        known = f"about {seconds:.0f} s and " if seconds else ""
-        names = ", ".join(unknown) if len(unknown) <= MOST_NAMES else f"{len(unknown)} hosts"
-        return f"{known}an unknown time for {names}, which had no such change yet"
+        known_part = f"about {seconds:.0f} s and " if seconds else ""
+        names = ", ".join(unknown) if len(unknown) <= MAX_NAMES else f"{len(unknown)} hosts"
+        return f"{known_part}an unknown time for {names}, which had no such change yet"
     return f"about {seconds:.0f} s, as the last time"
 
 
-def listing(ahead: Sequence[Sequence[PlannedHost]]) -> str:
+def listing(remaining: Sequence[Sequence[PlannedHost]]) -> str:
     """Return the names of all hosts, a batch on each line."""
-    lines = (f"batch {number}: {', '.join(host.host for host in batch)}\n" for number, batch in enumerate(ahead, 1))
+    lines = (f"batch {number}: {', '.join(host.host for host in batch)}\n" for number, batch in enumerate(remaining, 1))
     return "".join(lines)
 
 
 def read(path: str) -> Dict[str, Duration]:
     """Return {host: duration of its last change}; empty if the record is missing or invalid."""
-    found: Dict[str, Duration] = {}
+    durations: Dict[str, Duration] = {}
     with suppress(OSError, ValueError, TypeError, AttributeError, KeyError), open(path, encoding="utf-8") as source:
         for host, entry in json.load(source).items():
-            found[host] = Duration(float(entry["seconds"]), [str(concern) for concern in entry["concerns"]])
-    return found
+            durations[host] = Duration(float(entry["seconds"]), [str(concern) for concern in entry["concerns"]])
+    return durations
 
 
 def write(path: str, durations: Mapping[str, Duration]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ID by which hosts know this run, and a test whether another run of this machine has ended. Controller only."""
+"""The ID of this run for hosts, and a test whether another run of this machine has ended. Controller only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def has_terminal() -> bool:
 
 
 def _pid_namespace() -> str:
-    """Return machine, boot and namespace of process IDs. In these, a process ID and a start time identify one process."""
+    """Return machine, boot and namespace of process IDs. Within them, a process ID and a start time identify one process."""
     boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     try:
         space = os.readlink("/proc/self/ns/pid")

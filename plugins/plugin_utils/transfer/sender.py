@@ -32,9 +32,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import p
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 # Seconds between two lines of progress
-PROGRESS = 10.0
+PROGRESS_SECONDS = 10.0
 # Seconds between two attempts while another controller transfers to the host
-RETRY = 2.0
+RETRY_SECONDS = 2.0
 # Seconds that rsync on the host waits for the lock
 LOCK_WAIT = 20
 # Seconds without traffic after which rsync ends
@@ -96,7 +96,7 @@ class Sender:
             return self._local(self._routes(missing, origins)) if missing else {}
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-        """Return {digest: origin}, each with `pull` (True if the host fetches it), `source` for messages, and `size` if known."""
+        """Return {digest: origin}. Add `pull` (True if the host fetches the blob), `source` for messages, and `size` if known."""
         options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller)
         bundle = self.variables["model_repository_bundle"]
         in_bundle = download.bundled(bundle) if self.from_controller else {}
@@ -142,10 +142,10 @@ class Sender:
                     f"{self.variables['model_repository_lock_timeout']} s: run again after the end, or raise "
                     "model_repository_lock_timeout"
                 )
-            if time.monotonic() - reported >= PROGRESS:
+            if time.monotonic() - reported >= PROGRESS_SECONDS:
                 reported = time.monotonic()
                 Display().display(f"{self.host}: models: waits for the transfer of {answer['busy']} to this host")
-            time.sleep(RETRY)
+            time.sleep(RETRY_SECONDS)
 
     def _step(self, name: str, routes: Mapping[str, Any], pull: bool = False) -> Dict[str, Any]:
         """Call a step of the module on the host. Secrets are sent only if the host itself fetches the blobs. Raises StoreError."""
@@ -279,8 +279,8 @@ class Sender:
         for digest, entry in sorted(absent.items()):
             files[digest] = path = os.path.join(self.cache, digest)
             partial, lock = path + ".partial", path + ".lock"
-            with open(lock, "w", encoding="utf-8") as held:
-                fcntl.flock(held, fcntl.LOCK_EX)
+            with open(lock, "w", encoding="utf-8") as lock_file:
+                fcntl.flock(lock_file, fcntl.LOCK_EX)
                 if os.path.isfile(path):
                     if os.path.exists(lock):
                         os.unlink(lock)
@@ -316,7 +316,7 @@ class Sender:
 
         The function also renews the time stamp of a file on the host. The stamp shows that a controller is transferring.
         """
-        # rsync uses the connection of the task. Ansible has no public interface for a second one, so private names are used.
+        # rsync uses the connection of the task. Ansible has no public interface for a second connection, so private names are used.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)
@@ -341,29 +341,29 @@ class Sender:
 
     def _watch(self, work: Callable[[], Any], read: Callable[[], Optional[int]], total: Optional[int], arrived: int = 0) -> Any:
         """Run the work in a thread and print its progress. Return the result of the work, or raise its error."""
-        ended: Dict[str, Any] = {}
+        outcome: Dict[str, Any] = {}
         context = contextvars.copy_context()
 
         def body() -> None:
             try:
-                ended["result"] = context.run(work)
+                outcome["result"] = context.run(work)
             except BaseException as error:
-                ended["error"] = error
+                outcome["error"] = error
 
         thread = threading.Thread(target=body, daemon=True)
         pace = Pace(self.host, total, arrived, time.monotonic())
         thread.start()
         while True:
-            thread.join(PROGRESS)
+            thread.join(PROGRESS_SECONDS)
             if not thread.is_alive():
                 break
             done = read()
             if done is not None and thread.is_alive():
                 pace.total = pace.total or self.pull_total
                 Display().display(pace.line(done, time.monotonic()))
-        if "error" in ended:
-            raise ended["error"]
-        return ended["result"]
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["result"]
 
 
 @contextlib.contextmanager

@@ -117,6 +117,6 @@ def test_it_can_be_placed_and_proven() -> None:
     config = parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
     assert [(group.kind, group.count) for group in config.instance_group] == [(config.instance_group[0].KIND_CPU, 1)]
     assert (found["versions"], sorted(found["files"])) == (["1"], ["1/bias.json", "1/model.py", "config.pbtxt"])
-    document = check_files.read_checks(["add"], [inputs.CHECKS], [inputs.GOLDEN], 0)
+    document = check_files.read_checks(["add"], [inputs.CHECKS_DIR], [inputs.GOLDEN_DIR], 0)
     assert document["no_check_file"] == []
     assert [check["name"] for check in document["checks"][0]["checks"]] == ["sum", "largest batch"]

@@ -119,7 +119,7 @@ def checks(*models: str, before: Path | None = None, golden: Path | None = None)
     """The checks of these models; in `before` and `golden` files are looked for first."""
     checks_dirs = [str(before)] if before else []
     golden_dirs = [str(golden)] if golden else []
-    return check_files.read_checks(models, [*checks_dirs, inputs.CHECKS], [*golden_dirs, inputs.GOLDEN], 0)
+    return check_files.read_checks(models, [*checks_dirs, inputs.CHECKS_DIR], [*golden_dirs, inputs.GOLDEN_DIR], 0)
 
 
 def test_every_model_has_a_check_file_without_a_finding() -> None:

@@ -179,7 +179,7 @@ def test_it_can_be_placed_and_proven() -> None:
     config = parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
     assert [(group.kind, group.count) for group in config.instance_group] == [(config.instance_group[0].KIND_CPU, 1)]
     assert config.model_transaction_policy.decoupled
-    document = check_files.read_checks(["stream"], [inputs.CHECKS], [inputs.GOLDEN], 0)
+    document = check_files.read_checks(["stream"], [inputs.CHECKS_DIR], [inputs.GOLDEN_DIR], 0)
     assert document["no_check_file"] == []
     checks = {check["name"]: check for check in document["checks"][0]["checks"]}
     # Cancelling proves something only where it is done more often than the model has room for.

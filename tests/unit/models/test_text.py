@@ -88,7 +88,7 @@ def test_request_that_would_become_too_long_is_refused_before_anything_is_made(m
 
 def test_golden_data_are_this_models(model: Any) -> None:
     """What the check file expects of every request that has to be answered is what the model answers."""
-    document = check_files.read_checks(["text"], [inputs.CHECKS], [inputs.GOLDEN], 0)
+    document = check_files.read_checks(["text"], [inputs.CHECKS_DIR], [inputs.GOLDEN_DIR], 0)
     assert document["no_check_file"] == []
     proven = 0
     for raw in document["checks"][0]["checks"]:

@@ -187,7 +187,7 @@ def test_the_protection_of_an_environment_is_not_taken_away_from_outside(tmp_pat
     assert "The extra variable npufleet_protected is empty" in ran.words
 
 
-@pytest.mark.parametrize("group", run_guard.GROUPS)
+@pytest.mark.parametrize("group", run_guard.PLAYBOOK_GROUPS)
 def test_an_inventory_cannot_say_which_hosts_change(tmp_path: Path, group: str) -> None:
     scenario = {"npu-1": {"plan": MODEL}, "npu-2": {"plan": []}}
     place = tmp_path / "more"

@@ -5,7 +5,7 @@
   npufleet-lint model_repository --release 24.01
   npufleet-lint model_repository --format sarif > findings.sarif
 
-A warning is no failure.
+Warnings do not change the exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import command_line
 
 NAME = "npufleet-lint"
-NEEDED = 'python3 -m pip install "protobuf>=4.25,<7" PyYAML'
+PACKAGES = 'python3 -m pip install "protobuf>=4.25,<7" PyYAML'
 
 
 def parser(formats: List[str]) -> command_line.Parser:
@@ -33,12 +33,12 @@ def parser(formats: List[str]) -> command_line.Parser:
     return command
 
 
-def _work(arguments: Optional[List[str]]) -> int:
+def _lint(arguments: Optional[List[str]]) -> int:
     # The parsers of YAML and protobuf may not be installed.
     try:
         from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import finding, output, repository
     except ImportError as error:
-        raise command_line.CommandError(command_line.USAGE_ERROR, f"{error}. Run {NEEDED}") from None
+        raise command_line.CommandError(command_line.USAGE_ERROR, f"{error}. Run {PACKAGES}") from None
     options = parser(list(output.FORMATS)).parse_args(arguments)
     try:
         row = None
@@ -51,7 +51,7 @@ def _work(arguments: Optional[List[str]]) -> int:
     except Refusal as refusal:
         raise command_line.CommandError(command_line.USAGE_ERROR, "; ".join(refusal.reasons)) from None
     sys.stdout.write(output.FORMATS[options.format](linted.findings))
-    errors = sum(other.severity == finding.ERROR for other in linted.findings)
+    errors = sum(entry.severity == finding.ERROR for entry in linted.findings)
     if options.format in ("text", "github"):
         count = f"{errors} errors, {len(linted.findings) - errors} warnings"
         print(f"{len(linted.models)} models: {count}", file=sys.stderr)
@@ -62,7 +62,7 @@ def _work(arguments: Optional[List[str]]) -> int:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command and return its exit code."""
-    return command_line.run(NAME, lambda: _work(arguments))
+    return command_line.run(NAME, lambda: _lint(arguments))
 
 
 if __name__ == "__main__":

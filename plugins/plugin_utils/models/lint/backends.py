@@ -18,7 +18,7 @@ NEWEST = (999, 0)  # Newer than every version
 
 
 class Backend(NamedTuple):
-    """A backend: its default model file, and the files that can implement the backend, of which the first is the default.
+    """A backend: its default model file, and the files that can implement the backend. The first of these is the default.
 
     `completes` is True if the backend adds the inputs and outputs of the model file to the config.
     """
@@ -33,7 +33,7 @@ def _library(name: str, file: str = "", completes: bool = False, *more: str) -> 
 
 
 # The backends of NVIDIA's images and of this project. python_model.py finds out whether a model.py completes the config.
-ALL: Dict[str, Backend] = dict(
+ALL_BACKENDS: Dict[str, Backend] = dict(
     (
         _library("python", MODEL_PY),
         _library("onnxruntime", "model.onnx", True),
@@ -66,10 +66,10 @@ def triton_version(triton: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in triton.split(".")[:3]) if triton else NEWEST
 
 
-def known(triton: str) -> Tuple[str, ...]:
+def image_backends(triton: str) -> Tuple[str, ...]:
     """Return the names of the backends in images of this Triton version, or in images of all versions for ""."""
     removed = ("tensorflow",) if triton and triton_version(triton) >= NO_TENSORFLOW else ()
-    return tuple(name for name in ALL if name not in removed)
+    return tuple(name for name in ALL_BACKENDS if name not in removed)
 
 
 def platforms(triton: str) -> Dict[str, str]:
@@ -90,38 +90,38 @@ def platforms(triton: str) -> Dict[str, str]:
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
     """Return backend, platform and file name as Triton completes them in a config.
 
-    `name` is the model's name. `names` are the files in the model's first directory by name, which need not be a version.
+    `name` is the name of the model. `names` are the files in its first subdirectory in alphabetical order, which may be no version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
-    kinds = {entry: is_directory(entry) for entry in names}
+    is_directories = {entry: is_directory(entry) for entry in names}
     if not platform and backend in ("", "tensorflow"):
         if file in ("model.savedmodel", "model.graphdef"):
             platform = "tensorflow_" + file.partition(".")[2]
         elif not file:
-            platform = "tensorflow_savedmodel" if kinds.get("model.savedmodel") else platform
-            platform = "tensorflow_graphdef" if kinds.get("model.graphdef") is False else platform
+            platform = "tensorflow_savedmodel" if is_directories.get("model.savedmodel") else platform
+            platform = "tensorflow_graphdef" if is_directories.get("model.graphdef") is False else platform
     if platform in ("tensorflow_savedmodel", "tensorflow_graphdef"):
         return Identity(backend or "tensorflow", platform, file or "model." + platform.partition("_")[2])
     aoti = triton_version(triton) >= TORCH_AOTI
     # (file, backend, True if it may be a directory), in Triton's order
-    order = [("model.plan", "tensorrt", False), ("model.onnx", "onnxruntime", True), ("model.xml", "openvino", True)]
-    order += [("model.pt", "pytorch", False)] + [("model.pt2", "pytorch", False)] * aoti + [(MODEL_PY, "python", True)]
+    candidates = [("model.plan", "tensorrt", False), ("model.onnx", "onnxruntime", True), ("model.xml", "openvino", True)]
+    candidates += [("model.pt", "pytorch", False)] + [("model.pt2", "pytorch", False)] * aoti + [(MODEL_PY, "python", True)]
     if not backend:
         backend = platforms(triton).get(platform, "")
-        for entry, owner, any_kind in order:
-            exists = entry in kinds and (any_kind or not kinds[entry])
+        for entry, owner, any_kind in candidates:
+            exists = entry in is_directories and (any_kind or not is_directories[entry])
             if not backend and (file == entry or (blank and exists)):
                 backend = owner
                 platform = "torch_aoti" if entry == "model.pt2" and blank else platform
     if not backend and blank:
-        # Triton uses the ending of the model's name as the name of a backend.
+        # Triton uses the ending of the name of the model as the name of a backend.
         backend = name.partition(".")[2]
         return Identity(backend, "", f"model.{backend}" if backend else "")
-    completed = {"tensorrt": "tensorrt_plan", "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
-    platform = platform or completed.get(backend, "")
+    default_platforms = {"tensorrt": "tensorrt_plan", "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
+    platform = platform or default_platforms.get(backend, "")
     if not file:
-        file = ALL[backend].file if backend in ("tensorrt", "onnxruntime", "openvino", "pytorch", "python") else ""
+        file = ALL_BACKENDS[backend].file if backend in ("tensorrt", "onnxruntime", "openvino", "pytorch", "python") else ""
         if backend == "pytorch":
             file = "model.pt2" if platform == "torch_aoti" else "" if config.runtime == MODEL_PY else file
     return Identity(backend, platform, file)

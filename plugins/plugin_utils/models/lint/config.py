@@ -22,7 +22,7 @@ CONTROL_SEQUENCE_CORRID = 3
 PYTHON_BACKENDS = ("python", "rbln")
 BFLOAT16_FROM = (2, 49)
 CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
-FOR_NPU = "KIND_MODEL for a model on the NPU, else KIND_CPU"
+EXPECTED_KIND = "KIND_MODEL for a model on the NPU, else KIND_CPU"
 FAILS_REQUESTS = "loads it, and its requests fail"
 
 
@@ -113,9 +113,9 @@ def _instances(model: Model) -> Iterator[Finding]:
                 triton = "refuses the model with --rate-limit=execution_count, and ignores it otherwise"
                 yield model.error("instances", inner, actual, expected, "Write the same in all groups", triton)
         if group.kind not in (KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL):
-            yield model.error("instances", f"{field}.kind", str(group.kind), FOR_NPU, "Change it")
+            yield model.error("instances", f"{field}.kind", str(group.kind), EXPECTED_KIND, "Change it")
         if group.kind == KIND_GPU:
-            yield model.error("npu host", f"{field}.kind", "KIND_GPU", f"{FOR_NPU}, as an NPU host has no GPU", "Change it")
+            yield model.error("npu host", f"{field}.kind", "KIND_GPU", f"{EXPECTED_KIND}, as an NPU host has no GPU", "Change it")
         if group.gpus:
             todo = "Remove it. `npus` in triton_models places a model"
             yield model.error("npu host", f"{field}.gpus", listed(group.gpus), "empty, as an NPU host has no GPU", todo)
@@ -131,13 +131,13 @@ def _instances(model: Model) -> Iterator[Finding]:
 def _tensors(model: Model) -> Iterator[Finding]:
     """Yield the findings about names, data types and shapes of inputs and outputs."""
     tensorrt = model.identity.platform == "tensorrt_plan"
-    seen: Set[Tuple[str, str]] = set()
+    names_seen: Set[Tuple[str, str]] = set()
     for side, field, tensor in model.tensors():
         if not tensor.name:
             yield model.missing("tensor", f"{field}.name", "a name")
-        elif (side, tensor.name) in seen:
+        elif (side, tensor.name) in names_seen:
             yield model.warning("tensor", f"{field}.name", f"{tensor.name} again", "a unique name", "Rename one of them")
-        seen.add((side, tensor.name))
+        names_seen.add((side, tensor.name))
         # auto_complete_config may add the missing fields.
         if not (tensor.data_type and tensor.dims) and completes(model):
             continue
@@ -235,10 +235,10 @@ def _preferred(model: Model, batcher: str, sizes: Any) -> Iterator[Finding]:
     if wrong:
         yield model.error("batch", field, listed(wrong), f"1 to {largest}, the max_batch_size")
     compiled_sizes = _compiled_batches(model)
-    others = [size for size in sizes if size not in compiled_sizes and size not in wrong]
-    if compiled_sizes and others:
+    uncompiled = [size for size in sizes if size not in compiled_sizes and size not in wrong]
+    if compiled_sizes and uncompiled:
         todo = "Choose compiled sizes. The backend pads other batches up to the next compiled size"
-        yield model.warning("batch", field, listed(others), f"some of {listed(compiled_sizes)}, the compiled batches", todo)
+        yield model.warning("batch", field, listed(uncompiled), f"some of {listed(compiled_sizes)}, the compiled batches", todo)
 
 
 def _compiled_batches(model: Model) -> List[int]:
@@ -270,10 +270,10 @@ def _sequences(model: Model) -> Iterator[Finding]:
             yield from _control(model, inner, kind, control)
     if batcher.HasField("oldest"):
         yield from _preferred(model, "sequence_batching.oldest", batcher.oldest.preferred_batch_size)
-    share = batcher.direct.minimum_slot_utilization
+    utilization = batcher.direct.minimum_slot_utilization
     # Triton accepts NaN.
-    if share < 0 or share > 1:
-        yield model.error("sequence", "sequence_batching.direct.minimum_slot_utilization", f"{share:g}", "0 to 1")
+    if utilization < 0 or utilization > 1:
+        yield model.error("sequence", "sequence_batching.direct.minimum_slot_utilization", f"{utilization:g}", "0 to 1")
 
 
 def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Finding]:

@@ -17,8 +17,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 
-# Bytes of one element. The length of a string has 4 bytes.
-SIZES = {
+# Bytes of one element. A string begins with its length in 4 bytes.
+ELEMENT_BYTES = {
     **dict.fromkeys(("TYPE_BOOL", "TYPE_UINT8", "TYPE_INT8"), 1),
     **dict.fromkeys(("TYPE_UINT16", "TYPE_INT16", "TYPE_FP16", "TYPE_BF16"), 2),
     **dict.fromkeys(("TYPE_UINT32", "TYPE_INT32", "TYPE_FP32", "TYPE_STRING"), 4),
@@ -58,14 +58,14 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
             inner = f"{field}.inputs[{name}]"
             yield from _data(model, inner, data, "warmup", data.input_data_file)
             if name in inputs:
-                yield from _like(model, rule, inner, data, inputs[name], "input")
+                yield from _compare(model, rule, inner, data, inputs[name], "input")
             elif inputs and name not in controls:
                 expected, todo = f"one of {listed(sorted(inputs))}", with_suggestion(name, inputs, "Correct the name, or remove it")
                 yield model.warning(rule, inner, name, expected, todo, "passes the backend an input that no request has")
 
 
-def _like(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: str) -> Iterator[Finding]:
-    """Yield the errors of data whose data type or shape differs from that of its tensor."""
+def _compare(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: str) -> Iterator[Finding]:
+    """Yield the errors of data with another data type or shape than its tensor."""
     if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
         actual, expected = schema.enum_name(data, "data_type"), f"{schema.enum_name(tensor, 'data_type')}, as the {owner}"
         yield model.error(rule, f"{field}.data_type", actual, expected)
@@ -90,7 +90,10 @@ def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> It
             actual, expected = f"{name}, which does not exist", f"a file below {directory}/"
             yield model.error(rule, f"{field}.{key}", actual, expected, "Add the file, or correct its name")
         elif schema.enum_name(entry, "data_type") != "TYPE_STRING" and min(entry.dims, default=0) >= 0:
-            length, needed = _length(model, path), SIZES.get(schema.enum_name(entry, "data_type"), 0) * math.prod(entry.dims)
+            length, needed = (
+                _length(model, path),
+                ELEMENT_BYTES.get(schema.enum_name(entry, "data_type"), 0) * math.prod(entry.dims),
+            )
             if length is not None and length < needed:
                 actual, expected = f"{name} of {length} bytes", f"{needed} bytes for its data type and dims"
                 yield model.error(rule, f"{field}.{key}", actual, expected, "Correct one of them")
@@ -126,15 +129,15 @@ def _states(model: Model) -> Iterator[Finding]:
             actual, expected = f"{state.input_name} again", "one initial state for each input"
             yield model.error("sequence", f"{field}.input_name", actual, expected)
         names.append(state.input_name)
-        first, inner = state.initial_state[0], f"{field}.initial_state[0]"
-        if not first.name:
+        initial, inner = state.initial_state[0], f"{field}.initial_state[0]"
+        if not initial.name:
             yield model.missing("sequence", f"{inner}.name", "a name")
-        yield from _like(model, "sequence", inner, first, state, "state")
-        yield from _data(model, inner, first, "initial_state", first.data_file)
+        yield from _compare(model, "sequence", inner, initial, state, "state")
+        yield from _data(model, inner, initial, "initial_state", initial.data_file)
 
 
 def _batch_io(model: Model) -> Iterator[Finding]:
-    """Yield the errors of tensors that Triton makes from a whole batch, and of those that it splits."""
+    """Yield the errors of batch inputs, which Triton computes from a whole batch, and of batch outputs, which it splits."""
     config, rule = model.config, "batch data"
     names = {side: [tensor.name for tensor in getattr(config, side)] for side in ("input", "output")}
     for side in ("batch_input", "batch_output"):
@@ -152,11 +155,11 @@ def _batch_io(model: Model) -> Iterator[Finding]:
                 actual = schema.enum_name(entry, "data_type")
                 yield model.error(rule, f"{field}.data_type", actual, f"one of {listed(BATCH_TYPES)}", "Change it")
             targets = list(entry.target_name) if side == "batch_output" else []
-            for key, tensors, known in (("source_input", sources, names["input"]), ("target_name", targets, names["output"])):
+            for key, tensors, allowed in (("source_input", sources, names["input"]), ("target_name", targets, names["output"])):
                 for number, name in enumerate(tensors):
                     inner = f"{field}.{key}[{number}]"
-                    if name not in known:
-                        todo = with_suggestion(name, known, "Correct the name")
-                        yield model.error(rule, inner, name, f"one of {listed(known)}", todo)
+                    if name not in allowed:
+                        todo = with_suggestion(name, allowed, "Correct the name")
+                        yield model.error(rule, inner, name, f"one of {listed(allowed)}", todo)
                     elif key == "target_name" and name in tensors[:number]:
                         yield model.error(rule, inner, f"{name} again", "each target once", "Remove one of them")

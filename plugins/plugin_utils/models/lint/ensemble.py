@@ -15,7 +15,7 @@ RULE = "ensemble"
 
 
 class StepLocation(NamedTuple):
-    """The place in which the models of all steps have to be (`name`), and what to do if one is missing (`todo`), for messages."""
+    """Texts for messages: the place of the models of all steps (`name`), and the next step for a missing model (`todo`)."""
 
     name: str
     todo: str
@@ -48,19 +48,23 @@ def check(
     models: Mapping[str, Model], unread: Collection[str], location: StepLocation, refused: AbstractSet[str]
 ) -> Iterator[Finding]:
     """Yield the findings about the ensembles among the models. `refused` are models that Triton refuses for other reasons."""
-    own: Dict[str, List[Finding]] = {name: list(_own(model, models, unread, location)) for name, model in models.items()}
-    wrong = set(refused) | {name for name, findings in own.items() if any(finding.severity == ERROR for finding in findings)}
-    broken, more = set(wrong), set(wrong)
-    while more:
+    findings_of: Dict[str, List[Finding]] = {
+        name: list(_ensemble_findings(model, models, unread, location)) for name, model in models.items()
+    }
+    with_errors = set(refused) | {
+        name for name, findings in findings_of.items() if any(finding.severity == ERROR for finding in findings)
+    }
+    refused_models, further = set(with_errors), set(with_errors)
+    while further:
         # Triton refuses an ensemble if it refuses the model of a step.
-        more = {name for name, model in models.items() if broken & _step_names(model)} - broken
-        broken |= more
+        further = {name for name, model in models.items() if refused_models & _step_names(model)} - refused_models
+        refused_models |= further
     for name, model in models.items():
-        yield from own[name]
-        if name in wrong:
+        yield from findings_of[name]
+        if name in with_errors:
             continue
         for index, step in enumerate(model.config.ensemble_scheduling.step):
-            if step.model_name in broken and step.model_name != name:
+            if step.model_name in refused_models and step.model_name != name:
                 actual, expected = f"{step.model_name}, which Triton refuses", "a step that Triton loads"
                 yield model.error(RULE, f"ensemble_scheduling.step[{index}].model_name", actual, expected, "Correct that model")
 
@@ -69,7 +73,9 @@ def _step_names(model: Model) -> AbstractSet[str]:
     return {step.model_name for step in model.config.ensemble_scheduling.step}
 
 
-def _own(model: Model, models: Mapping[str, Model], unread: Collection[str], location: StepLocation) -> Iterator[Finding]:
+def _ensemble_findings(
+    model: Model, models: Mapping[str, Model], unread: Collection[str], location: StepLocation
+) -> Iterator[Finding]:
     """Yield the findings about one ensemble."""
     if model.config.HasField("ensemble_scheduling"):
         yield from _steps(model, models, unread, location)
@@ -111,7 +117,7 @@ def _flow(model: Model) -> Iterator[Finding]:
     steps = model.config.ensemble_scheduling.step
     inputs = [tensor.name for tensor in model.config.input]
     writers: Dict[str, str] = dict.fromkeys(inputs, "the ensemble's input")
-    read = {tensor for step in steps for tensor in step.input_map.values()}
+    read_tensors = {tensor for step in steps for tensor in step.input_map.values()}
     for index, step in enumerate(steps):
         for output, tensor in sorted(step.output_map.items()):
             field = f"ensemble_scheduling.step[{index}].output_map[{output}]"
@@ -121,7 +127,7 @@ def _flow(model: Model) -> Iterator[Finding]:
                 yield make(RULE, field, f"{tensor}, as is {writers[tensor]}", "a tensor that only this step writes", "Rename it")
             writers.setdefault(tensor, f"the output of step {step.model_name}")
     outputs = [tensor.name for tensor in model.config.output]
-    for side, verb, used, tensors in (("input", "reads", read, inputs), ("output", "writes", writers, outputs)):
+    for side, verb, used, tensors in (("input", "reads", read_tensors, inputs), ("output", "writes", writers, outputs)):
         for index, name in enumerate(tensors):
             if name not in used:
                 actual, expected = f"{name}, which no step {verb}", f"a tensor that a step {verb}"
@@ -133,11 +139,11 @@ def _flow(model: Model) -> Iterator[Finding]:
                 actual, expected = f"{tensor}, which nothing writes", f"one of {listed(sorted(writers))}"
                 yield model.error(RULE, f"{field}.input_map[{name}]", actual, expected, "Correct the name")
         for name, tensor in sorted(step.output_map.items()):
-            if tensor not in read and tensor not in outputs:
+            if tensor not in read_tensors and tensor not in outputs:
                 actual, expected = f"{tensor}, which nothing reads", "a tensor that a step reads, or an output"
                 yield model.error(RULE, f"{field}.output_map[{name}]", actual, expected, "Remove it")
-    # Tensors without a writer, which are reported above, count as available.
-    waiting = _in_order(steps, {*inputs, *(read - set(writers))})[1]
+    # Tensors without a writer are reported above. They count as available.
+    waiting = _in_order(steps, {*inputs, *(read_tensors - set(writers))})[1]
     if waiting:
         actual = f"circular: {listed(step.model_name for _index, step in waiting)} wait for each other"
         yield model.error(RULE, "ensemble_scheduling.step", actual, "an order in which the steps can run", "Correct their maps")
@@ -152,12 +158,12 @@ def _in_order(steps: Sequence[Any], available: Collection[str]) -> Tuple[List[Tu
     ready, waiting = set(available), list(enumerate(steps))
     ordered: List[Tuple[int, Any]] = []
     while True:
-        able = [entry for entry in waiting if set(entry[1].input_map.values()) <= ready]
-        if not able:
+        runnable = [entry for entry in waiting if set(entry[1].input_map.values()) <= ready]
+        if not runnable:
             return ordered, waiting
-        ordered += able
-        ready |= {tensor for _index, step in able for tensor in step.output_map.values()}
-        waiting = [entry for entry in waiting if entry not in able]
+        ordered += runnable
+        ready |= {tensor for _index, step in runnable for tensor in step.output_map.values()}
+        waiting = [entry for entry in waiting if entry not in runnable]
 
 
 def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
@@ -167,26 +173,28 @@ def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]
     for _side, _field, entry in model.tensors():
         tensors.setdefault(entry.name, _port(model.name, entry, batched, True))
     for index, step in enumerate(model.config.ensemble_scheduling.step):
-        other = models.get(step.model_name)
-        if other is None:
+        step_model = models.get(step.model_name)
+        if step_model is None:
             continue
         for side in ("input", "output"):
-            known = {tensor.name: tensor for tensor in getattr(other.config, side)}
+            step_tensors = {tensor.name: tensor for tensor in getattr(step_model.config, side)}
             mapped = getattr(step, f"{side}_map")
             field = f"ensemble_scheduling.step[{index}].{side}_map"
             # The backend or a model.py may add the tensors to the config when Triton loads the model.
-            if not known and (completes(other) or other.backend == "rbln" or other.backend not in backends.ALL):
+            if not step_tensors and (
+                completes(step_model) or step_model.backend == "rbln" or step_model.backend not in backends.ALL_BACKENDS
+            ):
                 continue
-            for name, entry in known.items():
+            for name, entry in step_tensors.items():
                 if side == "input" and name not in mapped and not entry.optional:
                     actual, expected = f"without {name}", f"a map of every input that {step.model_name} needs"
                     yield model.error(RULE, field, actual, expected, "Map it")
             for name, tensor in sorted(mapped.items()):
-                if name not in known:
-                    expected = f"one of {listed(known)}, the {side}s of {step.model_name}"
+                if name not in step_tensors:
+                    expected = f"one of {listed(step_tensors)}, the {side}s of {step.model_name}"
                     yield model.error(RULE, f"{field}[{name}]", name, expected, "Correct the name")
                     continue
-                port = _port(step.model_name, known[name], other.config.max_batch_size > 0, False)
+                port = _port(step.model_name, step_tensors[name], step_model.config.max_batch_size > 0, False)
                 first = tensors.setdefault(tensor, port)
                 if not port.fits(first):
                     yield model.error(RULE, f"{field}[{name}]", f"{tensor} as {port}", str(first), "Make both equal")
@@ -201,8 +209,8 @@ def _port(owner: str, tensor: Any, batched: bool, reshaped: bool) -> TensorPort:
 def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     """Yield the errors of steps and outputs that combine tensors of different decoupled steps.
 
-    All inputs of a step must depend on the same decoupled step, or none may depend on one. The same applies to the ensemble's
-    outputs. Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
+    All inputs of a step must depend on the same decoupled step, or no input may depend on a decoupled step. The same applies to the
+    outputs of the ensemble. Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
     """
     steps = model.config.ensemble_scheduling.step
     # {tensor: index of the last decoupled step that it depends on, None if it depends on no decoupled step}
@@ -217,9 +225,9 @@ def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
         decoupled = _decoupled(step.model_name, models, ())
         for tensor in step.output_map.values():
             origin.setdefault(tensor, index if decoupled else next(iter(sources), None))
-    ends = {origin[entry.name] for entry in model.config.output if entry.name in origin}
-    if len(ends) > 1:
-        actual, expected = _origins(steps, ends), f"outputs of one decoupled step, {because}"
+    output_origins = {origin[entry.name] for entry in model.config.output if entry.name in origin}
+    if len(output_origins) > 1:
+        actual, expected = _origins(steps, output_origins), f"outputs of one decoupled step, {because}"
         yield model.error(RULE, "output", actual, expected, "Change the maps")
 
 
@@ -230,7 +238,7 @@ def _origins(steps: Sequence[Any], sources: Collection[Optional[int]]) -> str:
 
 
 def _decoupled(name: str, models: Mapping[str, Model], above: Tuple[str, ...]) -> bool:
-    """Return True if a model may respond several times. The steps of an ensemble decide, not its own config."""
+    """Return True if a model may respond several times. For an ensemble, the configs of its steps decide."""
     model = models.get(name)
     if model is None or name in above:
         return False

@@ -36,9 +36,11 @@ def check(model: Model) -> Iterator[Finding]:
     if model.backend != "python" and not model.python_runtime:
         return
     for key in sorted(parameters):
-        for known in (ENVIRONMENT, CPU_ONLY):
-            if key not in (ENVIRONMENT, CPU_ONLY) and nearest(key, [known]):
-                yield model.warning("files", f"parameters[{key}]", key, known, f"Did you mean {known}? Rename it", effects.IGNORES)
+        for option in (ENVIRONMENT, CPU_ONLY):
+            if key not in (ENVIRONMENT, CPU_ONLY) and nearest(key, [option]):
+                yield model.warning(
+                    "files", f"parameters[{key}]", key, option, f"Did you mean {option}? Rename it", effects.IGNORES
+                )
     if ENVIRONMENT in parameters and parameters[ENVIRONMENT].string_value:
         yield from _environment(model, parameters[ENVIRONMENT].string_value)
     if CPU_ONLY in parameters and parameters[CPU_ONLY].string_value not in ("yes", "no"):
@@ -71,14 +73,14 @@ def _environment(model: Model, path: str) -> Iterator[Finding]:
     flaw = None if outside else _environment_flaw(path)
     if flaw:
         problem, expected, triton = flaw
-        shown = os.path.normpath(inner.lstrip("/")) if inner else "the model's directory"
-        yield model.error("files", field, f"{shown}, {problem}", expected, "Add it, or correct the path", triton)
+        text = os.path.normpath(inner.lstrip("/")) if inner else "the model's directory"
+        yield model.error("files", field, f"{text}, {problem}", expected, "Add it, or correct the path", triton)
     elif _leaves_model(inner):
         yield _outside(model, field, inner)
 
 
 def _leaves_model(path: str) -> bool:
-    """Return True if a path leaves the model's directory at any point, even if it returns to the directory."""
+    """Return True if a part of a path leaves the directory of the model, even if a later part returns to it."""
     depth = 0
     for part in path.split("/"):
         depth += -1 if part == ".." else part not in ("", ".")
@@ -97,7 +99,7 @@ def _outside(model: Model, field: str, inner: str) -> Finding:
 
 
 def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:
-    """Return (the problem of an environment, what is expected, the effect on Triton), or None."""
+    """Return (the problem of an environment, the expected environment, the effect on Triton), or None."""
     if not os.path.exists(path):
         return "which does not exist", "an archive or a directory in the model", effects.REFUSES
     if os.path.isdir(path):
@@ -112,7 +114,7 @@ def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:
 
 
 def _archive_flaw(path: str) -> Optional[Tuple[str, str, str]]:
-    """Return the flaw of a file that is no archive, or that is an archive without ACTIVATE, or None."""
+    """Return the flaw of a file, or None. The file must be an archive with ACTIVATE in it."""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"

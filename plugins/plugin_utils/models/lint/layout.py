@@ -42,7 +42,7 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _directories(model: Model) -> Iterator[Finding]:
-    """Yield the findings about directories that Triton counts as an unexpected version, or not as a version."""
+    """Yield the findings about directories that Triton reads as another version, or as no version."""
     rule, served = "version directory", model.served()
     for name in model.directories:
         number = directory_version(name)
@@ -57,11 +57,13 @@ def _directories(model: Model) -> Iterator[Finding]:
         elif name != str(number) or number < 0:
             actual = f"a directory that Triton reads as version {number}"
             expected, todo = "a plain number, or a name without digits at its beginning", "Rename it, or remove it"
-            real = str(number) in model.directories and number >= 0
-            if number in served and not real and _reads_files(model):
+            has_directory = str(number) in model.directories and number >= 0
+            if number in served and not has_directory and _reads_files(model):
                 yield model.file_error(rule, name, actual, expected, todo, _effect_of_missing(model))
             else:
-                triton = f"reads {number}/ for that version" if real else f"counts it as version {number} and reads {number}/"
+                triton = (
+                    f"reads {number}/ for that version" if has_directory else f"counts it as version {number} and reads {number}/"
+                )
                 yield model.file_warning(rule, name, actual, expected, todo, triton)
 
 
@@ -91,7 +93,7 @@ def _policy(model: Model) -> Iterator[Finding]:
     field = f"version_policy.{kind}" if kind else "version_policy"
     if not served and (versions or model.has_all_files):
         actual = f"a policy that selects none of versions {listed(versions)}" if versions else "without a version directory"
-        names = {backend.file for backend in backends.ALL.values()}
+        names = {backend.file for backend in backends.ALL_BACKENDS.values()}
         misplaced = sorted(path for path in model.files if path in names)
         if misplaced:
             todo = f"Move {listed(misplaced)} into a version directory, such as 1/"
@@ -142,7 +144,7 @@ def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
     if is_compiled and python_model.is_pointer(python_model.content(model, full) or b""):
         yield model.file_error("files", full, "a pointer of Git LFS", "the compiled file", "Fetch it: git lfs pull")
     owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(os.path.basename(path))[1])
-    unknown = not model.ensemble and model.backend not in backends.ALL
+    unknown = not model.ensemble and model.backend not in backends.ALL_BACKENDS
     reads_python = unknown or model.backend == "python" or model.config.runtime == backends.MODEL_PY
     if path == CONFIG:
         actual, expected = "a config that Triton does not read there", f"the config beside the version, as {model.name}/{CONFIG}"
@@ -159,8 +161,8 @@ def _backend_file(model: Model) -> str:
         return ""
     if model.identity.file and model.backend != "vllm":
         return model.identity.file
-    known = backends.ALL.get(model.backend)
-    return backends.MODEL_PY if model.config.runtime == backends.MODEL_PY else known.file if known else ""
+    backend = backends.ALL_BACKENDS.get(model.backend)
+    return backends.MODEL_PY if model.config.runtime == backends.MODEL_PY else backend.file if backend else ""
 
 
 def _needs_file(model: Model) -> bool:

@@ -21,9 +21,9 @@ MIN_VERSION, MAX_VERSION = -(2**63), 2**63 - 1
 class Model:
     """A config and the files of its model.
 
-    `files` and `directories`, which include empty directories, are paths below `directory`. `listing` is set if the model is linted
-    without an inventory. `complete` is False if the inventory may add files, such as compiled files. `file` is the path of the
-    config: config.pbtxt, or a variant below configs/.
+    `files` and `directories` are paths below `directory`. `directories` includes empty directories. `listing` is set if the model
+    is linted without an inventory. `complete` is False if the inventory may add files, such as compiled files. `file` is the path
+    of the config: config.pbtxt, or a variant below configs/.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class Model:
         self.config = config
         self.text = text
         self.files = frozenset(files)
-        self.all_directories = {path[:at] for path in files for at, letter in enumerate(path) if letter == "/"} | set(directories)
+        self.all_directories = {path[:position] for path in files for position, letter in enumerate(path) if letter == "/"} | set(
+            directories
+        )
         self.directories = sorted(path for path in self.all_directories if "/" not in path)
         self.special_files = listing.others if listing else {}
         # Paths whose content is outside the repository
@@ -68,7 +70,7 @@ class Model:
         return Finding(self.name, path, self._line(field), field, actual, expected, todo, ERROR, rule, triton)
 
     def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = effects.LOADS) -> Finding:
-        """Return a warning about the config. Triton serves the model, but the setting is hardly intended."""
+        """Return a warning about the config. Triton serves the model, but the setting is probably a mistake."""
         return self.error(rule, field, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def missing(self, rule: str, field: str, expected: str, todo: str = "Add it") -> Finding:
@@ -128,8 +130,8 @@ class Model:
         """True if the backend is a Python program, which is in the model or in the image."""
         if self.config.runtime:
             return bool(self.config.runtime == backends.MODEL_PY)
-        known = backends.ALL.get(self.backend)
-        return bool(known and known.runtimes[0] == backends.MODEL_PY)
+        backend = backends.ALL_BACKENDS.get(self.backend)
+        return bool(backend and backend.runtimes[0] == backends.MODEL_PY)
 
     @property
     def has_all_files(self) -> bool:

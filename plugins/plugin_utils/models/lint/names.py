@@ -42,14 +42,14 @@ def _model(model: Model) -> Iterator[Finding]:
 
 
 def _own_libraries(model: Model) -> Set[str]:
-    """Return the names of the libraries in those directories of the model where Triton looks for a backend."""
+    """Return the names of the libraries in the directories of the model where Triton looks for a backend."""
     directories = ["", *(model.versions()[version] for version in model.served())]
     return {os.path.basename(path) for path in model.files if path.endswith(".so") and os.path.dirname(path) in directories}
 
 
 def _backend(model: Model) -> Iterator[Finding]:
     """Yield the findings about a backend that is neither in NVIDIA's images nor in the model."""
-    name, known = model.backend, backends.known(model.triton)
+    name, backend_names = model.backend, backends.image_backends(model.triton)
     library = f"libtriton_{name}.so"
     if model.ensemble or not name:
         return
@@ -58,17 +58,17 @@ def _backend(model: Model) -> Iterator[Finding]:
         if model.readable(path) and not _is_elf(os.path.join(model.directory, path)):
             yield model.file_error("backend", path, "no library", "the backend's library", "Build it again")
         return
-    if name in known:
+    if name in backend_names:
         return
     elsewhere = [path for path in sorted(model.files) if os.path.basename(path) == library]
     if elsewhere:
         expected = "the library beside config.pbtxt or in a served version, where Triton looks for it"
         yield model.file_error("backend", elsewhere[0], "where Triton does not look", expected, "Move it")
         return
-    expected = f"one of {listed(known)}, or another one of your image"
-    suggestion = nearest(name, known)
+    expected = f"one of {listed(backend_names)}, or another one of your image"
+    suggestion = nearest(name, backend_names)
     field = "backend" if model.config.backend else "platform"
-    if name in backends.ALL and model.row:
+    if name in backends.ALL_BACKENDS and model.row:
         actual = f"{name}, which images of release {model.row.name} do not have"
         yield model.error("backend", field, actual, expected, "Serve the model with another backend")
     elif suggestion:
@@ -88,8 +88,8 @@ def _is_elf(path: str) -> bool:
 
 def platform_todo(name: str, triton: str) -> str:
     """Return the next step for a platform that Triton does not know."""
-    known = backends.known(triton)
-    suggestion = name if name in known else nearest(name, known)
+    backend_names = backends.image_backends(triton)
+    suggestion = name if name in backend_names else nearest(name, backend_names)
     if suggestion:
         return f'Write backend: "{suggestion}" instead of platform'
     return with_suggestion(name, [*backends.platforms(triton), backends.ENSEMBLE], 'Add the backend, such as backend: "rbln"')
@@ -100,7 +100,9 @@ def _runtime(model: Model) -> Iterator[Finding]:
     runtime, name = model.config.runtime, model.backend
     if not runtime or model.ensemble or runtime in _own_libraries(model):
         return
-    runtimes = backends.ALL[name].runtimes if name in backends.ALL else (f"libtriton_{name}.so", backends.MODEL_PY)
+    runtimes = (
+        backends.ALL_BACKENDS[name].runtimes if name in backends.ALL_BACKENDS else (f"libtriton_{name}.so", backends.MODEL_PY)
+    )
     if runtime not in runtimes:
         todo = f"Did you mean {runtimes[0]}? Write it, or remove the field, which has the same effect"
         yield model.error("backend", "runtime", runtime, f"{' or '.join(runtimes)}, the file of backend {name}", todo)

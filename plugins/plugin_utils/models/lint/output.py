@@ -39,17 +39,17 @@ def github(findings: Sequence[Finding]) -> str:
     return "".join(lines)
 
 
-def _data(words: str) -> str:
-    return words.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def _data(value: str) -> str:
+    return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(words: str) -> str:
-    return _data(words).replace(":", "%3A").replace(",", "%2C")
+def _property(value: str) -> str:
+    return _data(value).replace(":", "%3A").replace(",", "%2C")
 
 
 def sarif(findings: Sequence[Finding]) -> str:
     """Return a SARIF document with one run of the linter."""
-    rules = list(dict.fromkeys(other.rule for other in findings))
+    rules = list(dict.fromkeys(entry.rule for entry in findings))
     results = []
     for finding in findings:
         # GitHub shows only results with a line. Therefore a finding about a whole file gets line 1.
@@ -64,8 +64,8 @@ def sarif(findings: Sequence[Finding]) -> str:
                 "locations": [{"physicalLocation": location, "logicalLocations": [{"fullyQualifiedName": name}]}],
             }
         )
-    described = [{"id": _id(rule), "shortDescription": {"text": f"Triton model repository: {rule}"}} for rule in rules]
-    run = {"tool": {"driver": {"name": TOOL, "rules": described}}, "results": results}
+    rule_entries = [{"id": _id(rule), "shortDescription": {"text": f"Triton model repository: {rule}"}} for rule in rules]
+    run = {"tool": {"driver": {"name": TOOL, "rules": rule_entries}}, "results": results}
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
@@ -75,16 +75,16 @@ def _id(rule: str) -> str:
 
 def _artifact(path: str) -> Dict[str, Any]:
     """Return a path in the form of SARIF. The root of the source is the current directory."""
-    shown = relative(path)
+    relative_path = relative(path)
     # The path may have any encoding.
-    uri = urllib.parse.quote(os.fsencode(shown))
-    return {"uri": f"file://{uri}"} if os.path.isabs(shown) else {"uri": uri, "uriBaseId": "%SRCROOT%"}
+    uri = urllib.parse.quote(os.fsencode(relative_path))
+    return {"uri": f"file://{uri}"} if os.path.isabs(relative_path) else {"uri": uri, "uriBaseId": "%SRCROOT%"}
 
 
 def relative(path: str) -> str:
     """Return a path relative to the current directory, or the absolute path if it is outside this directory."""
-    shown = os.path.relpath(path)
-    return os.path.abspath(path) if shown.split(os.sep, maxsplit=1)[0] == os.pardir else shown
+    relative_path = os.path.relpath(path)
+    return os.path.abspath(path) if relative_path.split(os.sep, maxsplit=1)[0] == os.pardir else relative_path
 
 
 FORMATS: Dict[str, Callable[[Sequence[Finding]], str]] = {"text": text, "json": as_json, "github": github, "sarif": sarif}

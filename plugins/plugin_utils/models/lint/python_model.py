@@ -20,7 +20,7 @@ CLASS = "TritonPythonModel"
 POINTER_START, MAX_POINTER_BYTES = b"version https://git-lfs", 1024
 FAILS = "starts the model's process, which ends, and refuses the model"
 MAX_BYTES = 1 << 20  # A larger file is not read
-# Expressions of which Python may not evaluate each part
+# Expressions with parts that Python may not evaluate
 CONDITIONAL = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.Compare)
 EXIT_CALLS = ("exit", "quit", "sys.exit", "os._exit")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -28,7 +28,7 @@ Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 def _error(model: Model, path: str, actual: str, expected: str, todo: str, line: Optional[int] = None) -> Finding:
-    """Return an error of a model.py, because of which the model's process ends when it starts."""
+    """Return an error of a model.py with which the process of the model ends at its start."""
     return model.file_error(RULE, path, actual, expected, todo, FAILS)._replace(line=line)
 
 
@@ -93,8 +93,8 @@ def image_python(model: Model) -> Optional[python_source.Version]:
 
 def completes(model: Model) -> bool:
     """Return True if the backend or the model's model.py may add inputs and outputs to the config."""
-    known = backends.ALL.get(model.backend)
-    if known and known.completes:
+    defined = backends.ALL_BACKENDS.get(model.backend)
+    if defined and defined.completes:
         return True
     program = model.identity.file or backends.MODEL_PY
     for version in model.served():
@@ -106,8 +106,8 @@ def completes(model: Model) -> bool:
 
 def writes_config(model: Model) -> bool:
     """Return True if the model's backend can create the config of a model that has no config.pbtxt."""
-    known = backends.ALL.get(model.backend)
-    return model.backend == "python" or model.python_runtime or bool(known and known.completes)
+    defined = backends.ALL_BACKENDS.get(model.backend)
+    return model.backend == "python" or model.python_runtime or bool(defined and defined.completes)
 
 
 def _parser_error(model: Model, path: str, error: BaseException) -> Finding:
@@ -142,21 +142,21 @@ def _always_raises(node: ast.stmt) -> bool:
 def _undefined(tree: ast.Module) -> Iterator[ast.Name]:
     """Yield the undefined names that Python evaluates whenever it imports the module."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    known = {*_bound_names(tree.body), *dir(builtins), "__file__", "__path__", "__builtins__", "__annotations__"}
-    known |= {node.id for node in names if not isinstance(node.ctx, ast.Load)}
-    if "*" in known or known & {"globals", "exec", "vars"} & {node.id for node in names}:
+    defined = {*_bound_names(tree.body), *dir(builtins), "__file__", "__path__", "__builtins__", "__annotations__"}
+    defined |= {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    if "*" in defined or defined & {"globals", "exec", "vars"} & {node.id for node in names}:
         return
     for node in tree.body:
         if isinstance(node, (ast.Expr, ast.Assign)):
-            read = [node.value]
+            expressions = [node.value]
         elif isinstance(node, ast.ClassDef):
-            read = [*node.bases, *node.decorator_list]
+            expressions = [*node.bases, *node.decorator_list]
         elif isinstance(node, FUNCTIONS):
-            read = list(node.decorator_list)
+            expressions = list(node.decorator_list)
         else:
             continue
-        for value in read:
-            yield from (inner for inner in _always_evaluated(value) if isinstance(inner, ast.Name) and inner.id not in known)
+        for value in expressions:
+            yield from (inner for inner in _always_evaluated(value) if isinstance(inner, ast.Name) and inner.id not in defined)
 
 
 def _always_evaluated(node: ast.AST) -> Iterator[ast.AST]:
@@ -175,8 +175,8 @@ def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Findi
         actual = f"a module without {CLASS} because of `{ast.unparse(last)}`"
         yield _error(model, path, actual, f"a class {CLASS}", "Remove the line", last.lineno)
     if CLASS not in names and "*" not in names:
-        near = next((name for name in names if name.lower().replace("_", "") == CLASS.lower()), "")
-        todo = f"Did you mean {near}? Rename it" if near else "Write the class, or import it by this name"
+        similar = next((name for name in names if name.lower().replace("_", "") == CLASS.lower()), "")
+        todo = f"Did you mean {similar}? Rename it" if similar else "Write the class, or import it by this name"
         yield _error(model, path, f"a module without {CLASS}", "a class of that name, with a method execute", todo)
     for node in (element for element in tree.body if isinstance(element, ast.ClassDef)):
         if node.name != CLASS or node.keywords or node.decorator_list:
@@ -211,7 +211,7 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
     names = [name for statement in node.body for name in _bound_names([statement])]
     for name, call in TRITON_CALLS.items():
         method = methods.get(name)
-        # The linter cannot tell which of several bindings of a name counts.
+        # The linter cannot tell which of several bindings of a name applies.
         if method is None or names.count(name) > 1:
             continue
         kinds = [decorator.id if isinstance(decorator, ast.Name) else "" for decorator in method.decorator_list]
@@ -271,7 +271,7 @@ def _returns_a_constant(method: Function) -> bool:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function without those of its inner functions and classes."""
+    """Yield the nodes of a function, except the nodes of inner functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
@@ -285,7 +285,7 @@ def _bound_or_deleted(node: ast.stmt) -> List[str]:
 
 
 def _bound_names(body: List[ast.stmt]) -> List[str]:
-    """Return the names that statements bind, including nested ones such as `if` and `try`. `from m import *` binds "*"."""
+    """Return the names that statements bind, also in the blocks of `if` and `try`. `from m import *` binds "*"."""
     names: List[str] = []
     for node in body:
         # Names that are bound inside a class or a function are not names of the module.

@@ -35,27 +35,27 @@ class Program(NamedTuple):
 def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
     """Return the program as the image's Python would parse it. Without `image`, use this Python or 3.12. Raises ERRORS."""
     rewritten = False
-    here = sys.version_info[:2]
+    running = sys.version_info[:2]
     with warnings.catch_warnings():
         # Python's warnings about escapes in strings are not findings of the linter.
         warnings.simplefilter("ignore")
         try:
-            tree = ast.parse(raw, feature_version=image if image and image < here else here)
+            tree = ast.parse(raw, feature_version=image if image and image < running else running)
             # The compiler finds further errors, such as `return` outside a function.
             compile(tree, "model.py", "exec", dont_inherit=True)
         except SyntaxError:
             # A newer Python in the image may accept the program.
-            if here >= NEW_SYNTAX or (image or NEW_SYNTAX) < NEW_SYNTAX:
+            if running >= NEW_SYNTAX or (image or NEW_SYNTAX) < NEW_SYNTAX:
                 raise
-            older, rewritten = _older(_text(raw)), True
+            rewritten_text, rewritten = _without_new_syntax(_text(raw)), True
             try:
-                tree = ast.parse(older)
+                tree = ast.parse(rewritten_text)
                 compile(tree, "model.py", "exec", dont_inherit=True)
             except ERRORS:
-                older = ""
-            if not older:
+                rewritten_text = ""
+            if not rewritten_text:
                 raise
-    if image and image < NEW_SYNTAX <= here:
+    if image and image < NEW_SYNTAX <= running:
         line = next(_new_strings(_text(raw)), 0)
         if line:
             raise SyntaxError("f-string with its own quotes, a backslash or a comment inside", ("model.py", line, 0, ""))
@@ -68,7 +68,7 @@ def _text(raw: bytes) -> str:
     return raw.decode(encoding, "replace")
 
 
-def _older(text: str) -> str:
+def _without_new_syntax(text: str) -> str:
     """Return a program without the syntax of 3.12 and with the same line numbers."""
     plain = "".join(part for part, _line, _new in _parts(text))
     plain = TYPE.sub(r"\1\2 = ", plain)

@@ -31,7 +31,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK, listing, walk
 
 STEP_LOCATION = StepLocation("in the repository", "Add it, or correct the name")
-VARIANTS = "configs"
+VARIANTS_DIRECTORY = "configs"
 
 
 class Linted(NamedTuple):
@@ -71,16 +71,16 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
     models: Dict[str, Model] = {}
     for name, paths in sorted(by_name.items()):
         for directory in paths:
-            own = list(_duplicates(name, directory, paths))
+            model_findings = list(_duplicates(name, directory, paths))
             # Triton does not see a broken link.
             if os.path.exists(os.path.join(directory, CONFIG)):
-                model, more = _read(name, directory, row)
-                own += [*more, *_caches(name, directory)]
+                model, read_findings = _read(name, directory, row)
+                model_findings += [*read_findings, *_caches(name, directory)]
                 if model:
                     models.setdefault(name, model)
             else:
-                own += _without_config(name, directory, row)
-            findings += own if not only or name in only else []
+                model_findings += _without_config(name, directory, row)
+            findings += model_findings if not only or name in only else []
     refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
     together = check_together(models, [name for name in by_name if name not in models], STEP_LOCATION, refused)
     findings += [finding for finding in together if not only or finding.model in only]
@@ -89,9 +89,9 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
 
 def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model], List[Finding]]:
     """Return (a model or None, the findings about the model and about the variants of its config)."""
-    main: Optional[Model] = None
+    main_model: Optional[Model] = None
     content = listing(directory, os.path.dirname(directory))
-    # layout.py reports broken links directly in the model's directory, which Triton refuses as well as the store.
+    # layout.py reports broken links directly in the directory of the model, because Triton refuses them, too.
     reported = {os.path.join(directory, path) for path, kind in content.others.items() if kind == BROKEN_LINK and "/" not in path}
     problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in reported]
     findings = store_errors(name, problems)
@@ -101,20 +101,20 @@ def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model
     record, record_findings = _record(name, directory, content.files)
     findings += record_findings
     for file in [CONFIG, *(path for path in content.files if _is_variant(path) and path not in content.outside)]:
-        config, text, own = schema.read(os.path.join(directory, file), name)
+        config, text, model_findings = schema.read(os.path.join(directory, file), name)
         if config is not None:
             model = Model(name, directory, config, text, content.files, content.directories, record, False, file, content, row)
-            own += check(model, row)
-            main = model if file == CONFIG else main
-        findings += own if file == CONFIG else _of_variant(own, file)
-    return main, findings
+            model_findings += check(model, row)
+            main_model = model if file == CONFIG else main_model
+        findings += model_findings if file == CONFIG else _variant_findings(model_findings, file)
+    return main_model, findings
 
 
 def _is_variant(path: str) -> bool:
-    return os.path.dirname(path) == VARIANTS and path.endswith(".pbtxt")
+    return os.path.dirname(path) == VARIANTS_DIRECTORY and path.endswith(".pbtxt")
 
 
-def _of_variant(findings: Sequence[Finding], file: str) -> List[Finding]:
+def _variant_findings(findings: Sequence[Finding], file: str) -> List[Finding]:
     """Return the findings about the file of a variant. The main config has the same findings about other files."""
     condition = f", if it starts with --model-config-name={os.path.basename(file)[: -len('.pbtxt')]}"
     return [finding._replace(triton=finding.triton + condition) for finding in findings if finding.file.endswith(file)]
@@ -146,11 +146,11 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
     content = listing(directory, os.path.dirname(directory))
     kind, _since = schema.load()
     model = Model(name, directory, kind(), "", content.files, content.directories, None, True, CONFIG, content, row)
-    inner, misnamed = _models_in(directory), _misnamed_configs(directory)
+    inner_models, misnamed = _models_in(directory), _misnamed_configs(directory)
     if name.startswith(".") or name == "lost+found":
         actual, todo = "a directory that is no model", "Move it out of the repository"
-    elif inner:
-        actual, todo = f"a directory of models, {listed(inner)}", "Name this directory as the repository"
+    elif inner_models:
+        actual, todo = f"a directory of models, {listed(inner_models)}", "Name this directory as the repository"
     elif misnamed:
         actual, todo = f"a directory with {listed(misnamed)} and no {CONFIG}", f"Rename {misnamed[0]} to {CONFIG}"
     else:

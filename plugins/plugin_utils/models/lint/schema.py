@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton's schema of config.pbtxt: the parsed config, the Triton that introduced each field, and the line of each field.
 
-The schema is that of the newest Triton. A field that the release's Triton does not know is thus a finding, not a syntax error.
+The schema is from the newest Triton. So a field that the Triton of the release does not know is a finding, and no syntax error.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.sugges
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import decoded, printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-FILE = os.path.join(COLLECTION, "files/schemas/model_config.json")
+SCHEMA_FILE = os.path.join(COLLECTION, "files/schemas/model_config.json")
 ROOT = "inference.ModelConfig"
 
 
 @cache
 def load() -> Tuple[Any, Mapping[str, str]]:
-    """Return (the class ModelConfig, {message.field: first Triton that knows the field} of fields that the oldest one lacks)."""
+    """Return (the class ModelConfig, {message.field: first Triton with the field}), without fields that every Triton has."""
     try:
         from google.protobuf import descriptor_pool, message_factory
     except ImportError:
         raise Refusal("the controller has no protobuf. Run `pip install -r requirements.txt`") from None
-    with open(FILE, encoding="utf-8") as source:
+    with open(SCHEMA_FILE, encoding="utf-8") as source:
         document = json.load(source)
     # The default pool may already have another version of the same file, which tritonclient has registered.
     pool = descriptor_pool.DescriptorPool()
@@ -46,8 +46,8 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
 
     `path` is the path of the file, and `name` the model's name. The first finding has the message of Triton's parser.
     """
-    kind, _since = load()
-    parsed = texts.parse(text, kind())
+    config_class, _since = load()
+    parsed = texts.parse(text, config_class())
     findings = []
     for problem in parsed.problems:
         expected, todo = "the text of a ModelConfig of Triton", problem.todo or "Correct the line"
@@ -72,7 +72,7 @@ def unknown(text: str, triton: str) -> List[Tuple[texts.SourceField, str, str]]:
     results: List[Tuple[texts.SourceField, str, str]] = []
     for field in source_fields(text):
         name = field.name if field.name in newer else field.value
-        # Fields inside an unknown field need no finding of their own.
+        # A field inside an unknown field needs no separate finding.
         inner = tuple(f"{other.path}{mark}" for other, _name, _since in results for mark in ".[")
         if name in newer and not field.path.startswith(inner):
             results.append((field, name, ".".join(newer[name].split(".")[:2])))
@@ -81,8 +81,8 @@ def unknown(text: str, triton: str) -> List[Tuple[texts.SourceField, str, str]]:
 
 def source_fields(text: str) -> List[texts.SourceField]:
     """Return the fields of a text in their order, up to the first text that cannot be parsed."""
-    kind, _since = load()
-    return texts.parse(text, kind()).fields
+    config_class, _since = load()
+    return texts.parse(text, config_class()).fields
 
 
 def enum_name(message: Any, field: str) -> str:

@@ -29,9 +29,9 @@ SYNONYMS = {
 }
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return the nearest known word, or "". Case and a missing prefix, such as TYPE_, do not matter."""
-    words = list(known)
+    words = list(candidates)
     prefix = words[-1].partition("_")[0] + "_" if len(words) > 1 else ""
     prefix = prefix if all(entry.startswith(prefix) for entry in words) else ""
     for form in (word, word.upper(), word.lower(), prefix + word.upper()):
@@ -44,7 +44,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return lower[matches[0]] if matches else ""
 
 
-def with_suggestion(word: str, known: Iterable[str], todo: str) -> str:
+def with_suggestion(word: str, candidates: Iterable[str], todo: str) -> str:
     """Return the next step for an unknown word, after a suggestion if a known word is near."""
-    suggestion = nearest(word, known)
+    suggestion = nearest(word, candidates)
     return f"Did you mean {suggestion}? {todo}" if suggestion else todo

@@ -110,8 +110,8 @@ class _Parser(Tokenizer):
         self.next()
         return word
 
-    def field(self, message: Any, known: Any, prefix: str, counts: Dict[str, int]) -> None:
-        """Read one field. `message` and its descriptor `known` are None inside an unknown field."""
+    def field(self, message: Any, descriptor: Any, prefix: str, counts: Dict[str, int]) -> None:
+        """Read one field. Inside an unknown field, `message` and `descriptor` are None."""
         while self.token.text == "/" and self.text[self.token.end : self.token.end + 1] == "/":
             # Skip the rest of the line.
             self.at = (self.text + "\n").find("\n", self.at)
@@ -119,7 +119,7 @@ class _Parser(Tokenizer):
             if self.token.text in ("", *CLOSING.values()):
                 return
         line = self.token.line
-        owner = known.full_name if known is not None else prefix.rstrip(".")
+        owner = descriptor.full_name if descriptor is not None else prefix.rstrip(".")
         if self.take("["):
             word = self.identifier()
             while self.take("."):
@@ -128,9 +128,9 @@ class _Parser(Tokenizer):
             self.unknown(f'Extension "{word}" is not defined or is not an extension of "{owner}".', prefix + word, word, line)
             return
         word = self.identifier()
-        field = known.fields_by_name.get(word) if known is not None else None
+        field = descriptor.fields_by_name.get(word) if descriptor is not None else None
         if field is None:
-            known_words = tuple(known.fields_by_name) if known is not None else ()
+            known_words = tuple(descriptor.fields_by_name) if descriptor is not None else ()
             self.unknown(f'Message type "{owner}" has no field named "{word}".', prefix + word, word, line, known_words)
             return
         repeated, nested = is_repeated(field), field.message_type is not None
@@ -140,18 +140,18 @@ class _Parser(Tokenizer):
             self.take(":")
         elif not self.repaired("=", 'Expected ":", found "=".', "", "Write : instead"):
             self.need(":")
-        many = repeated and self.take("[")
-        while not (many and self.take("]")):
+        is_list = repeated and self.take("[")
+        while not (is_list and self.take("]")):
             index = counts[word] = counts.get(word, -1) + 1
             path = f"{prefix}{word}[{index}]" if repeated else prefix + word
-            at = self.token.line if many else line
+            at = self.token.line if is_list else line
             if repeated and not index:
                 self.fields.append(SourceField(prefix + word, line, name_of(field), ""))
             if nested:
                 self.nested(message, field, path, f"{prefix}{word}", at)
             else:
                 self.fields.append(SourceField(path, at, name_of(field), self.scalar(message, field, path)))
-            if not many or self.take("]"):
+            if not is_list or self.take("]"):
                 break
             self.need(",")
             if self.repaired("]", _no_value(field, "]"), "a comma after the last entry of a list", "Remove it"):
@@ -159,21 +159,21 @@ class _Parser(Tokenizer):
         self.take(";", ",")
 
     def once(self, message: Any, field: Any, line: int, again: bool) -> None:
-        """Report a field that is set again, or whose oneof has another field that is set."""
+        """Report a field that is set again, or that is in a oneof with another set field."""
         choice = field.containing_oneof
         # The key and the value of a map's entry count as set even if they are empty.
-        if _present(message, field) or (again and field.containing_type.GetOptions().map_entry):
+        if _is_set(message, field) or (again and field.containing_type.GetOptions().map_entry):
             self.problems.append(SyntaxProblem(line, f'Non-repeated field "{field.name}" is specified multiple times.'))
         elif choice is not None and message.WhichOneof(choice.name):
             other = f'field "{message.WhichOneof(choice.name)}", another member of oneof "{choice.name}".'
             self.problems.append(SyntaxProblem(line, f'Field "{field.name}" is specified along with {other}'))
 
     def nested(self, message: Any, field: Any, path: str, name: str, line: int) -> None:
-        """Read one message of a field. `path` contains the index of the message, `name` is the path without it."""
+        """Read one message of a field. `path` contains the index of the message. `name` is the path without this index."""
         end = self.open_message()
         self.fields.append(SourceField(path, line, name_of(field), ""))
         entry = field.message_type.GetOptions().map_entry
-        inner = _new(field) if entry else getattr(message, field.name)
+        inner = _new_entry(field) if entry else getattr(message, field.name)
         if not entry and is_repeated(field):
             inner = inner.add()
         elif not entry:
@@ -332,8 +332,8 @@ class _Parser(Tokenizer):
 
 def is_repeated(field: Any) -> bool:
     """Return True if a field may be repeated. Old versions of protobuf have only `label`, protobuf 7 only `is_repeated`."""
-    known = getattr(field, "is_repeated", None)
-    return bool(field.label == field.LABEL_REPEATED if known is None else known)
+    flag = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if flag is None else flag)
 
 
 def name_of(descriptor: Any) -> str:
@@ -341,7 +341,7 @@ def name_of(descriptor: Any) -> str:
     return str(descriptor.full_name.partition(".")[2])
 
 
-def _present(message: Any, field: Any) -> bool:
+def _is_set(message: Any, field: Any) -> bool:
     """Return True if C++ counts a field as set. For a field without presence, any value other than the default counts."""
     if field.has_presence:
         return bool(message.HasField(field.name))
@@ -351,7 +351,7 @@ def _present(message: Any, field: Any) -> bool:
     return bool(value)
 
 
-def _new(field: Any) -> Any:
+def _new_entry(field: Any) -> Any:
     from google.protobuf import message_factory
 
     return message_factory.GetMessageClass(field.message_type)()

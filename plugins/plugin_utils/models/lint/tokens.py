@@ -9,7 +9,7 @@ import unicodedata
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 SPACE, COMMENT = re.compile(r"[ \t\n\v\f\r]+"), re.compile(r"#[^\n\0]*\n?")
-CONTROLS, FOREIGN = re.compile(r"[\0-\x1f]+"), re.compile(r"[^\0-\x7f]+")
+CONTROLS, NON_ASCII = re.compile(r"[\0-\x1f]+"), re.compile(r"[^\0-\x7f]+")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HEXADECIMAL, OCTAL = re.compile(r"0[xX]([0-9a-fA-F]*)"), re.compile(r"0([0-9]+)")
 DECIMAL = re.compile(r"(?:\.[0-9]+|[0-9]+(\.[0-9]*)?)(?:([eE])[+-]?([0-9]*))?([fF]?)")
@@ -87,18 +87,18 @@ class Tokenizer:
         while True:
             blank = SPACE.match(self.text, self.at) or COMMENT.match(self.text, self.at)
             controls = CONTROLS.match(self.text, self.at)
-            foreign = FOREIGN.match(self.text, self.at)
+            non_ascii = NON_ASCII.match(self.text, self.at)
             if blank:
                 self._skip(blank.end())
             elif controls:
                 self.report("Invalid control characters encountered in text.", todo="Remove them")
                 self._skip(controls.end())
-            elif foreign:
+            elif non_ascii:
                 # protobuf makes a token of each of these bytes. This parser skips them, so that it can read the rest.
-                byte = foreign.group().encode("utf-8", "surrogateescape")[0]
+                byte = non_ascii.group().encode("utf-8", "surrogateescape")[0]
                 todo = "Remove it, or write an ASCII character"
-                self.report(f"Interpreting non ascii codepoint {byte}.", _character_name(foreign.group()[0]), todo)
-                self._skip(foreign.end())
+                self.report(f"Interpreting non ascii codepoint {byte}.", _character_name(non_ascii.group()[0]), todo)
+                self._skip(non_ascii.end())
             else:
                 break
         start, line = self.at, self.line
