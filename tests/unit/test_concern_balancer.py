@@ -68,6 +68,13 @@ def test_servers_have_the_addresses_and_ports_of_their_hosts() -> None:
     assert found["model"] == "digits"
 
 
+def test_ports_of_the_balancer_itself_are_not_those_of_the_pool() -> None:
+    # lb1 also serves models, at other ports.
+    config = desired(npufleet_http_port=9000, npufleet_grpc_port=9005)["config"]
+    assert "server npu1 192.0.2.1:8000 check" in config
+    assert "server npu1 192.0.2.1:8001 proto h2" in config
+
+
 def test_the_health_check_is_the_first_request_of_the_check_file() -> None:
     (line,) = [line for line in desired()["config"].splitlines() if "http-check send" in line]
     body = json.loads(line.partition(" body '")[2].removesuffix("'"))

@@ -116,7 +116,8 @@ def test_targets_come_from_the_inventory() -> None:
 
 
 def test_scraped_group_and_port_are_variables() -> None:
-    wanted = desired(proof=True, monitoring_scrape_group="edge", npufleet_metrics_port=9999, monitoring_prometheus_port="9091")
+    edge = {"groups": {"edge": ["edge1"]}, "hostvars": {"edge1": {"npufleet_metrics_port": "9999"}}}
+    wanted = desired(proof=True, monitoring_scrape_group="edge", monitoring_prometheus_port="9091", **edge)
     assert json.loads(wanted["targets"][TARGETS_FILE]) == [{"targets": ["edge1:9999"], "labels": {"host": "edge1"}}]
     assert (wanted["port"], wanted["proof"]) == (9091, True)
 
@@ -412,6 +413,20 @@ def test_exporter_of_cards_is_local_or_a_gateway() -> None:
 def test_metrics_of_triton_are_scraped_at_their_own_address() -> None:
     own = with_facts(npu1={"triton_server_metrics_listen_address": "10.9.0.1"})
     assert targets(hostvars=own)["triton"] == {"npu1": "10.9.0.1:8002", "npu2": "10.0.0.2:8002"}
+
+
+def test_addresses_of_the_monitoring_host_are_not_those_of_other_hosts() -> None:
+    # ops1 is also a load balancer and an NPU host, with an address and ports of its own.
+    own = {
+        "npufleet_metrics_port": 9002,
+        "triton_server_metrics_listen_address": "10.9.0.5",
+        "load_balancer_metrics_address": "10.9.0.5:9405",
+    }
+    groups = {"npu_hosts": ["npu1", "ops1"], "load_balancer_hosts": ["lb2", "ops1"]}
+    found = targets(**own, groups=groups, hostvars=with_facts(ops1=own))
+    assert found["triton"] == {"npu1": "10.0.0.1:8002", "ops1": "10.9.0.5:9002"}
+    # By default, the metrics of a load balancer are on its loopback.
+    assert found["balancer"] == {"ops1": "10.9.0.5:9405"}
 
 
 def test_proxy_in_front_of_the_metrics_has_its_own_port() -> None:

@@ -23,6 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_c
     render,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import variable_of
 
 # The state of the servers is saved whenever HAProxy loads its configuration or stops. With `-`, a failed save is ignored.
 DROP_IN = """# Written by npufleet
@@ -187,7 +188,7 @@ def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) 
 def _server(variables: Mapping[str, Any], host: str) -> Server:
     facts = variables["hostvars"][host]
     address = str(facts.get("npufleet_address") or facts.get("ansible_host") or host).strip("[]")
-    ports = (int(facts.get(name) or variables[name]) for name in ("npufleet_http_port", "npufleet_grpc_port"))
+    ports = (int(variable_of(variables, host, name)) for name in ("npufleet_http_port", "npufleet_grpc_port"))
     return Server(host, address, *ports)
 
 

@@ -13,6 +13,7 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS, MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import variable_of
 
 # Port of the vendor's daemon on a host. A gateway queries the daemons of all hosts.
 DAEMON_PORT = 50051
@@ -129,8 +130,8 @@ def _option_reasons(prefix: str, job_options: Mapping[str, Any], allowed: Mappin
                 yield f"{prefix}.{name} is no map, expected {', '.join(allowed[name])}. Write it as a map"
 
 
-def _fact(variables: Mapping[str, Any], host: str, name: str) -> Any:
-    """Return a variable of another host. The default is the value of the monitoring host, which has the defaults of the roles."""
+def _option(variables: Mapping[str, Any], host: str, name: str) -> Any:
+    """Return an option of the role `monitoring` for a host. The default is the value of the monitoring host."""
     return variables["hostvars"][host].get(name, variables[name])
 
 
@@ -153,10 +154,10 @@ def _balancers(variables: Mapping[str, Any]) -> List[str]:
 
 def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in _npu_hosts(variables):
-        listen = _ip(str(_fact(variables, host, "triton_server_metrics_listen_address")))
+        listen = _ip(str(variable_of(variables, host, "triton_server_metrics_listen_address")))
         metrics_address = str(listen) if listen and not listen.is_unspecified and not listen.is_loopback else ""
         # A site may have a proxy with TLS in front of the metrics.
-        port = int(_fact(variables, host, "monitoring_triton_port")) or _fact(variables, host, "npufleet_metrics_port")
+        port = int(_option(variables, host, "monitoring_triton_port")) or variable_of(variables, host, "npufleet_metrics_port")
         yield _target(host, metrics_address or _address(variables, host), port)
 
 
@@ -168,14 +169,14 @@ def _status_hosts(variables: Mapping[str, Any]) -> List[str]:
 
 def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in dict.fromkeys([*_npu_hosts(variables), *_balancers(variables), *_status_hosts(variables)]):
-        if _is_true(_fact(variables, host, "monitoring_node_exporter")):
-            yield _target(host, _address(variables, host), _fact(variables, host, "monitoring_node_port"))
+        if _is_true(_option(variables, host, "monitoring_node_exporter")):
+            yield _target(host, _address(variables, host), _option(variables, host, "monitoring_node_port"))
 
 
 def _balancer(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield the load balancers whose metrics the monitoring host can reach. By default, only the balancer itself can."""
     for host in _balancers(variables):
-        host_part, _colon, port = str(_fact(variables, host, "load_balancer_metrics_address")).rpartition(":")
+        host_part, _colon, port = str(variable_of(variables, host, "load_balancer_metrics_address")).rpartition(":")
         listen = _ip(host_part.strip("[]"))
         if listen is None or (listen.is_loopback and host != variables["inventory_hostname"]):
             continue
@@ -185,14 +186,14 @@ def _balancer(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 def _cards(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     gateway = str(variables["monitoring_cards_gateway"])
     for host in _npu_hosts(variables):
-        if _fact(variables, host, "monitoring_cards") != "exporter":
+        if _option(variables, host, "monitoring_cards") != "exporter":
             continue
         address = _address(variables, host)
         if gateway:
             daemon = netloc(address, DAEMON_PORT)
             yield {"targets": [gateway], "labels": {"__param_target": daemon, "host": host, "instance": daemon}}
         else:
-            yield _target(host, address, _fact(variables, host, "monitoring_cards_port"))
+            yield _target(host, address, _option(variables, host, "monitoring_cards_port"))
 
 
 TARGETS = {"triton": _triton, "node": _node, "balancer": _balancer, "cards": _cards}

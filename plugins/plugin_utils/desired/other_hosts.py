@@ -1,0 +1,31 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of other hosts, which know no defaults of roles."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any, Dict, Mapping
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, own_yaml
+
+# {variable of a host: its role}
+ROLES = {
+    "npufleet_http_port": "common",
+    "npufleet_grpc_port": "common",
+    "npufleet_metrics_port": "common",
+    "triton_server_metrics_listen_address": "triton_server",
+    "load_balancer_metrics_address": "load_balancer",
+}
+
+
+def variable_of(variables: Mapping[str, Any], host: str, name: str) -> Any:
+    """Return a variable of ROLES of any host. The default is that of the role, because the value of this host is its own."""
+    found = variables["hostvars"][host].get(name)
+    return _defaults(ROLES[name])[name] if found is None else found
+
+
+@cache
+def _defaults(role: str) -> Dict[str, Any]:
+    return dict(own_yaml(os.path.join(COLLECTION, "roles", role, "defaults", "main.yml")))
