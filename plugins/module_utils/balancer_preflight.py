@@ -41,9 +41,9 @@ def _listeners(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterato
         if why and address not in missing_addresses:
             missing_addresses.add(address)
             yield f"{name} has {address}, expected an address of this host ({why}). Correct it, or set net.ipv4.ip_nonlocal_bind"
-        by = "" if why else listeners(address).get(port, "")
-        if by and not (actual["owner"] == "npufleet" and _HAPROXY.fullmatch(by)):
-            yield f"port {port} is taken by {by}, expected it free for the load balancer. Stop it, or set another {variable}"
+        user = "" if why else listeners(address).get(port, "")
+        if user and not (actual["owner"] == "npufleet" and _HAPROXY.fullmatch(user)):
+            yield f"port {port} is taken by {user}, expected it free for the load balancer. Stop it, or set another {variable}"
 
 
 def _bind_error(address: str) -> str:

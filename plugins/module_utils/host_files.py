@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Small files and directories of a host: compare them with the desired ones, and write those that differ.
+"""Small files and directories of a host: compare them with the desired state, and write the paths that differ.
 
 On request, the units that read the files are restarted. If a unit does not start, the previous files are restored.
 """

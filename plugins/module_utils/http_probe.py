@@ -67,8 +67,12 @@ def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Op
     `entry` is {"kind": "web" or "image", "name", "address", "user", "proxies", "ca", "todo": the next step for the
     message, and for images "mirror"}. `passwords` is {name of a supplier: password}, so that `entry` has no secret.
     """
-    own = access(entry, passwords.get(entry["name"]))
-    why = measure(entry["address"], own)[1] if entry["kind"] == "web" else image(entry["address"], own, entry.get("mirror"))
+    own_access = access(entry, passwords.get(entry["name"]))
+    why = (
+        measure(entry["address"], own_access)[1]
+        if entry["kind"] == "web"
+        else image(entry["address"], own_access, entry.get("mirror"))
+    )
     return f"{entry['name']} {public_address(entry['address'])}: {why}: {entry['todo']}" if why else None
 
 
@@ -78,10 +82,10 @@ def public_address(address: str) -> str:
     return shown if not has_login(shown) else "an address with a login"
 
 
-def measure(address: str, own: Access) -> Tuple[Optional[int], Optional[str]]:
+def measure(address: str, own_access: Access) -> Tuple[Optional[int], Optional[str]]:
     """Return (size of a page or file, reason why it cannot be downloaded). The size is None if unknown, the reason on success."""
-    status, text, headers = _exchange(address, own)
-    why = status_error(status, text, own.login)
+    status, text, headers = _exchange(address, own_access)
+    why = status_error(status, text, own_access.login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
 
 
@@ -99,36 +103,36 @@ def status_error(status: int, text: str, login: Tuple[str, str]) -> Optional[str
     return None if 200 <= status < 300 else _unreachable(status, text)
 
 
-def image(reference: str, own: Access, mirror: Optional[str] = None) -> Optional[str]:
+def image(reference: str, own_access: Access, mirror: Optional[str] = None) -> Optional[str]:
     """Return the reason why an image is in neither the mirror nor its registry, None if one of them has the image."""
     registry, name, tag = split(reference)
-    mirror_error = _manifest(mirror.rstrip("/"), name, tag, own._replace(login=("", ""))) if mirror else None
+    mirror_error = _manifest(mirror.rstrip("/"), name, tag, own_access._replace(login=("", ""))) if mirror else None
     if mirror and not mirror_error:
         return None
-    why = _manifest(f"https://{registry}", name, tag, own)
+    why = _manifest(f"https://{registry}", name, tag, own_access)
     return f"{why}; at its mirror {public_address(str(mirror))}: {mirror_error}" if why and mirror_error else why
 
 
-def _manifest(base: str, name: str, tag: str, own: Access) -> Optional[str]:
+def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[str]:
     """Return the reason why a registry does not return an image's manifest, None if it does. Gets a token if required."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
-    status, text, headers = _exchange(address, own, accept)
-    used_access = own
+    status, text, headers = _exchange(address, own_access, accept)
+    used_access = own_access
     if status == 401 and headers.get("www-authenticate", "").lower().startswith("bearer"):
         challenge = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', headers["www-authenticate"]))
         realm = challenge.get("realm", "")
         if not realm.startswith("https://"):
             return "the registry's token server has no https address, expected one: no login was sent to it"
         query = urllib.parse.urlencode({key: challenge[key] for key in ("service", "scope") if key in challenge})
-        anonymous = own._replace(login=("", ""))
-        used_access = own if takes_login(base, realm) else anonymous
+        anonymous = own_access._replace(login=("", ""))
+        used_access = own_access if takes_login(base, realm) else anonymous
         status, text, _headers = _exchange(f"{realm}?{query}", used_access, method="GET")
         if status == 200:
             status, text, _headers = _exchange(address, anonymous, {**accept, "Authorization": f"Bearer {_token(text)}"})
     if status in (401, 403):
         # If the login was not sent to a foreign token server, it may still be right. The pull by the engine will show that.
-        return None if used_access != own else _refused(status, own.login)
+        return None if used_access != own_access else _refused(status, own_access.login)
     if status == 404:
         return f"the registry has no {name}:{tag}, expected this image"
     return None if status == 200 else _unreachable(status, text)
@@ -137,11 +141,13 @@ def _manifest(base: str, name: str, tag: str, own: Access) -> Optional[str]:
 def takes_login(registry: str, realm: str) -> bool:
     """Return True if a registry's login may be sent to the token server `realm`: https, and the same host or Docker Hub."""
     try:
-        own, token_server = parse_address(registry), parse_address(realm)
+        registry_parts, realm_parts = parse_address(registry), parse_address(realm)
     except AddressError:
         return False
-    is_docker_hub = own.hostname == DOCKER_HUB and token_server.hostname == DOCKER_HUB_TOKENS
-    return own.scheme == token_server.scheme == "https" and (own.hostname == token_server.hostname or is_docker_hub)
+    is_docker_hub = registry_parts.hostname == DOCKER_HUB and realm_parts.hostname == DOCKER_HUB_TOKENS
+    return registry_parts.scheme == realm_parts.scheme == "https" and (
+        registry_parts.hostname == realm_parts.hostname or is_docker_hub
+    )
 
 
 def split(reference: str) -> Tuple[str, str, str]:
@@ -179,14 +185,14 @@ def _unreachable(status: int, text: str) -> str:
 
 
 def _exchange(
-    address: str, own: Access, headers: Optional[Mapping[str, str]] = None, method: str = "HEAD"
+    address: str, own_access: Access, headers: Optional[Mapping[str, str]] = None, method: str = "HEAD"
 ) -> Tuple[int, str, Mapping[str, str]]:
     """Return (status, body or reason of the failure, {header name in lower case: value}). Status 0 means no response."""
     import urllib.error
     from http.client import HTTPException
 
     try:
-        with send(address, own, headers or {}, method, Budget(TIMEOUT_SECONDS, MAX_RECEIVED)) as answer:
+        with send(address, own_access, headers or {}, method, Budget(TIMEOUT_SECONDS, MAX_RECEIVED)) as answer:
             return answer.status, answer.read(MAX_PAGE).decode("utf-8", "replace"), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
@@ -197,7 +203,7 @@ def _exchange(
         return 0, mask_logins(str(error) or type(error).__name__), {}
 
 
-def send(address: str, own: Access, headers: Mapping[str, str], method: str, budget: Budget) -> Any:
+def send(address: str, own_access: Access, headers: Mapping[str, str], method: str, budget: Budget) -> Any:
     """Send a request, and return urllib's response, which the caller closes. Raises the errors of urllib, and AddressError."""
     # These imports are slow, and most importers of this file send no request.
     import urllib.request
@@ -210,11 +216,11 @@ def send(address: str, own: Access, headers: Mapping[str, str], method: str, bud
     for name, value in headers.items():
         # The target of a redirect must not receive the credentials.
         (request.add_unredirected_header if name == "Authorization" else request.add_header)(name, value)
-    if own.login[0]:
-        credentials = base64.b64encode(":".join(own.login).encode()).decode()
+    if own_access.login[0]:
+        credentials = base64.b64encode(":".join(own_access.login).encode()).decode()
         request.add_unredirected_header("Authorization", "Basic " + credentials)
     try:
-        return open_request(request, _proxies(address, own.proxies), own.ca, budget)
+        return open_request(request, _proxies(address, own_access.proxies), own_access.ca, budget)
     except (InvalidURL, UnicodeError):
         # The address itself is valid, so the address of a proxy or redirect is invalid.
         raise AddressError("the address of a proxy or redirect is invalid, expected http://host:port") from None

@@ -125,9 +125,9 @@ def unreachable_suppliers(suppliers: List[Mapping[str, Any]], passwords: Mapping
     return list(filter(None, (check.supplier_error(entry, passwords) for check, entry in checks)))
 
 
-def download_refusals(downloads: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
+def download_refusals(downloads: Mapping[str, Any], store_state: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
     """Return the reasons why the missing large files cannot be downloaded: sources that fail, and too little free space."""
-    missing = sorted(set(downloads["files"]) & set(here["missing"]))
+    missing = sorted(set(downloads["files"]) & set(store_state["missing"]))
     if not missing:
         return []
     # These imports are slow, and most runs download nothing.
@@ -138,7 +138,7 @@ def download_refusals(downloads: Mapping[str, Any], here: Mapping[str, Any], sec
     options = downloads["fetch_options"]
     sizes: Dict[str, Optional[int]] = {}
     try:
-        in_bundle = download.bundled(downloads["bundle"])
+        in_bundle = download.blobs_in_bundle(downloads["bundle"])
     except download.SourceError as error:
         return [str(error)]
     for digest in missing:
@@ -149,7 +149,7 @@ def download_refusals(downloads: Mapping[str, Any], here: Mapping[str, Any], sec
             sizes[digest] = in_bundle.get(digest, file.get("size")) if skipped else download.size(file, digest, options, secrets)
         except download.SourceError as error:
             reasons.append("model {}: compiled file {}: {}. Correct {}".format(file["model"], file["source"], error, file["todo"]))
-    return reasons + list(filter(None, [blobs.shortage(downloads["root"], here["free"], here["arrived"], sizes)]))
+    return reasons + list(filter(None, [blobs.shortage(downloads["root"], store_state["free"], store_state["arrived"], sizes)]))
 
 
 def _bus_types() -> List[str]:
@@ -270,8 +270,8 @@ def clash(listen: str, bound: str) -> bool:
     if not listen or not bound or listen == bound or bound == "::":
         # A socket at :: may also accept IPv4.
         return True
-    same = (":" in listen) == (":" in bound)
-    return same and (listen in ("0.0.0.0", "::") or bound == "0.0.0.0")
+    same_family = (":" in listen) == (":" in bound)
+    return same_family and (listen in ("0.0.0.0", "::") or bound == "0.0.0.0")
 
 
 def _decode_address(digits: str) -> str:
@@ -332,7 +332,7 @@ def _publishers(listen: str) -> Dict[str, str]:
     }
 
 
-def ports(desired: Mapping[str, Any], taken: Mapping[str, str], published: Mapping[str, str]) -> Iterator[str]:
+def ports(desired: Mapping[str, Any], listening: Mapping[str, str], published: Mapping[str, str]) -> Iterator[str]:
     """Yield a message for each port of the server that another container or process uses."""
     for port, variable in desired["ports"].items():
         by = published.get(port)
@@ -343,8 +343,8 @@ def ports(desired: Mapping[str, Any], taken: Mapping[str, str], published: Mappi
                 f"port {port} is published by container {by}, expected it free. Stop that container, set another {variable}, or "
                 "take over a Triton that was started manually with playbooks/adopt.yml"
             )
-        elif port in taken:
-            yield f"port {port} is taken by {taken[port]}, expected it free. Stop it, or set another {variable}"
+        elif port in listening:
+            yield f"port {port} is taken by {listening[port]}, expected it free. Stop it, or set another {variable}"
 
 
 def _disk_needs(desired: Mapping[str, Any], planned_actions: Set[Tuple[str, str]]) -> Dict[str, int]:

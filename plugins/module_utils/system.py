@@ -22,7 +22,7 @@ _CACHE: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 def untranslated() -> Dict[str, str]:
     """Return an environment in which commands print English messages, because their output is parsed."""
-    # For some programs, such as those in Python, LANGUAGE overrides LC_ALL.
+    # For some programs, such as Python programs, LANGUAGE overrides LC_ALL.
     return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
 
 

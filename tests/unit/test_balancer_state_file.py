@@ -46,13 +46,13 @@ def test_drains_and_weights_are_kept() -> None:
     state = saved(
         row("npufleet_http", "npu1", "192.0.2.1", 8000, admin=8), row("npufleet_grpc", "npu1", "192.0.2.1", 8001, weight=10)
     )
-    found = read_back(state_file.completed(state, CONFIG))
+    found = read_back(state_file.complete_state(state, CONFIG))
     assert found[("npufleet_http", "npu1")] == ("8000", "2", "8", "100")
     assert found[("npufleet_grpc", "npu1")] == ("8001", "2", "0", "10")
 
 
 def test_new_servers_are_down_and_removed_ones_left_out() -> None:
-    found = read_back(state_file.completed(saved(row("npufleet_http", "gone", "192.0.2.7", 8000)), CONFIG))
+    found = read_back(state_file.complete_state(saved(row("npufleet_http", "gone", "192.0.2.7", 8000)), CONFIG))
     assert list(found) == [
         ("npufleet_http", "npu1"),
         ("npufleet_http", "npu2"),
@@ -71,7 +71,7 @@ def test_a_server_that_moved_is_down_at_its_new_port() -> None:
         row("npufleet_http", "npu3", "192.0.2.3", 8000),
         row("npufleet_grpc", "npu1", "192.0.2.1", 8001),
     )
-    found = read_back(state_file.completed(state, CONFIG))
+    found = read_back(state_file.complete_state(state, CONFIG))
     assert found[("npufleet_http", "npu1")] == ("8000", "0", "8", "100")
     assert found[("npufleet_http", "npu2")][1] == "0"
     assert found[("npufleet_http", "npu3")][1] == "2", "HAProxy itself resolves the name"
@@ -82,7 +82,7 @@ def test_a_server_that_moved_is_down_at_its_new_port() -> None:
     "state", ["", "1", "2\n# x\n", "1\n# be_id\n4 a b", "garbage\n\x00", saved("4 npufleet_http 1 npu1 192.0.2.1")]
 )
 def test_a_damaged_state_counts_as_none(state: str) -> None:
-    assert {states[1] for states in read_back(state_file.completed(state, CONFIG)).values()} == {"0"}
+    assert {states[1] for states in read_back(state_file.complete_state(state, CONFIG)).values()} == {"0"}
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_bundle_whole_and_in_part(bundle: Path, tmp_path: Path) -> None:
-    assert subject.bundled(str(bundle)) == {DIGEST: len(CONTENT)}
+    assert subject.blobs_in_bundle(str(bundle)) == {DIGEST: len(CONTENT)}
     origin = {"bundle": str(bundle), "url": "http://nowhere.invalid/"}
     assert subject.size(origin, DIGEST, {}, {}) == len(CONTENT)
     (tmp_path / DIGEST).write_bytes(CONTENT[:4000])
@@ -309,8 +309,8 @@ def test_bundle_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"no tar")
     for path in (tmp_path / "x.tar", tmp_path / "gone", tmp_path):
         with pytest.raises(subject.SourceError, match=f"{path} is no complete bundle .*Correct model_repository_bundle"):
-            subject.bundled(str(path))
-    assert subject.bundled("") == {}
+            subject.blobs_in_bundle(str(path))
+    assert subject.blobs_in_bundle("") == {}
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "bz2", ""])
@@ -326,7 +326,7 @@ def test_a_truncated_bundle_is_told(tmp_path: Path, kind: str, left: float) -> N
         archive.add(tmp_path / "bundle", arcname=".")
     os.truncate(path, int(os.path.getsize(path) * left))
     asks: list[Any] = [
-        lambda: subject.bundled(str(path)),
+        lambda: subject.blobs_in_bundle(str(path)),
         lambda: subject.size({"bundle": str(path)}, digest, {}, {}),
         lambda: subject.fetch({"bundle": str(path)}, digest, str(tmp_path / digest), {}, {}),
     ]

@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load 
     Process,
     Sample,
     Wait,
-    lasting,
+    lasting_waits,
 )
 from helpers import until
 
@@ -44,25 +44,25 @@ def steady(seconds: float, every: float = 1.0, **waits: Any) -> list[Sample]:
 
 
 def test_a_wait_that_lasts_for_the_limit_is_found() -> None:
-    assert lasting(steady(LIMIT), LIMIT, TICKS) == [WAIT]
-    assert lasting(steady(LIMIT - 1), LIMIT, TICKS) == []
+    assert lasting_waits(steady(LIMIT), LIMIT, TICKS) == [WAIT]
+    assert lasting_waits(steady(LIMIT - 1), LIMIT, TICKS) == []
 
 
 def test_every_wait_of_a_server_is_found_at_once() -> None:
-    assert lasting(steady(LIMIT, waits={WAIT: 3, OTHER: 4}), LIMIT, TICKS) == [WAIT, OTHER]
+    assert lasting_waits(steady(LIMIT, waits={WAIT: 3, OTHER: 4}), LIMIT, TICKS) == [WAIT, OTHER]
 
 
 @pytest.mark.parametrize("every", [LIMIT, 60.0])
 def test_few_looks_prove_nothing_however_far_apart(every: float) -> None:
     looks = steady(every * 10, every)
-    assert [lasting(looks[:count], LIMIT, TICKS) for count in (0, 1, 2, 3)] == [[], [], [], []]
-    assert lasting(looks[:4], LIMIT, TICKS) == [WAIT]
+    assert [lasting_waits(looks[:count], LIMIT, TICKS) for count in (0, 1, 2, 3)] == [[], [], [], []]
+    assert lasting_waits(looks[:4], LIMIT, TICKS) == [WAIT]
 
 
 def test_a_single_look_without_the_wait_begins_it_again() -> None:
     looks = steady(LIMIT * 2)
     looks[-3] = Sample(looks[-3].at, {})
-    assert lasting(looks, LIMIT, TICKS) == []
+    assert lasting_waits(looks, LIMIT, TICKS) == []
 
 
 @pytest.mark.parametrize(
@@ -77,29 +77,29 @@ def test_a_single_look_without_the_wait_begins_it_again() -> None:
 )
 def test_a_wait_of_others_is_another_wait(changed: Wait) -> None:
     looks = [*steady(LIMIT - 1), Sample(LIMIT, {changed: 3})]
-    assert lasting(looks, LIMIT, TICKS) == []
+    assert lasting_waits(looks, LIMIT, TICKS) == []
 
 
 def test_a_thread_that_works_does_not_wait() -> None:
     # 5 % of a processor
     looks = [Sample(float(second), {WAIT: second * 5}) for second in range(60)]
-    assert lasting(looks, LIMIT, TICKS) == []
+    assert lasting_waits(looks, LIMIT, TICKS) == []
 
 
 def test_looking_for_messages_is_no_work() -> None:
     looks = [Sample(float(second), {WAIT: second // 10}) for second in range(60)]
-    assert lasting(looks, LIMIT, TICKS) == [WAIT]
+    assert lasting_waits(looks, LIMIT, TICKS) == [WAIT]
 
 
 def test_work_before_the_limit_does_not_count_against_a_wait() -> None:
     looks = [Sample(float(second), {WAIT: min(second, 10) * 100}) for second in range(60)]
-    assert lasting(looks[: 10 + int(LIMIT)], LIMIT, TICKS) == []
-    assert lasting(looks, LIMIT, TICKS) == [WAIT]
+    assert lasting_waits(looks[: 10 + int(LIMIT)], LIMIT, TICKS) == []
+    assert lasting_waits(looks, LIMIT, TICKS) == [WAIT]
 
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_limit_of_zero_finds_nothing(limit: float) -> None:
-    assert lasting(steady(100), limit, TICKS) == []
+    assert lasting_waits(steady(100), limit, TICKS) == []
 
 
 def test_a_history_needs_no_more_samples_than_the_rule() -> None:

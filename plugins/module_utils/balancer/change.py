@@ -124,7 +124,7 @@ class Change:
         desired = self.desired
         with drains.locked():
             all_servers = self.balancer.servers()
-            server = servers.one_of(all_servers, desired.name)
+            server = servers.server_named(all_servers, desired.name)
             records = self._records(all_servers)
             record = records.get(server.name)
             if desired.state is not None and server.state != READY and not drains.may_change(desired.kind, record):
@@ -132,7 +132,7 @@ class Change:
             commands: List[Callable[[], None]] = []
             weight = self._weight(server)
             if weight is not None and server.weights != (weight, weight):
-                commands.append(lambda: self.balancer.weigh(server.name, weight))
+                commands.append(lambda: self.balancer.set_weight(server.name, weight))
             if desired.state == DRAINED:
                 drains_now = not server.idle
                 if drains_now:
@@ -228,7 +228,7 @@ class Change:
         name, changed = self.desired.name, False
         with drains.locked():
             all_servers = self.balancer.servers()
-            server = servers.one_of(all_servers, name)
+            server = servers.server_named(all_servers, name)
             if server.state != READY and not drains.may_change(self.desired.kind, self._records(all_servers).get(name)):
                 return False
             if self.check_mode:

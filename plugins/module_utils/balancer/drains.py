@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME, BalancerError, Runtime, shown
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME, BalancerError, Runtime, one_line
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable, locks
 
 # Directory of both files
@@ -73,7 +73,7 @@ def save_state(home: str, runtime: Runtime) -> None:
     """Save the state of the servers in the file that HAProxy reads when it starts or reloads. Raises BalancerError."""
     state = runtime.command("show servers state")
     if not state.startswith("1\n# "):
-        raise BalancerError(f"HAProxy's answer to `show servers state` is {shown(state)}, expected a table of version 1")
+        raise BalancerError(f"HAProxy's answer to `show servers state` is {one_line(state)}, expected a table of version 1")
     path = os.path.join(home, STATE)
     try:
         durable.write(path, state, 0o600)

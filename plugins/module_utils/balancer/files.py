@@ -13,7 +13,7 @@ DROP_IN = "/etc/systemd/system/haproxy.service.d/50-npufleet.conf"
 CONFIG = "/etc/haproxy/haproxy.cfg"
 # Certificate and key of the balancer, and the authority of the certificates of clients. Only root can read them.
 CERTIFICATE, CLIENT_CA = "/etc/haproxy/npufleet/balancer.pem", "/etc/haproxy/npufleet/clients.pem"
-# The state of the servers, which HAProxy reads when it starts or reloads
+# The file from which HAProxy reads the state of the servers when it starts or reloads
 HOME = "/var/lib/npufleet-balancer"
 STATE = HOME + "/state"
 # The first line of a configuration of this project
@@ -25,7 +25,7 @@ _SERVER = re.compile(r"^    server (\S+) ", re.MULTILINE)
 _DESCRIPTION = re.compile(r"^ *description:? npufleet ([0-9a-f]{16})$", re.MULTILINE)
 
 
-def described(digest: str) -> str:
+def description_line(digest: str) -> str:
     """Return the line that names the digest of a configuration. `show info` of a running HAProxy contains the same line."""
     return f"description npufleet {digest}".rstrip()
 

@@ -33,7 +33,7 @@ COUNTERS = (
     "server_aborts",
 )
 # A window of traffic ends this many seconds before it is read, because HAProxy may still write lines for these seconds. The next
-# window starts where this one ended, so it misses no request and counts none twice.
+# window starts where this one ended, so no request is missed or counted twice.
 MARGIN = 0.05
 
 

@@ -105,10 +105,10 @@ class Runtime:
         """Run a command that answers nothing on success. Raises BalancerError with HAProxy's message."""
         answer = self.command(text).strip()
         if answer:
-            raise BalancerError(f"HAProxy refuses `{text}`: {shown(answer)}")
+            raise BalancerError(f"HAProxy refuses `{text}`: {one_line(answer)}")
 
 
-def shown(text: str) -> str:
+def one_line(text: str) -> str:
     """Return the start of an answer as one printable line, for messages."""
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * MAX_SHOWN]).split())
     return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
@@ -165,7 +165,7 @@ def parse_stat(text: str) -> List[StatRow]:
         if fields["type"] == "2" and fields["# pxname"] in BACKENDS.values():
             counters = [_count(fields[name], "show stat") for name in _COUNTERS]
             in_flight = _count(fields["scur"], "show stat") + _count(fields["qcur"], "show stat")
-            status = shown(fields["status"])
+            status = one_line(fields["status"])
             found.append(StatRow(fields["# pxname"], _name(fields["svname"]), status, in_flight, *counters))
     return found
 
@@ -174,7 +174,7 @@ def parse_state(text: str) -> List[StateRow]:
     """Return the servers of `show servers state`. Raises BalancerError if the table is damaged."""
     lines = [line.split(" ") for line in text.strip("\n").split("\n")]
     if lines[0] != ["1"]:
-        raise BalancerError(f"HAProxy's answer to `show servers state` is {shown(text)}, expected a table of version 1")
+        raise BalancerError(f"HAProxy's answer to `show servers state` is {one_line(text)}, expected a table of version 1")
     columns = ("be_name", "srv_name", "srv_op_state", "srv_admin_state", "srv_uweight", "srv_iweight")
     rows = _rows(iter(lines[1:]))
     header = _header([name for name in next(rows, []) if name != "#"], columns, "show servers state")
@@ -194,15 +194,15 @@ def parse_info(text: str, now: float) -> ProcessInfo:
     fields = dict(line.split(": ", 1) for line in text.split("\n")[:MAX_ROWS] if ": " in line)
     missing = [name for name in ("Pid", "Version", "Uptime_sec") if name not in fields]
     if missing:
-        raise BalancerError(f"HAProxy's answer to `show info` has no {missing[0]}: {shown(text)}")
+        raise BalancerError(f"HAProxy's answer to `show info` has no {missing[0]}: {one_line(text)}")
     uptime = _count(fields["Uptime_sec"], "show info")
-    return ProcessInfo(_count(fields["Pid"], "show info"), shown(fields["Version"]), now - uptime)
+    return ProcessInfo(_count(fields["Pid"], "show info"), one_line(fields["Version"]), now - uptime)
 
 
 def parse_old_workers(text: str) -> List[int]:
     """Return the process IDs of old workers from the answer to `show proc`."""
     if not text.startswith("#<PID>"):
-        raise BalancerError(f"HAProxy's answer to `show proc` is {shown(text)}, expected its processes")
+        raise BalancerError(f"HAProxy's answer to `show proc` is {one_line(text)}, expected its processes")
     section, found = "", []
     for line in text.split("\n")[:MAX_ROWS]:
         if line.startswith("# "):
@@ -253,20 +253,20 @@ def _rows(lines: Iterator[List[str]]) -> Iterator[List[str]]:
 def _header(row: Sequence[str], columns: Tuple[str, ...], command: str) -> List[str]:
     missing = [name for name in columns if name not in row]
     if missing:
-        raise BalancerError(f"HAProxy's answer to `{command}` has no column {missing[0]}: {shown(' '.join(row))}")
+        raise BalancerError(f"HAProxy's answer to `{command}` has no column {missing[0]}: {one_line(' '.join(row))}")
     return list(row)
 
 
 def _count(text: str, command: str) -> int:
     """Return a number of at most 18 digits. An empty field is 0."""
     if text and not re.fullmatch(r"[0-9]{1,18}", text):
-        raise BalancerError(f"HAProxy's answer to `{command}` has {shown(text)!r}, expected a number")
+        raise BalancerError(f"HAProxy's answer to `{command}` has {one_line(text)!r}, expected a number")
     return int(text or 0)
 
 
 def _name(text: str) -> str:
     if not NAME.fullmatch(text):
-        raise BalancerError(f"HAProxy's answer has {shown(text)!r}, expected the name of a server")
+        raise BalancerError(f"HAProxy's answer has {one_line(text)!r}, expected the name of a server")
     return text
 
 

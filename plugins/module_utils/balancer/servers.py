@@ -76,7 +76,7 @@ class Balancer:
 
     def server(self, name: str) -> Server:
         """Return the server with a name. Raises BalancerError if no server has the name."""
-        return one_of(self.servers(), name)
+        return server_named(self.servers(), name)
 
     @property
     def sees_old_workers(self) -> bool:
@@ -113,7 +113,7 @@ class Balancer:
         """Mark a drained server as down until new health checks pass, because the host may have changed since the last checks."""
         self.runtime.execute(f"set server {BACKENDS['http']}/{name} health down")
 
-    def weigh(self, name: str, weight: int) -> None:
+    def set_weight(self, name: str, weight: int) -> None:
         """Set the weight of a server for both protocols. Raises BalancerError."""
         for backend in BACKENDS.values():
             self.runtime.execute(f"set server {backend}/{name} weight {weight}")
@@ -131,7 +131,7 @@ class Balancer:
                     raise BalancerError(f"an old worker of HAProxy refuses to close a session: {answer[:200]}")
 
 
-def one_of(servers: Dict[str, Server], name: str) -> Server:
+def server_named(servers: Dict[str, Server], name: str) -> Server:
     """Return the server with a name. Raises BalancerError if no server has the name."""
     if name not in servers:
         names = ", ".join(servers) or "none"

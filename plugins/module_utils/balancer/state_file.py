@@ -45,7 +45,7 @@ _FAILED = re.compile(r"^\d+ +master .*\[failed: ([0-9]{1,9})\]", re.MULTILINE)
 _WEIGHT = re.compile(r"\bweight ([0-9]+)")
 
 
-class Configured(NamedTuple):
+class ConfiguredServer(NamedTuple):
     """The address, port and weight of a server in the configuration."""
 
     address: str
@@ -53,9 +53,9 @@ class Configured(NamedTuple):
     weight: str
 
 
-def configured(config: str) -> Dict[Tuple[str, str], Configured]:
+def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
     """Return {(backend, server): address, port and weight} from a configuration of this project."""
-    found: Dict[Tuple[str, str], Configured] = {}
+    found: Dict[Tuple[str, str], ConfiguredServer] = {}
     backend = ""
     for line in config.splitlines():
         section, server = _BACKEND.match(line), _SERVER.match(line)
@@ -63,11 +63,11 @@ def configured(config: str) -> Dict[Tuple[str, str], Configured]:
             backend = section[1]
         elif server and backend in BACKENDS.values():
             weight = _WEIGHT.search(server[4])
-            found[(backend, server[1])] = Configured(server[2].strip("[]"), server[3], weight[1] if weight else "1")
+            found[(backend, server[1])] = ConfiguredServer(server[2].strip("[]"), server[3], weight[1] if weight else "1")
     return found
 
 
-def completed(state: str, config: str) -> str:
+def complete_state(state: str, config: str) -> str:
     """Return the saved state with one row for each server of a configuration, with its drain, weight and result of checks.
 
     A server that is new, or has moved to another address or port, is down until its checks pass. Rows of servers that are
@@ -75,7 +75,7 @@ def completed(state: str, config: str) -> str:
     """
     rows = _rows(state)
     lines = [VERSION, "# " + " ".join(COLUMNS)]
-    for (backend, name), server in configured(config).items():
+    for (backend, name), server in configured_servers(config).items():
         row = rows.get((backend, name)) or _new_row(backend, name, server)
         if row["srv_port"] != server.port or _has_moved(row["srv_addr"], server.address):
             row = {**row, "srv_op_state": "0", "srv_check_health": "0", "srv_check_result": "0", "srv_port": server.port}
@@ -93,7 +93,7 @@ def _rows(state: str) -> Dict[Tuple[str, str], Dict[str, str]]:
     return {(row["be_name"], row["srv_name"]): row for row in rows}
 
 
-def _new_row(backend: str, name: str, server: Configured) -> Dict[str, str]:
+def _new_row(backend: str, name: str, server: ConfiguredServer) -> Dict[str, str]:
     row = dict.fromkeys(COLUMNS, "0")
     row.update(dict.fromkeys(("srv_fqdn", "srvrecord", "srv_check_addr", "srv_agent_addr"), "-"))
     values = {"be_name": backend, "srv_name": name, "srv_addr": "-", "srv_port": server.port}
@@ -113,7 +113,7 @@ def save() -> None:
     Raises BalancerError.
     """
     config = read_text(files.CONFIG) or ""
-    if not configured(config):
+    if not configured_servers(config):
         # This project did not write the configuration.
         return
     try:
@@ -121,7 +121,7 @@ def save() -> None:
     except BalancerError:
         state = read_text(files.STATE) or ""
     try:
-        durable.write(files.STATE, completed(state, config), 0o600)
+        durable.write(files.STATE, complete_state(state, config), 0o600)
     except OSError as error:
         raise BalancerError(f"{files.STATE} cannot be written: {error.strerror}") from None
 

@@ -28,9 +28,9 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BACKENDS, NAME
 
-# The ring of HAProxy, and its size in bytes, which is enough for about 160,000 requests
+# Name of HAProxy's ring, and size of the ring in bytes (about 160,000 requests)
 RING, RING_SIZE = "npufleet", 16 << 20
-# First word of a line, which changes with the format
+# First word of a line. A new format gets a new word.
 MARK = "npufleet1"
 # The format of a line in HAProxy's configuration: time in ms, backend, server, status, gRPC status, time to the response's headers
 # and whole time in ms, state at the end, path without its query string. The path is last, because HAProxy may cut it.

@@ -291,9 +291,9 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while True:
         found = _existing(engine, name)
-        ended = ending(found)
-        if ended:
-            raise ContainerError(f"{ended}: {ending_reason(engine, name) or 'its log is empty'}")
+        end_message = ending_message(found)
+        if end_message:
+            raise ContainerError(f"{end_message}: {ending_reason(engine, name) or 'its log is empty'}")
         at = endpoint(found)
         if at is None or _is_ready(*at, deadline - time.monotonic()):
             return
@@ -315,7 +315,7 @@ def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.
     return stuck_load.Guard(first_process, float(settings.get("stuck_load_limit", stuck_load.DEFAULT_LIMIT)))
 
 
-def ending(container: Mapping[str, Any]) -> Optional[str]:
+def ending_message(container: Mapping[str, Any]) -> Optional[str]:
     """Return a message if the process of a container has ended for good or ends again and again. None: it may still start."""
     state = container["State"]
     count = container.get("RestartCount") or 0

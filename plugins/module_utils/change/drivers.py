@@ -74,7 +74,7 @@ class Driver(ABC):
     noun: str
     # Actions of a plan that call `prepare` first
     prepares: FrozenSet[str]
-    # The functions `read` and `diff` of the server, as those of a concern
+    # The functions `read` and `diff` for the server (HostSide in concerns/registry.py)
     host_side: Any
     # Context manager that ends stuck loads
     guard: Any

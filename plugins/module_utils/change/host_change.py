@@ -211,10 +211,10 @@ class HostChange:
         self.log_step("load and unload")
         address, timeout = str(self.server["address"]), float(self.settings["ready_timeout"])
         triton = Server(address, self.server["http_port"], timeout, self.settings["key"], self.driver.runner())
-        ended, change = len(self.guard.ended_loads), Change(triton, models)
+        ended_before, change = len(self.guard.ended_loads), Change(triton, models)
         change.apply()
         self.did += [f"loaded {name}" for name in change.loaded] + [f"unloaded {name}" for name in change.unloaded]
-        if change.why() and self.guard.repeats(ended):
+        if change.why() and self.guard.repeats(ended_before):
             self._load(models)
         elif change.why():
             raise Unproven(change.why(), change.hung)
@@ -240,9 +240,9 @@ class HostChange:
 
     def _wait_until_served(self, concerns: List[str], serve_current: bool) -> proof.Observation:
         """Wait until nothing differs, and repeat loads that were stuck. Return the last observation."""
-        ended = len(self.guard.ended_loads)
+        ended_before = len(self.guard.ended_loads)
         observation = self._observe(concerns, serve_current, prove=True, timeout=self.settings["ready_timeout"])
-        if not observation.plan or not self.guard.repeats(ended):
+        if not observation.plan or not self.guard.repeats(ended_before):
             return observation
         self.log_step("repeat the loads that were stuck")
         left = {entry["name"]: entry["action"] for entry in observation.plan if entry["concern"] == server.CONCERN}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The lease of a host: the file by which one run holds the host, from its first change to its last.
+"""The lease of a host: a file that gives one run the right to change the host, from the first to the last change of the run.
 
 `lease.json` names the run and the person who started it. A call is one execution of a module on the host that changes or proves
 the host for the run. The lease is live during each call, which locks a file, and for `patience` seconds after the last call. Only
@@ -166,7 +166,7 @@ def _lease_lock(root: str) -> Iterator[None]:
 
 
 def watchdog_idle() -> Any:
-    """Hold the lock of the watchdog, which then takes no action. Raises Held."""
+    """Hold the lock of the watchdog, so that the watchdog takes no action. Raises Held."""
     return _file_lock(
         WATCHDOG,
         time.monotonic() + WATCHDOG_WAIT,

@@ -86,7 +86,7 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     kept_holds = {name: hold for name, hold in holds.items() if name not in ended_holds}
     for name in set(kept_holds) & set(made):
         kept_holds[name] = {**kept_holds[name], "label": made[name]}
-    # This opens a transaction even without moves, because this run takes over that of another run.
+    # A transaction is opened even without moves, to take over the open transaction of another run.
     return switch(root, run, moves, kept_holds)
 
 

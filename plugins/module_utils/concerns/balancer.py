@@ -70,7 +70,7 @@ def _file(path: str, key: str) -> Optional[str]:
 
 
 def owner(config: Optional[str]) -> str:
-    """Return the owner of a haproxy.cfg: `nobody` (there is none), `npufleet`, `package` (its default) or `site`."""
+    """Return the owner of a haproxy.cfg: `nobody` (no file), `npufleet`, `package` (the default of the package) or `site`."""
     if config is None:
         return "nobody"
     if config.startswith(files.HEADER + "\n"):

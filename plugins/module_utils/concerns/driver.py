@@ -87,8 +87,12 @@ def _installed() -> Optional[str]:
 
 def _dkms() -> Optional[bool]:
     """Return True if DKMS has installed the module for the running kernel, None if DKMS does not know the module."""
-    known = glob.glob(DKMS)
-    return any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in known) if known else None
+    dkms_directories = glob.glob(DKMS)
+    return (
+        any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in dkms_directories)
+        if dkms_directories
+        else None
+    )
 
 
 def _is_device(path: str) -> bool:
@@ -110,7 +114,9 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "package", package.get("version"), desired["version"], "install"))
     if desired["hold"]:
         driver_packages = {desired["package"]: bool(package.get("held"))} if desired["form"] == "deb" else actual["packages"]
-        not_held = [name for held in (driver_packages, actual["kernel_packages"]) for name in sorted(held) if not held[name]]
+        not_held = [
+            name for packages in (driver_packages, actual["kernel_packages"]) for name in sorted(packages) if not packages[name]
+        ]
         if not_held:
             plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(not_held), "held", "hold"))
     if not actual["boot"]:

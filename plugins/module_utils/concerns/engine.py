@@ -44,7 +44,7 @@ def has_secrets(daemon: Mapping[str, Any]) -> bool:
     return bool(secret.seal_values(daemon, "", PUBLIC_OPTIONS) != daemon)
 
 
-def digested(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+def with_digests(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """Return the desired or actual daemon.json and drop-ins, with digests instead of secrets."""
     return {
         "daemon": secret.seal_values(part["daemon"], key, PUBLIC_OPTIONS),
@@ -88,7 +88,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         pass
     actual["private"] = has_secrets(actual["daemon"] or {})
     key = desired["seal"]
-    return {**actual, **digested(actual, key), "proxies": _proxies(desired["proxy_file"], key)}
+    return {**actual, **with_digests(actual, key), "proxies": _proxies(desired["proxy_file"], key)}
 
 
 def _proxies(path: str, key: str) -> Optional[str]:

@@ -45,8 +45,8 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         model = desired["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
         if model and release and _record_path(root, name, release) in damaged:
-            lost = damage.lost_record(root, name, release)
-            differs += [f"its record cannot be written again: {lost}"] if lost else []
+            record_flaw = damage.lost_record(root, name, release)
+            differs += [f"its record cannot be written again: {record_flaw}"] if record_flaw else []
         served[name] = {"release": release, "differs": differs}
         if model and release and not release.endswith("-" + model["release"][:12]) and model["cached"]:
             served[name]["in_place"] = _keeps_number(root, name, release, model)
@@ -83,9 +83,9 @@ def _open_transaction(root: str) -> Optional[Dict[str, Any]]:
         return None
     stale = []
     for name, move in opened["models"].items():
-        here = served_label(root, name)
+        current = served_label(root, name)
         try:
-            new = read_record(root, name, here) if here else None
+            new = read_record(root, name, current) if current else None
         except StoreError:
             continue
         if new and new["cached"] and move["from"] and _keeps_number(root, name, move["from"], new):
@@ -108,11 +108,11 @@ def drift(
     sizes = _recorded_sizes(root, name, release)
     differs = _read_problems(root, base, files)
     for path in sorted(files):
-        full = os.path.join(base, path)
+        full_path = os.path.join(base, path)
         digest = files[path]["sha256"]
         if files[path]["blob"]:
             blob = blob_path(root, digest)
-            if os.path.realpath(full) != os.path.realpath(blob):
+            if os.path.realpath(full_path) != os.path.realpath(blob):
                 differs.append(path + " is not the blob " + digest[:12])
             elif not os.path.isfile(blob):
                 differs.append(path + ": its blob is gone")
@@ -121,7 +121,7 @@ def drift(
             elif (flaws or {}).get(digest):
                 differs.append(f"{path}: its blob {(flaws or {})[digest]}")
         else:
-            found = _digest(full)
+            found = _digest(full_path)
             if found != digest:
                 differs.append(path + (" was changed" if found else " is gone"))
     for directory, names, present in trees.walk(base):
@@ -133,7 +133,7 @@ def drift(
 
 
 def _read_problems(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Return a message for each path of a release, or parent of such a path, that a server without root rights cannot read."""
+    """Return a message for each file of a release, and each of its parent directories, that other users than root cannot read."""
     directories = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
     directories += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
     desired = [*((directory, 0o005) for directory in directories), *((os.path.join(base, path), 0o004) for path in sorted(files))]
@@ -171,13 +171,13 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "store", None, "empty", "prepare"))
     for name in sorted(desired["models"]):
         release = desired["models"][name]["release"][:12]
-        here = actual["served"].get(name)
-        if here is None:
+        current = actual["served"].get(name)
+        if current is None:
             plan.append(item(CONCERN, name, None, release, "release"))
-        elif not (here["release"] or "").endswith("-" + release):
-            plan.append(item(CONCERN, name, here["release"] or "not a link", release, "release"))
-        elif here["differs"]:
-            plan.append(item(CONCERN, name, "{}, {}".format(here["release"], "; ".join(here["differs"])), release, "release"))
+        elif not (current["release"] or "").endswith("-" + release):
+            plan.append(item(CONCERN, name, current["release"] or "not a link", release, "release"))
+        elif current["differs"]:
+            plan.append(item(CONCERN, name, "{}, {}".format(current["release"], "; ".join(current["differs"])), release, "release"))
     for name in sorted(set(actual["served"]) - set(desired["models"])):
         plan.append(item(CONCERN, name, actual["served"][name]["release"], None, "withdraw"))
     for path, flaw in sorted(actual.get("damaged", {}).items()):

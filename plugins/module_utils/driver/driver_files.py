@@ -65,6 +65,6 @@ def _libraries() -> Dict[str, str]:
 
 
 def is_driver_file(path: str) -> bool:
-    """Return True if this path is that of a driver file."""
+    """Return True if this is the path of a driver file."""
     directory, name = os.path.split(path)
     return path in vendor_tool.TOOLS or (directory in DIRECTORIES and LIBRARY.fullmatch(name) is not None)

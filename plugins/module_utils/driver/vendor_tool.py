@@ -101,11 +101,11 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
     numbers: Dict[Optional[int], List[int]] = {}
     for device in devices:
         numbers.setdefault(device.get("group"), []).append(device["npu"])
-    lost = [group for group in numbers if len(numbers[group]) > 1 and set(numbers[group]) == {0}]
-    if not lost or "groups_error" in tool:
+    lost_groups = [group for group in numbers if len(numbers[group]) > 1 and set(numbers[group]) == {0}]
+    if not lost_groups or "groups_error" in tool:
         return None
-    where = "" if len(numbers) == 1 else f" of group {lost[0]}"
-    return f"the vendor's tool numbers each of {len(numbers[lost[0]])} cards{where} 0"
+    where = "" if len(numbers) == 1 else f" of group {lost_groups[0]}"
+    return f"the vendor's tool numbers each of {len(numbers[lost_groups[0]])} cards{where} 0"
 
 
 def query_readings(timeout: float) -> List[readings.Card]:
@@ -124,7 +124,7 @@ def query_readings(timeout: float) -> List[readings.Card]:
 
 
 def _run(path: str, *options: str, timeout: float = 60) -> Tuple[str, str]:
-    """Run the tool, and return (output, error), of which at least one is empty."""
+    """Run the tool, and return (output, error). At least one of them is empty."""
     code, output = run(path, *options, timeout=timeout)
     if code:
         return "", f"{path} ended with {code}: {output[:200]}"

@@ -22,8 +22,8 @@ PACKAGE, TOOLKIT = "rbln-container-toolkit", "/usr/bin/rbln-ctk"
 MIN_VERSION = "0.2"
 # Older drivers lack a library that the toolkit needs.
 OLDEST_DRIVER = 3
-# The vendor's own unit also writes this file. Each boot removes the file. An engine prefers this directory to /etc/cdi, where the
-# package wrote a spec during its installation, which is outdated.
+# The vendor's own unit also writes this file. Each boot removes the file. An engine prefers this directory to /etc/cdi. The spec in
+# /etc/cdi is outdated: the package wrote it during its installation.
 SPEC = "/var/run/cdi/rbln.yaml"
 KIND = "rebellions.ai/npu"
 # The node of the default group of NPUs. The SDK opens only this name, and finds no NPU without it.

@@ -100,9 +100,9 @@ def run_in_container(
             done = capture(line, limit, request)
     except (subprocess.TimeoutExpired, OutputTooLarge) as error:
         _remove(docker, own_name)
-        late = isinstance(error, subprocess.TimeoutExpired)
-        failure = f"did not end within {limit:.0f} s" if late else f"failed: {error}"
-        raise ClientError(f"the client in image {image} {failure}. See `docker ps`", "time" if late else "client") from None
+        is_timeout = isinstance(error, subprocess.TimeoutExpired)
+        failure = f"did not end within {limit:.0f} s" if is_timeout else f"failed: {error}"
+        raise ClientError(f"the client in image {image} {failure}. See `docker ps`", "time" if is_timeout else "client") from None
     if done.returncode == ENGINE_FAILED and "no such image" in done.stderr.lower():
         raise ClientError(f"image {image} is not on the host. Apply the role triton_image, or name another image", "image")
     if done.returncode == ENGINE_FAILED:

@@ -119,10 +119,10 @@ def describe(holders: List[Dict[str, Any]], names: Mapping[str, str]) -> List[st
     for holder in holders:
         cards.setdefault(holder["pid"], []).append(_cards(holder))
     sentences = []
-    for pid, held in cards.items():
+    for pid, cards_of_process in cards.items():
         holder = next(other for other in holders if other["pid"] == pid)
         found = "{} held by {} (pid {})".format(
-            ", ".join(sorted(set(held), key=lambda card: (" " in card, *_natural_order(card)))), holder["process"], pid
+            ", ".join(sorted(set(cards_of_process), key=lambda card: (" " in card, *_natural_order(card)))), holder["process"], pid
         )
         if holder["gone"]:
             found += ", which has ended: reload the module (`modprobe -r rebellions && modprobe rebellions`), or reboot the host"

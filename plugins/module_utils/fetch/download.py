@@ -47,7 +47,7 @@ def display_name(origin: Mapping[str, Any]) -> str:
 # Bundles
 
 
-def bundled(path: str) -> Dict[str, int]:
+def blobs_in_bundle(path: str) -> Dict[str, int]:
     """Return {digest: size} of the blobs in a bundle: a directory with blobs/sha256/<digest>, or a tar of such a directory."""
     if not path:
         return {}
@@ -122,7 +122,7 @@ def _from_bundle(path: str, digest: str, sink: Any, check_cancelled: Callable[[]
 def size(origin: Mapping[str, Any], digest: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
     """Return the size of a file at its source, None if the source does not report it. Raises SourceError without access."""
     if origin.get("bundle"):
-        return bundled(origin["bundle"]).get(digest)
+        return blobs_in_bundle(origin["bundle"]).get(digest)
     if origin.get("file"):
         try:
             return os.path.getsize(origin["file"])
@@ -186,7 +186,7 @@ def _partial(target: str) -> Iterator[Any]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)
-        is_planted = not foreign.plain(os.fstat(handle))
+        is_planted = not foreign.is_plain(os.fstat(handle))
         if is_planted:
             os.close(handle)
     except OSError as error:

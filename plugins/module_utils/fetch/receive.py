@@ -104,7 +104,7 @@ def _pull(
     with blobs.locked(incoming, wait=False):
         sizes: Dict[str, Optional[int]] = {}
         reasons: List[str] = []
-        bundled = download.bundled(order["bundle"])
+        bundled = download.blobs_in_bundle(order["bundle"])
         pulls.update({digest: {"bundle": order["bundle"], "source": order["bundle"]} for digest in set(pulls) & set(bundled)})
         for digest, pull in sorted(pulls.items()):
             try:

@@ -34,8 +34,8 @@ def not_served(error: Exception) -> bool:
 
 def of_connection(error: Exception) -> bool:
     """Return True if the connection may have caused the error."""
-    closed = isinstance(error, OSError) or type(error).__name__ in ("HTTPConnectionClosed", "HTTPParseError")
-    return closed or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+    is_closed = isinstance(error, OSError) or type(error).__name__ in ("HTTPConnectionClosed", "HTTPParseError")
+    return is_closed or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 def reason(error: Exception) -> str:

@@ -89,7 +89,7 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
 
 
 def _without_label(array: Any) -> str:
-    """Return the reason why a row has no unique largest value, empty if each row has one. argmax would return the first of them."""
+    """Return the reason why a row has no unique largest value, empty if each row has one. argmax returns the first of them."""
     import numpy as np
 
     for number, row in enumerate(array.reshape(len(array), -1)):
@@ -108,18 +108,19 @@ def _judge_values(array: Any, golden: Any, expected: Mapping[str, Any]) -> Itera
 
     if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (expected.get("atol") or expected.get("rtol")):
         # Whole numbers are not converted, because a 64-bit float cannot represent all of them.
-        good, over = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
+        is_close, excess = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
         found, allowed = array, np.zeros(array.shape)
     else:
         found, golden = array.astype(np.float64), golden.astype(np.float64)
         with np.errstate(invalid="ignore"):
             allowed = float(expected.get("atol", 0)) + float(expected.get("rtol", 0)) * np.abs(golden)
-            over = np.abs(found - golden) - allowed
-            good = (found == golden) | (over <= 0)
-    if not good.all():
-        worst = np.unravel_index(np.where(good, -np.inf, np.where(np.isnan(over), np.inf, over)).argmax(), over.shape)
+            excess = np.abs(found - golden) - allowed
+            is_close = (found == golden) | (excess <= 0)
+    if not is_close.all():
+        worst = np.unravel_index(np.where(is_close, -np.inf, np.where(np.isnan(excess), np.inf, excess)).argmax(), excess.shape)
         tolerance = f"{_number(golden[worst])} +- {allowed[worst]:.3g}"
-        yield f"{int((~good).sum())} of {good.size} values are off, the worst is {_number(found[worst])}, expected {tolerance}"
+        count = int((~is_close).sum())
+        yield f"{count} of {is_close.size} values are off, the worst is {_number(found[worst])}, expected {tolerance}"
 
 
 def _number(value: Any) -> str:

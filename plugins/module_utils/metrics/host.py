@@ -116,7 +116,7 @@ def count_stubs(
             silent.setdefault(labels.get("model", ""), set()).add((labels.get("version", ""), labels.get("instance", "")))
     found = {}
     for model, count in needed.items():
-        gone = min(len(missing.get(model, ())), count)
-        hung = min(len(silent.get(model, ())), count - gone)
-        found[model] = Stubs(count - gone - hung, gone, hung)
+        missing_count = min(len(missing.get(model, ())), count)
+        hung = min(len(silent.get(model, ())), count - missing_count)
+        found[model] = Stubs(count - missing_count - hung, missing_count, hung)
     return found

@@ -44,8 +44,8 @@ def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the desired configuration of the supervisor. Leave out options in `maybe` that this Triton does not support."""
     root = desired["root"]
     program = conditions.tritonserver() or "tritonserver"
-    known = conditions.options(program)
-    unknown = tuple(f"--{name}" for name in desired["maybe"] if name not in known)
+    supported = conditions.options(program)
+    unknown = tuple(f"--{name}" for name in desired["maybe"] if name not in supported)
     line = [word for word in desired["command"] if word.partition("=")[0] not in unknown]
     line = [program if word == "tritonserver" else word for word in line]
     line += ["--backend-directory=" + backends_path(root, desired["backends"])]

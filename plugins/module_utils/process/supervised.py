@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start and stop a supervised server, and read its configuration and log. Its files are in `run/` below the root.
 
-`config.json` is the configuration of the running supervisor, which holds a lock on `pid` as long as it runs.
+`config.json` is the configuration of the running supervisor. The supervisor holds a lock on the file `pid` as long as it runs.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def running(root: str) -> Optional[Dict[str, Any]]:
 
 def _config(root: str) -> Dict[str, Any]:
     found = shapes.read(os.path.join(home(root), CONFIG), SHAPE)
-    known = [name.rstrip("?") for name in SHAPE]
-    return {name: found.content[name] for name in known if name in found.content} if found.exists and not found.flaw else {}
+    names = [name.rstrip("?") for name in SHAPE]
+    return {name: found.content[name] for name in names if name in found.content} if found.exists and not found.flaw else {}
 
 
 def configuration(
@@ -106,8 +106,8 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chmod(directory, 0o700)
     log = {"log": log_path(root), "log_bytes": LOG_BYTES, "since": log_size(root)}
-    full = {**config, **log, "pid": os.path.join(directory, PID)}
-    contents = {PROGRAM: base64.b64decode(archive), CONFIG: json.dumps(full, indent=1, sort_keys=True).encode()}
+    content_of_config = {**config, **log, "pid": os.path.join(directory, PID)}
+    contents = {PROGRAM: base64.b64decode(archive), CONFIG: json.dumps(content_of_config, indent=1, sort_keys=True).encode()}
     for name, content in contents.items():
         write_private(os.path.join(directory, name), content)
     with open(log_path(root), "ab") as sink:

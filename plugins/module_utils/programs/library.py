@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library: the code of this collection on a host, compiled. Modules and systemd units run from it.
 
-Each version has its own directory, which is named by the version's digest and never changes. The link `current` points to the
-version that changed the host last. `python3 DIRECTORY` runs the commands in commands.py. Each process locks the directory of its
-version. So other runs do not remove files that the process may still import.
+Each version has its own directory. The name of the directory is the digest of the version, and the files never change. The link
+`current` points to the version that changed the host last. `python3 DIRECTORY` runs the commands in commands.py. Each process locks
+the directory of its version, so that other runs do not remove files that the process may still import.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes, sto
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, history, records
 
-# Suffix of the copy of a damaged file, which is kept for analysis
+# Suffix of the copy of a damaged file. The copy is kept for analysis.
 DAMAGED_SUFFIX = ".damaged"
 
 

@@ -21,7 +21,7 @@ HUNG = "hung.json"
 # A time since boot (kernel/clock.py), because the time of day may be set. Earlier versions wrote only the time of day.
 MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
-# The shapes of the JSON files. history.SHAPE is the shape of a line of the history, records.SHAPE that of a record.
+# The shapes of the JSON files. history.SHAPE describes a line of the history, records.SHAPE a record.
 SHAPES = {
     TRANSACTION: {
         "run": str,

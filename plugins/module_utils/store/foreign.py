@@ -69,14 +69,14 @@ def _enter(directory: int, part: str) -> int:
         raise NotRegular(f"is behind {part}, expected a directory") from None
 
 
-def plain(found: os.stat_result) -> bool:
+def is_plain(found: os.stat_result) -> bool:
     """Return True for a regular file with one name. A second name could belong to another account's file."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def check(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
     """Raise Untrusted unless the file is a regular file of this owner with at most `limit` bytes."""
-    if not (plain(found) if single else stat.S_ISREG(found.st_mode)):
+    if not (is_plain(found) if single else stat.S_ISREG(found.st_mode)):
         raise NotRegular(f"is {_kind(found)}, expected a regular file with one name")
     if owner is not None and found.st_uid != owner:
         raise Untrusted(f"belongs to user {found.st_uid}, expected {owner}")

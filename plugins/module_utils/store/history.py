@@ -31,7 +31,7 @@ FORGET = "forget"
 RESTORED = "put back"
 
 
-def proven(lines: Sequence[Mapping[str, Any]], name: str) -> List[Mapping[str, Any]]:
+def proven_changes(lines: Sequence[Mapping[str, Any]], name: str) -> List[Mapping[str, Any]]:
     """Return the proven changes of a model."""
     return [line for line in lines if line["model"] == name and line["result"] == PROVEN]
 
@@ -39,7 +39,7 @@ def proven(lines: Sequence[Mapping[str, Any]], name: str) -> List[Mapping[str, A
 def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Return the labels of a model's proven releases, newest proof first."""
     found = []
-    for line in reversed(proven(lines, name)):
+    for line in reversed(proven_changes(lines, name)):
         # `from` was proven too, maybe before the history began, except in a RESTORED line, where it is the failed release.
         found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
     return [label for label in dict.fromkeys(found) if label]
@@ -51,9 +51,9 @@ def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str
     order = proven_labels(lines, name) or [other for other in labels if serial(other) < serial(current or "0")]
     for label in order:
         if content(label) != content(current):
-            same = [entry for entry in (label, *labels) if entry in labels and content(entry) == content(label)]
-            if same:
-                return same[0]
+            equal_labels = [entry for entry in (label, *labels) if entry in labels and content(entry) == content(label)]
+            if equal_labels:
+                return equal_labels[0]
     return None
 
 
@@ -105,7 +105,7 @@ def read_lines(root: str) -> Tuple[List[Dict[str, Any]], Optional[str], bool]:
 
 
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
-    """Append lines, except those that the same run has already recorded."""
+    """Append the lines that the run has not recorded yet."""
     keys = ("run", "model", "what", "from", "to", "result")
     recorded = {tuple(line.get(key) for key in keys) for line in read_history(root)}
     new_lines = [line for line in lines if tuple(line[key] for key in keys) not in recorded]

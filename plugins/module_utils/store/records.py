@@ -67,7 +67,7 @@ def content(label: Optional[str]) -> str:
 
 
 def serial(label: str) -> int:
-    """Return the serial number in a label, which grows with each release of the model."""
+    """Return the serial number in a label. Each new release of a model gets a larger number."""
     return int(label.partition("-")[0])
 
 

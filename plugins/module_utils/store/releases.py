@@ -109,9 +109,9 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
         for directory, _names, _files in trees.walk(staging):
             os.chmod(directory, 0o755)
         write_json(root, record_path(root, name, label), {**{key: release.get(key) for key in FACTS}, "files": files})
-        lost = [path for path in sorted(files) if not os.path.lexists(os.path.join(staging, path))]
-        if lost:
-            raise StoreError(f"model {name}: release {label} lost {', '.join(lost)} while it was made: run again")
+        lost_files = [path for path in sorted(files) if not os.path.lexists(os.path.join(staging, path))]
+        if lost_files:
+            raise StoreError(f"model {name}: release {label} lost {', '.join(lost_files)} while it was made: run again")
         os.rename(staging, os.path.join(home, label))
     except BaseException:
         with suppress(OSError):
@@ -132,22 +132,22 @@ def release_content(root: str, name: str, label: str) -> Dict[str, Any]:
     record = read_record(root, name, label)
     directories = [release_path(root, name, entry) for entry in dict.fromkeys([label, *labels(root, name)])]
     files: Dict[str, Any] = {}
-    lost = []
+    lost_files = []
     for path, file in sorted(record["files"].items()):
         files[path] = {"sha256": file["sha256"], "blob": file["blob"]}
         if file["blob"]:
             blob = blob_path(root, file["sha256"])
             if not os.path.isfile(blob) or os.path.getsize(blob) != file["size"]:
-                lost.append(f"{path} (blob {file['sha256'][:12]})")
+                lost_files.append(f"{path} (blob {file['sha256'][:12]})")
             continue
         candidates = (small_file(directory, path, file["sha256"]) for directory in directories)
         content = next((found for found in candidates if found is not None), None)
         if content is None:
-            lost.append(path)
+            lost_files.append(path)
         else:
             files[path]["content"] = base64.b64encode(content).decode()
-    if lost:
-        raise StoreError(f"model {name}: release {label} is no longer complete, lost or changed: {', '.join(lost)}")
+    if lost_files:
+        raise StoreError(f"model {name}: release {label} is no longer complete, lost or changed: {', '.join(lost_files)}")
     return {**facts_of(record), "files": files}
 
 

@@ -76,7 +76,7 @@ def entries(root: str) -> List[str]:
 
 
 def _is_one_of(name: str, project_files: Sequence[str]) -> bool:
-    """Return True if `name` is one of these files, or a draft or copy that an interrupted program left of it."""
+    """Return True if `name` is one of these files, or the draft or the damaged copy of such a file."""
     draft = DRAFT.fullmatch(name)
     return (draft is not None and draft[1] in project_files) or any(
         name == file + ending for file in project_files for ending in ENDINGS

@@ -72,7 +72,7 @@ def _take_ownership(source: BinaryIO, path: str, mode: int, limit: int) -> str:
     os.fchown(handle, os.geteuid(), os.getegid())
     os.fchmod(handle, mode)
     # Check again, because the sender could create a second name until root became the owner.
-    if not foreign.plain(os.fstat(handle)):
+    if not foreign.is_plain(os.fstat(handle)):
         raise RejectedFile("found a link or a directory in its place")
     if not _lease(handle):
         return _copy(source, path, mode, limit)

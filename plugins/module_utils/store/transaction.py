@@ -55,7 +55,7 @@ def _moves_since_proof(root: str) -> Dict[str, Move]:
     lines = read_history(root)
     moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):
-        last_proof = next(iter(history.proven(lines, name)[::-1]), None)
+        last_proof = next(iter(history.proven_changes(lines, name)[::-1]), None)
         current_label = served_label(root, name)
         if last_proof and current_label != last_proof["to"]:
             moves[name] = {"from": last_proof["to"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
@@ -78,7 +78,7 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
         "renewed": time.time(),
         **clock.mark(),
         "models": {**old["models"], **models},
-        # The holds before the transaction, which a rollback restores
+        # The holds from before the transaction. A rollback restores them.
         "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},
         **({"why": old["why"]} if same_run and "why" in old else {}),
         **more,
@@ -141,7 +141,7 @@ def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
     if found is None:
         return {}
     moves: Dict[str, Move] = {}
-    lost = []
+    errors = []
     for name, move in sorted(found["models"].items()):
         label = served_label(root, name)
         try:
@@ -149,13 +149,13 @@ def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
             if to is not None and label != to:
                 to = make_release(root, name, release_content(root, name, to))
         except StoreError as error:
-            lost.append(str(error))
+            errors.append(str(error))
             continue
         moves[name] = {"from": move["from"], "to": to, "what": history.RESTORED, "failed": move["to"]}
     append_history(root, history_lines(root, run, found["models"], "failed", why))
     open_transaction(root, run, moves, why=why)
     write_holds(root, {**read_holds(root), **found["holds"]})
     move_links(root, {name: move["to"] for name, move in moves.items() if served_label(root, name) != move["to"] or not move["to"]})
-    if lost:
-        raise StoreError("; ".join(lost))
+    if errors:
+        raise StoreError("; ".join(errors))
     return moves

@@ -214,7 +214,7 @@ def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
 
 
 def _system() -> str:
-    """Return the content of /etc/os-release. It is a link on most systems, which read_file would refuse."""
+    """Return the content of /etc/os-release. It is a link on most systems, and read_file refuses links."""
     found = read_text("/etc/os-release")
     if found is None:
         raise Missing("there is no /etc/os-release")

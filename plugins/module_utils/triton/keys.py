@@ -34,7 +34,7 @@ SHELL = "npufleet"
 
 @cache
 def fingerprint(key: str) -> str:
-    """Return a digest for comparing keys, which plans show. Its computation is slow, so that a weak key is hard to guess."""
+    """Return the digest of a key. Plans show it instead of the key. It is slow to compute, so that a weak key is hard to guess."""
     return hashlib.pbkdf2_hmac("sha256", key.encode(), b"npufleet", 100_000).hex()
 
 

@@ -52,11 +52,11 @@ def loading(lines: Sequence[str]) -> Set[str]:
     found: Set[str] = set()
     for line in filter(LOG_LINE.match, lines):
         entry = LOG_LINE.sub("", line)
-        started, ended = LOAD_STARTED.match(entry), LOAD_ENDED.match(entry)
+        started, end = LOAD_STARTED.match(entry), LOAD_ENDED.match(entry)
         if started:
             found.add(started[1])
-        if ended:
-            found.discard(ended[1])
+        if end:
+            found.discard(end[1])
     return found
 
 

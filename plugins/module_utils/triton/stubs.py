@@ -15,7 +15,7 @@ PROC = "/proc"
 
 
 class Stub(NamedTuple):
-    """The path of the Python file that a stub runs, and the name of its instance. Two models may have instances of one name."""
+    """The path of the Python file that a stub runs, and the name of its instance, which other models may also use."""
 
     code: str
     instance: str
@@ -30,12 +30,12 @@ def command_line(pid: int) -> List[str]:
         return []
 
 
-def living(root: int) -> Dict[int, Stub]:
+def running_stubs(root: int) -> Dict[int, Stub]:
     """Return {process ID: stub} of the container whose first process is `root`."""
     stubs = {}
     for pid in map(int, filter(str.isdigit, os.listdir(PROC))):
         arguments = command_line(pid) if (read_text(f"{PROC}/{pid}/comm") or "").rstrip("\n") == NAME else []
-        # The arguments are the program, the Python file, and others. The last but one is the instance.
+        # The arguments are the program, the Python file, and others. The second to last argument is the instance.
         if len(arguments) > 3 and same_container(pid, root):
             stubs[pid] = Stub(arguments[1], arguments[-2])
     return stubs

@@ -68,7 +68,7 @@ class Sample(NamedTuple):
     waits: Dict[Wait, int]
 
 
-def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) -> List[Wait]:
+def lasting_waits(samples: Sequence[Sample], limit: float, ticks_per_second: float) -> List[Wait]:
     """Return the waits that were in every sample of the last `limit` seconds, and used no processor time meanwhile.
 
     With a limit of 0 or less, or with fewer than MIN_SAMPLES samples, return an empty list.
@@ -106,7 +106,7 @@ class History:
             self._samples.clear()
         while len(self._samples) > MIN_SAMPLES and sample.at - self._samples[1].at >= self.limit:
             del self._samples[0]
-        return lasting(self._samples, self.limit, self._ticks_per_second)
+        return lasting_waits(self._samples, self.limit, self._ticks_per_second)
 
     def forget(self) -> None:
         """Remove all samples."""

@@ -94,7 +94,7 @@ class Host(Observer):
         return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
 
     def reload(self, model: str) -> str:
-        """Unload a model, kill those of its processes that remain, and load it. Return the action for the log.
+        """Unload a model, kill its remaining processes, and load the model. Return the action for the log.
 
         The unload is needed, because Triton ignores a request to load a model that is already loaded.
         """
@@ -210,10 +210,10 @@ def _context(holder: Mapping[str, object]) -> Tuple[int, str]:
 def _remaining(init: int, pids: Iterable[int]) -> Set[int]:
     """Wait at most END_TIMEOUT seconds for stubs to end, and return the IDs of those that still run."""
     deadline = time.monotonic() + END_TIMEOUT
-    left = set(pids) & set(stubs.living(init))
+    left = set(pids) & set(stubs.running_stubs(init))
     while left and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        left &= set(stubs.living(init))
+        left &= set(stubs.running_stubs(init))
     return left
 
 

@@ -154,7 +154,7 @@ class Observer:
     def processes(self, init: int, model: str) -> Set[int]:
         """Return the processes that belong to a model. Leave out processes that may also belong to another model."""
         ready = self.ready(self.index() or {})
-        living = stubs.living(init)
+        living = stubs.running_stubs(init)
         own, others = self._assign_processes(living, ready.served)
         own_versions = [entry for entry in ready.served if entry.model == model]
         pids = {pid for entry in own_versions for pid in own.get(entry, ())}
@@ -167,7 +167,7 @@ class Observer:
 
     def missing_instances(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
         """Return {model: names of its instances that have no process}."""
-        living = stubs.living(init) if ready else {}
+        living = stubs.running_stubs(init) if ready else {}
         own, others = self._assign_processes(living, ready)
         alive = collections.Counter(living[pid].instance for pid in others)
         needed = collections.Counter(name for entry in ready if entry not in own for name in entry.instances)
@@ -185,7 +185,7 @@ class Observer:
     def _assign_processes(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
         """Return {version: its processes}, and the processes that cannot be assigned to one version.
 
-        Triton copies code from an object store to a directory of its own, whose path does not contain the model.
+        Triton copies code from an object store to another directory, so the path of the copy does not contain the model.
         """
         home = self.settings.root + "/served/"
         found = {entry: {pid for pid, stub in living.items() if entry.runs(stub)} for entry in ready}

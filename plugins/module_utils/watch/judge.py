@@ -106,7 +106,7 @@ class Judge:
             return [Finding("silent", None, actual, "answers")]
         self._has_answered = True
         findings = self._faults(evidence) + self._stubs(evidence) + self._stalls(evidence)
-        # Drop conditions that were not checked now, such as those of an unloaded model.
+        # Drop conditions that were not checked now, such as conditions of an unloaded model.
         self._since = {key: since for key, since in self._since.items() if key in self._checked_conditions}
         return findings
 

@@ -152,12 +152,12 @@ def summary(state: Mapping[str, Any]) -> str:
     """Return the state as text for the journal."""
     if state["paused"]:
         return f"no check ran: {state['paused']}"
-    lost = f"the driver is stale, run playbooks/recover.yml: {state['lost_cards']}\n" if state["lost_cards"] else ""
+    stale_message = f"the driver is stale, run playbooks/recover.yml: {state['lost_cards']}\n" if state["lost_cards"] else ""
     if state["unavailable"]:
-        return lost + "no check could run, {reason}: {why}".format(**state["unavailable"])
+        return stale_message + "no check could run, {reason}: {why}".format(**state["unavailable"])
     failed = [f"  {check['name']}: {check['why']}" for check in state["checks"] if not check["ok"]]
     count = len(state["checks"])
-    lines = [f"{lost}{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:MAX_SHOWN]]
+    lines = [f"{stale_message}{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:MAX_SHOWN]]
     lines += ["  no check covers " + ", ".join(state["unchecked"])] if state["unchecked"] else []
     return "\n".join(lines + ([f"  and {len(failed) - MAX_SHOWN} more"] if len(failed) > MAX_SHOWN else []))
 

@@ -180,10 +180,10 @@ class Watchdog:
             did = do()
         except Failure as failure:
             failed, did = failure, f"{action} failed: {failure}"
-        took = time.monotonic() - began
+        seconds_taken = time.monotonic() - began
         if restart_reason and not failed:
             did += f" ({restart_reason})"
-        journal.log(f"{finding}. Action: {did}, {took:.1f} s", journal.ERROR if failed else journal.WARNING)
+        journal.log(f"{finding}. Action: {did}, {seconds_taken:.1f} s", journal.ERROR if failed else journal.WARNING)
         self._ledger.record(
             {
                 "at": round(time.time(), 1),
@@ -193,7 +193,7 @@ class Watchdog:
                 "action": action,
                 "did": did,
                 "worked": failed is None,
-                "seconds": round(took, 1),
+                "seconds": round(seconds_taken, 1),
             }
         )
         self._last_message = None
@@ -213,8 +213,8 @@ class Watchdog:
         free = self._host.wait_for_cards(foreign)
         self._host.start(facts["Id"])
         self._ledger.note(restarting=None)
-        late = f" although the cards were not free within {self._settings.cards_timeout:.0f} s"
-        return "restarted the container" + ("" if free else late)
+        late_note = f" although the cards were not free within {self._settings.cards_timeout:.0f} s"
+        return "restarted the container" + ("" if free else late_note)
 
     def _finish(self) -> None:
         """Finish a restart or reload that the end of this process or a failure has interrupted."""

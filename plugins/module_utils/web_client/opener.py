@@ -38,7 +38,7 @@ def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca
 
 
 def _trust(ca: Optional[str]) -> ssl.SSLContext:
-    """Return a TLS context that trusts the certificate authorities of the system, and those in the PEM text `ca`."""
+    """Return a TLS context that trusts the certificate authorities of the system and the authorities in the PEM text `ca`."""
     context = ssl.create_default_context()
     if ca:
         context.load_verify_locations(cadata=ca)

@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.files imp
     CLIENT_CA,
     HEADER,
     STATE,
-    described,
+    description_line,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BACKENDS, SOCKET
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.traffic import LOG_FORMAT, RING, RING_SIZE
@@ -121,7 +121,7 @@ def render(settings: Settings, files: Mapping[str, str]) -> str:
     digest = hashlib.sha256("\n".join(lines).encode())
     for path in sorted(files):
         digest.update(f"\0{path}\0{files[path]}".encode())
-    text = "\n".join(line.replace(described(""), described(digest.hexdigest()[:16])) for line in lines)
+    text = "\n".join(line.replace(description_line(""), description_line(digest.hexdigest()[:16])) for line in lines)
     return text + "\n"
 
 
@@ -153,7 +153,7 @@ def _section(name: str, lines: Sequence[str]) -> Iterator[str]:
 
 def _global(settings: Settings) -> List[str]:
     return [
-        described(""),
+        description_line(""),
         "log /dev/log local0 notice",
         "chroot /var/lib/haproxy",
         "user haproxy",

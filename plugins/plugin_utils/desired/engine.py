@@ -11,9 +11,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver im
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import (
     OLDEST_CDI_VERSION,
     ORDER_FILE,
-    digested,
     has_secrets,
     secret_file,
+    with_digests,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
@@ -59,7 +59,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """Return the desired state with each secret replaced by its digest, and the key with which the host computes digests."""
     proxies = part["proxies"] and secret_file(part["proxies"], 0o600, 0, key)
-    return {**part, **digested(part, key), "proxies": proxies, "seal": key}
+    return {**part, **with_digests(part, key), "proxies": proxies, "seal": key}
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:

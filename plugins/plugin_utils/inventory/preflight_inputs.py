@@ -302,7 +302,7 @@ def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
     bundle = variables["model_repository_bundle"]
     sizes: Dict[str, Any] = {}
     try:
-        bundled = download.bundled(bundle) if fetch == "controller" else {}
+        bundled = download.blobs_in_bundle(bundle) if fetch == "controller" else {}
     except download.SourceError as error:
         yield str(error)
         return

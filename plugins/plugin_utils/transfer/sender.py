@@ -99,7 +99,7 @@ class Sender:
         """Return {digest: origin}. Add `pull` (True if the host fetches the blob), `source` for messages, and `size` if known."""
         options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller)
         bundle = self.variables["model_repository_bundle"]
-        in_bundle = download.bundled(bundle) if self.from_controller else {}
+        in_bundle = download.blobs_in_bundle(bundle) if self.from_controller else {}
         routes: Dict[str, Dict[str, Any]] = {}
         reasons = []
         for digest in missing:

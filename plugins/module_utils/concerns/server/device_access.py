@@ -40,13 +40,13 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
         number, why = _access_group(node, query["user"])
         groups |= {str(number)} if number else set()
         missing += [why] if why else []
-    closed = [*_account_conflicts(query["user"]), *_mount_problems(query)]
+    mismatches = [*_account_conflicts(query["user"]), *_mount_problems(query)]
     if query["cdi_names"] and group != GROUP_NODE:
-        closed.append(
+        mismatches.append(
             f"the NPUs are in the group of {group}, expected the group of {GROUP_NODE}: the toolkit keeps the name of a node, "
             f"and the SDK only looks for {GROUP_NODE}. Set npufleet_device_access: devices, or undo the group"
         )
-    return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "mismatches": closed}
+    return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "mismatches": mismatches}
 
 
 def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:

@@ -25,9 +25,9 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     driver_files, access = actual["driver_files"], actual["access"]
     if driver_files["missing"]:
         plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(driver_files["missing"]), INSPECT))
-    closed = [*access["missing"], *access["mismatches"]]
-    if closed:
-        plan.append(item(CONCERN, ACCESS, "; ".join(closed), "the cards and files open to the server", INSPECT))
+    access_problems = [*access["missing"], *access["mismatches"]]
+    if access_problems:
+        plan.append(item(CONCERN, ACCESS, "; ".join(access_problems), "the cards and files open to the server", INSPECT))
     replace = list(_diff_container(desired["container"], actual))
     return [*plan, *replace, *_diff_state(desired, actual, bool(replace))]
 
