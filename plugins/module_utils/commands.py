@@ -8,7 +8,7 @@ resume ROOT      finish a change whose run is gone (change/resume.py). Exit code
 watchdog CONFIG  watch the server until the process is ended (watch/watchdog.py)
 balancer ACTION  `save` the state of a balancer's servers, or `reload` HAProxy with it (balancer/state_file.py)
 metrics CONFIG   write the metrics of the cards and of the host once (metrics/collect.py)
-probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: the result was written, passed or failed
+probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: the result was written, even if checks failed
 """
 
 from __future__ import annotations

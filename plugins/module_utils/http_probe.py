@@ -139,7 +139,7 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
 
 
 def takes_login(registry: str, realm: str) -> bool:
-    """Return True if a registry's login may be sent to the token server `realm`: https, and the same host or Docker Hub."""
+    """Return True if a token server may get the login of a registry: over https, on the same host or for Docker Hub."""
     try:
         registry_parts, realm_parts = parse_address(registry), parse_address(realm)
     except AddressError:

@@ -118,7 +118,7 @@ def base64_cores(value: str) -> Set[str]:
 
 
 class Redactor:
-    """A remover of secrets. If `learn` gets all contents before the first `clean`, a secret in one content is removed from all."""
+    """A remover of secrets. Call `learn` with all contents first, so that `clean` removes each found secret from all contents."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.count = 0
@@ -218,7 +218,7 @@ class _Cleaner:
         return text
 
     def _blocks(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines. Replace each line of a YAML block that begins with a secret name."""
+        """Yield the lines. If a YAML block has a secret name, replace each line of the block."""
         block_indent = -1
         for line in lines:
             words = line.strip()

@@ -124,7 +124,7 @@ def ansible_module(options: Dict[str, Any]) -> Module:
                 return result
             masked = mask_result(result, self.no_log_values)
             self.no_log_values.clear()
-            # Otherwise Ansible would add the options, some of which are secret.
+            # Without this field, Ansible would add the options, which may be secret.
             return {**masked, "invocation": {}}
 
     module: Module = CopiedModule(argument_spec={**options, NAME: {"type": "dict"}}, supports_check_mode=True)

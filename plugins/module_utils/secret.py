@@ -22,7 +22,7 @@ WORDS = (
 SECRET_NAME = re.compile(WORDS, re.IGNORECASE)
 # Names of secrets in Docker's config.json. They count only as whole names, because many harmless names contain them.
 EXACT_NAMES = ("auth", "identitytoken", "registrytoken")
-# The second alternative accepts passwords with characters that should be percent-encoded, unless they look like a port and a path.
+# The second alternative accepts passwords with characters that should be percent-encoded, but no port that is followed by a path.
 _LOGIN = (
     r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)"
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"

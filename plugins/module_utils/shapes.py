@@ -36,7 +36,7 @@ MAX_SIZE, MAX_DEPTH, MAX_DIGITS = 1 << 24, 64, 20
 
 
 class FileContent(NamedTuple):
-    """The content of a file, or in `flaw` the reason why the content cannot be used. Both are None if the file does not exist."""
+    """The content of a file, or in `flaw` why it cannot be used. Both are None if the file does not exist."""
 
     content: Any
     flaw: Optional[str]

@@ -188,7 +188,7 @@ class Change:
         return Step(True, True, server)
 
     def _records(self, all_servers: Dict[str, Server]) -> Dict[str, Dict[str, str]]:
-        """Return the records of drained servers. A ready server may still have the record of an earlier drain."""
+        """Return the records of drained servers. Leave out the record of a ready server: its drain has ended."""
         records, flaw = drains.read(self.home)
         if flaw:
             path = os.path.join(self.home, drains.RECORDS)

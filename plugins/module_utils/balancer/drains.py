@@ -59,7 +59,7 @@ def read(home: str) -> Records:
 
 
 def write(home: str, records: Mapping[str, Mapping[str, str]]) -> None:
-    """Replace the records. A damaged file is kept beside the new one. Raises BalancerError."""
+    """Replace the records. Keep a copy of a damaged file. Raises BalancerError."""
     path = os.path.join(home, RECORDS)
     try:
         if read(home).flaw:

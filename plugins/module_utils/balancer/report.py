@@ -62,7 +62,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         "servers": found,
     }
     if since is not None:
-        # A configuration without servers is not ours and has no ring.
+        # A configuration without servers is not from this project, so it has no ring.
         requests, complete = _requests(balancer, current, since, now) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():

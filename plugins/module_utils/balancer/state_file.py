@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime i
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
-# The version of the table, and its columns
+# Version and columns of the table in the saved state
 VERSION = "1"
 COLUMNS = (
     "be_id", "be_name", "srv_id", "srv_name", "srv_addr", "srv_op_state", "srv_admin_state", "srv_uweight", "srv_iweight",
@@ -68,7 +68,7 @@ def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
 
 
 def complete_state(state: str, config: str) -> str:
-    """Return the saved state with one row for each server of a configuration, with its drain, weight and result of checks.
+    """Return a state with one row for each server of a configuration. Drains, weights and results of checks are taken over.
 
     A server that is new, or has moved to another address or port, is down until its checks pass. Rows of servers that are
     not in the configuration are removed.
@@ -127,7 +127,7 @@ def save() -> None:
 
 
 def reload(master: int) -> None:
-    """Let HAProxy, whose main process is `master`, load its configuration. Wait for its first answer. Raises BalancerError."""
+    """Reload the HAProxy with the main process `master`. Wait until its new configuration is in use. Raises BalancerError."""
     if master <= 1:
         raise BalancerError("MAINPID is not set, expected the main process of HAProxy. Run `systemctl reload haproxy`")
     runtime = Runtime(SOCKET)

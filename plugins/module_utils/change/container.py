@@ -3,7 +3,7 @@
 """Replace, restore, start and restart the container of the server. A later run can finish steps that were interrupted.
 
 Besides the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous` was
-proven last. It is stopped, and it is removed when `<name>` is proven. replacement.py records the steps.
+proven last. It is stopped, and is removed as soon as `<name>` is proven. replacement.py records the steps.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ UNKNOWN = "the serving state is unknown: run playbooks/status.yml"
 MAX_RESULT = 2 * MAX_OUTPUT
 # Largest number of characters of the output in the error for a process that left no result
 MAX_OUTPUT_SHOWN = 2000
-# First pause in seconds between two looks for the result, and the factor by which each pause grows
+# First pause in seconds between two reads of the result, and the factor by which each pause grows
 FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
 # Exists if systemd runs. A process in its own scope survives the end of its session, even if logind kills user processes.
 SYSTEMD = "/run/systemd/system"

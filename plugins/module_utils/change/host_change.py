@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change what a host serves: make the change, then prove and keep it, or restore the previous state.
 
-The caller holds the lease of the host. Before, the caller has copied the blobs and created the container `<name>-next`, so this
-code needs no controller. resume.py ends a change that was killed between two steps.
+The caller holds the lease of the host, has copied the blobs and has created the container `<name>-next`. So this code needs no
+controller. resume.py ends a change that was killed between two steps.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class HostChange:
             self.driver.start()
             self.did.append(f"started the {noun}")
         elif "restart" in actions:
-            # Some models are only read at a start, and only a restart clears the response cache
+            # Triton reads some models only at its start, and only a restart clears its response cache.
             self._restart()
         elif actions & {"load", "unload"}:
             self._load(self.models if not self.order["serve_current"] else store.current_models(self.root, self.models))

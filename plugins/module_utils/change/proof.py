@@ -85,7 +85,7 @@ def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
 
 
 def poll_results(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> Tuple[Dict[str, str], Set[str]]:
-    """Return {model: why Triton refused it} and the models that still load, from the log since the transaction was opened.
+    """Return {model: why Triton refused it} and the models that still load. The log is read from the start of the transaction.
 
     Only the log of a server in mode poll is read, because in that mode no request returns the result of a load.
     """

@@ -69,7 +69,7 @@ def _record_path(root: str, name: str, label: str) -> str:
 
 
 def _keeps_number(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
-    """Return True if the new release changes a version but not its number, or if the record of the old release is unreadable."""
+    """Return True if the new release changes the content of a version but not its number, or if the old record is unreadable."""
     try:
         return changes_version(read_record(root, name, old), new)
     except StoreError:
@@ -77,7 +77,7 @@ def _keeps_number(root: str, name: str, old: str, new: Mapping[str, Any]) -> boo
 
 
 def _open_transaction(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open transaction or None. "stale" lists its models with perhaps outdated answers in Triton's response cache."""
+    """Return the open transaction or None. "stale" lists models for which Triton's response cache may have outdated answers."""
     opened = read_transaction(root)
     if opened is None:
         return None

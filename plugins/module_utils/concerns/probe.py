@@ -74,7 +74,7 @@ def moment() -> Dict[str, Any]:
 
 
 def renew(since: Mapping[str, Any]) -> Optional[str]:
-    """Repeat the probe if its last result is a failure. Return the reason if no probe since `since` has a result, else None."""
+    """Repeat the probe if its last result is a failure. Return the reason if no probe after `since` has a result, else None."""
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):

@@ -108,7 +108,7 @@ CONCERNS: Dict[str, Concern] = {
 
 
 def groups_of(names: Sequence[str], npu_group: str) -> List[str]:
-    """Return those of GROUPS to which a host in these inventory groups belongs. `npu_group` has the hosts with NPUs."""
+    """Return the entries of GROUPS to which a host in these inventory groups belongs. `npu_group` has the hosts with NPUs."""
     return [group for group in GROUPS if (npu_group if group == NPU_HOSTS else group) in names]
 
 

@@ -152,7 +152,7 @@ def _within(value: Optional[float], least: float, most: float) -> Optional[float
 
 
 def _number_text(value: Any) -> str:
-    """Return a limited_total number as text, and an empty text for any other value. The tool prints numbers also as texts."""
+    """Return a whole number as text, and an empty text for any other value. The tool prints numbers also as texts."""
     return str(int(value)) if shapes.mismatch(value, (int, re.compile("[0-9]{1,9}"))) is None and int(value) >= 0 else ""
 
 

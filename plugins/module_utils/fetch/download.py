@@ -182,7 +182,7 @@ def fetch(
 
 @contextmanager
 def _partial(target: str) -> Iterator[Any]:
-    """Open a partial file at its end. Replace another type of file, such as a is_planted link, by an empty file."""
+    """Open a partial file at its end. Replace another type of file, such as a planted link, by an empty file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)

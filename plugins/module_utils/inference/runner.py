@@ -144,7 +144,7 @@ def _complete_failure(service: Service, check: Check, answer: Answer, result: Re
 def cancel_streams(service: Service, question: Question, check: Check) -> Answer:
     """Cancel streams after some responses, as often as the check requires. Return the answer of the last stream.
 
-    A server that continued cancelled streams would have no free stream left, and the check would fail.
+    A server that does not end cancelled streams has no stream left for the next ones, so the check fails.
     """
     cancel = check.cancel or {}
     after, times = cancel["after"], cancel.get("times", 2)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Locks on files. The kernel releases a lock when its process ends."""
+"""Locks on files. The kernel releases a lock when the process with the lock ends."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def walk(top: str, follow: bool = False) -> Iterator[Tuple[str, List[str], List[
     """Yield (directory, names of directories, names of other entries) from the top down, sorted, as os.walk does.
 
     The caller may remove names of directories that it does not want to visit. Links are followed only with `follow`. Unreadable
-    directories are skipped. Directories MAX_DEPTH levels below the top are not visited. They count as other entries.
+    directories are skipped. Directories MAX_DEPTH levels below the top are not visited and count as other entries.
     """
     to_visit = [(top, 0)]
     while to_visit:

@@ -63,7 +63,7 @@ def cards_page(settings: Settings) -> str:
 def host_page(settings: Settings, change: bool) -> str:
     """Return the metrics of the host."""
     mark = lease.maintenance(os.path.join(settings.root, lease.MAINTENANCE_FILE))
-    # A record may have no valid time. Its condition (maintenance, limited traffic or a hold) then counts from now on.
+    # If a record has no valid time, its condition (maintenance, limited traffic or a hold) counts from now on.
     maintenance = _since(mark, time.time())
     if settings.npu_host:
         found = host.families(read_server(settings, change, maintenance))
@@ -122,7 +122,7 @@ def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float
 
 
 def desired_models(root: str) -> Dict[str, Dict[str, object]]:
-    """Return the models that the links of the store serve, with the facts of their releases. Empty if a record cannot be read."""
+    """Return {model: facts of its release} for the links in served/, empty if a record cannot be read."""
     try:
         return current_models(root, {})
     except StoreError as error:

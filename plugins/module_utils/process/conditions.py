@@ -58,7 +58,7 @@ def server_home(program: str) -> str:
 
 @cache
 def options(program: str) -> List[str]:
-    """Return the options that the server knows."""
+    """Return the options that this server supports."""
     return OPTION.findall(run(program, "--help")[1])
 
 

@@ -203,7 +203,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     """Remove old releases, unused blobs, and files of interrupted transfers. Return {"removed": [names], "bytes": freed bytes}.
 
     For each model, the last `keep` proven contents stay. Releases with equal content count as one content. The served release, the
-    newest other proven content, and the releases of an open transaction or a hold always needed.
+    newest other proven content, and the releases of an open transaction or a hold always stay.
     """
     removed: List[str] = []
     freed = 0
@@ -242,7 +242,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
 
 
 def _labels_for_rollbacks(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
-    """Return the labels of the complete releases that have to needed for rollbacks."""
+    """Return the labels of the complete releases that have to stay for rollbacks."""
     complete = [label for label in labels if _is_complete(root, name, label)]
     previous = history.previous(lines, name, complete, store.served_label(root, name))
     return {*history.labels_to_keep(lines, name, complete, keep), *([previous] if previous else [])}
@@ -325,7 +325,7 @@ def _expired(directory: str, age: float) -> List[str]:
         with locked(directory, wait=False):
             for name in store.listed(directory):
                 path = os.path.join(directory, name)
-                # Another process may remove the file meanwhile. st_ctime shows its age, because a copy keeps the original st_mtime.
+                # Another process may remove the file meanwhile. Its age is st_ctime, because a copy keeps the original st_mtime.
                 with suppress(FileNotFoundError):
                     if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)

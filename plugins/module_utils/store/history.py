@@ -40,7 +40,7 @@ def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Return the labels of a model's proven releases, newest proof first."""
     found = []
     for line in reversed(proven_changes(lines, name)):
-        # `from` was proven too, maybe before the history began, except in a RESTORED line, where it is the failed release.
+        # `from` was proven, too, maybe before the first line. But in a RESTORED line, `from` is the failed release.
         found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
     return [label for label in dict.fromkeys(found) if label]
 
@@ -58,7 +58,7 @@ def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str
 
 
 def labels_to_keep(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], keep: int) -> List[str]:
-    """Return the newest label of each of the `keep` contents that were proven last.
+    """Return the newest label of each of the last `keep` proven contents.
 
     If the store is older than the history, every content counts as proven.
     """

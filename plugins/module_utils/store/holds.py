@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Holds: a model that was rolled back keeps its release until its source in the inventory changes."""
+"""Holds: after a rollback, a model keeps its release until the source of the model in the inventory changes."""
 
 from __future__ import annotations
 

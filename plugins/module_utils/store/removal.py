@@ -35,7 +35,7 @@ FILES = (
     *("replacement.json", "traffic.json", "rollouts.json"),
     *("probe.json", "watchdog.json", "process.lock"),
 )
-# Suffixes of a file that is being written by a run or by the probe, and of the copy of a damaged file
+# Suffixes of files: none, of a file that is being written, and of the copy of a damaged file
 ENDINGS = ("", ".new", ".draft", DAMAGED_SUFFIX)
 # Names of the drafts that the module host_files writes
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")

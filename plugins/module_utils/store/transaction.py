@@ -51,7 +51,7 @@ def renewal_time(opened: Mapping[str, Any]) -> float:
 
 
 def _moves_since_proof(root: str) -> Dict[str, Move]:
-    """Return moves of a transaction for the models that do not serve the release that was proven last."""
+    """Return a move for each model that does not serve its last proven release."""
     lines = read_history(root)
     moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):

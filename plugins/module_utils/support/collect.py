@@ -69,7 +69,7 @@ GRACE_SECONDS = 3
 
 
 class Item(NamedTuple):
-    """A file of the bundle. `get` reads its content. `seconds` is its time limit if that is higher than the general limit."""
+    """A file of the bundle. `get` reads its content. `seconds` is a time limit that replaces a lower general limit."""
 
     name: str
     get: Callable[[], Any]

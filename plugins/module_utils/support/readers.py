@@ -67,7 +67,7 @@ def complete_or_length(text: str) -> str:
 
 
 def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
-    """Return the output of a command, which is killed after the time limit. Raises Unavailable or Partial."""
+    """Return the output of a command. Kill the command after the time limit. Raises Unavailable or Partial."""
     try:
         process = subprocess.Popen(
             words,

@@ -38,7 +38,7 @@ NAMES = (
 NEWER_OPTIONS = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 OPTIONS_WITHOUT_VALUE = ("disable-auto-complete-config", "help", "version")
-# The name of an option. Other text must not get into a template.
+# The name of an option. Names are written into templates, so other text is refused.
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 

@@ -32,7 +32,7 @@ class Hung(Refused):
 
 
 def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
-    """Return the names sorted, but each ensemble after its steps. The steps that a server reports may form a cycle."""
+    """Return the sorted names, with each ensemble after its steps. The steps that a server reports may form a cycle."""
     requested = set(names)
     order: List[str] = []
     visited: Set[str] = set()
@@ -55,7 +55,7 @@ def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
 
 
 def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
-    """Return the models whose old release does not fit on an NPU next to all new models. It counts as large as the new release."""
+    """Return the models whose old release does not fit on an NPU next to all new models. Both releases count as equally large."""
     shares = {name: model.get("memory") or [] for name, model in models.items()}
     free = [total - sum(memory[npu] for memory in shares.values() if npu < len(memory)) for npu, total in enumerate(totals)]
     return {name for name in models if any(share > left for share, left in zip(shares[name], free) if share)}

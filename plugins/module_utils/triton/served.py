@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The models that a server serves: from its index, and from the release digest in each config that the server has in memory."""
+"""The models that a server serves: from its index, and from the release digest in the config of each loaded model."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def served_without_release(served: Mapping[str, Any]) -> List[str]:
 
 
 def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:
-    """Return the release digest in a model's config as the server has it in memory, or None if the config has no digest."""
+    """Return the release digest in the config of a loaded model, None if the config has no digest."""
     status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or shapes.mismatch(config, RELEASE_CONFIG):
         return None

@@ -80,7 +80,7 @@ class Host(Observer):
 
     @contextmanager
     def block_deployments(self) -> Iterator[None]:
-        """Prevent deployments from starting within the `with` block."""
+        """Prevent runs from taking the lease within the `with` block."""
         with locks.open_lock(lease.WATCHDOG) as lock:
             locks.take(lock, float("inf"))
             yield

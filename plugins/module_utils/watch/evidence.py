@@ -66,7 +66,7 @@ class Observer:
         self.engine = engine or Docker()
 
     def observe(self) -> Evidence:
-        """Return the present evidence. Raises Failure if the engine does not answer."""
+        """Observe the host once, and return the evidence. Raises Failure if the engine does not answer."""
         now = time.monotonic()
         facts = self.container()
         state = (facts or {}).get("State") or {}

@@ -56,7 +56,7 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """The rules of the watchdog, with the time since which each condition has held."""
+    """The rules of the watchdog, and for each condition the time since when it holds."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -56,7 +56,7 @@ class Probe(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The settings of the program that writes metrics of the host. Those of the server have no meaning on a host without NPUs."""
+    """The settings of the program that writes a host's metrics. Settings of the server have no meaning on a host without NPUs."""
 
     container: str
     address: str
