@@ -103,7 +103,7 @@ def test_a_container_that_does_not_serve_gives_way_to_the_one_before_and_stops_t
     before = inspect(first)["Id"]
     run = playbook("site.yml", "-e", '{"triton_server_extra_args": ["--no-such-option"]}')
     assert run.code == 2, run.output
-    assert f"{FIRST}: the new container does not serve what it should (the previous one serves again)" in run.output
+    assert f"{FIRST}: the new container does not serve what it should (the previous server serves again)" in run.output
     assert "unrecognized option" in run.output or "no-such-option" in run.output
     assert inspect(first)["Id"] == before
     assert inspect(first)["State"]["Running"] is True

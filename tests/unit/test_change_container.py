@@ -50,7 +50,7 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
 @pytest.mark.parametrize(
     ("says", "asking", "why"),
     [
-        ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", 20, "the cards are still held 0 s after"),
+        ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", 20, "the cards are still in use 0 s after"),
         ("exit 3", 20, "does not report who has the cards open \\(it ended with 3\\) 0 s after"),
         ("exec tail -f /dev/null", 0.2, "does not report who has the cards open \\(.* did not answer within"),
     ],

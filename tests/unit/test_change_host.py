@@ -318,7 +318,7 @@ def test_what_is_not_accepted_is_put_back(host: Host, replaces: bool) -> None:
         host.engine.add("triton-next", "created")
     outcome = host.run(acceptance_timeout=60)
     assert (outcome.why, outcome.accepted, list(outcome.checks)) == ("twice as slow", False, [RIGHT])
-    assert outcome.back == "the previous one serves again" if replaces else "the previous releases serve again"
+    assert outcome.back == "the previous server serves again" if replaces else "the previous releases serve again"
     assert outcome.restored
     assert (host.serves(), open_ends(host)) == ({"digits": "a", "faces": "1"}, [])
     assert not replaces or host.engine.serving() == old
@@ -374,7 +374,7 @@ def test_a_new_container_that_does_not_serve_gives_way(host: Host) -> None:
     host.engine.add("triton-next", "created", works=False)
     host.plan, host.left = [REPLACE], [item("server", "container", "exited", "running", "start")]
     outcome = host.run()
-    assert outcome.back == "the previous one serves again"
+    assert outcome.back == "the previous server serves again"
     assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, old)
     assert open_ends(host) == []
 
@@ -463,7 +463,7 @@ def test_a_load_that_hangs_is_remembered_for_the_next_run(host: Host, refused: b
         host.left = [WAIT, item("server", "words", "version 1 READY a", "version 1 READY b", "wait")]
         host.triton_says, host.loading = {"words": "no memory"}, ["digits"]
     outcome = host.run(server={"mode": "poll"})
-    assert outcome.back == "the previous releases serve again; the next run starts the server again, in which a load hangs"
+    assert outcome.back == "the previous releases serve again; a load hangs in the server, so the next run restarts it"
     assert json.loads((host.root / store.HUNG).read_text())["models"] == ["digits"]
 
 
@@ -620,7 +620,7 @@ def test_a_proven_container_is_kept_although_the_one_before_it_stayed(host: Host
         newest = host.engine.add("triton-next", "created", works=False)
         host.left = [item("server", "container", "exited", "running", "start")]
         host.looks.clear()
-        assert host.run(holds=True).back == "the previous one serves again"
+        assert host.run(holds=True).back == "the previous server serves again"
         assert newest not in host.engine.containers
     assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, new)
     assert open_ends(host) == []

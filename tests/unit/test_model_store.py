@@ -305,7 +305,10 @@ def test_changed_small_file_is_refused_and_no_model_is_switched(serving: Path) -
     wrong = release({"1/model.py": b"pass", "config.pbtxt": b"words"}, mark="b")
     wrong["files"]["config.pbtxt"]["sha256"] = digest(b"other words")
     result = store(serving, {"digits": release({"config.pbtxt": b"two"}, mark="a"), "words": wrong})
-    assert (result["failed"], result["msg"]) == (True, f"model store {serving}: model words: config.pbtxt arrived changed")
+    assert (result["failed"], result["msg"]) == (
+        True,
+        f"model store {serving}: model words: config.pbtxt changed during the transfer",
+    )
     assert untouched(serving)
     assert left(serving, "tmp") == left(serving, "releases/words") == []
 
@@ -333,7 +336,7 @@ def test_what_was_switched_before_a_failure_is_told(serving: Path, monkeypatch: 
     monkeypatch.setattr(os, "replace", full)
     result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
     assert result["failed"] is True
-    assert result["msg"].endswith("; digits switched before that: run again, the open transaction contains what served before")
+    assert result["msg"].endswith("; digits switched before that: run again, the open transaction records the previous releases")
     assert json.loads((serving / "transaction.json").read_text())["models"]["digits"]["from"] == "0001-" + "e" * 12
 
 

@@ -361,7 +361,7 @@ def test_a_server_that_does_not_start_gives_way_to_the_one_before(root: str, ord
     change(root, before)
     outcome = change(root, order({"digits": 2}, "--dies"))
     assert outcome.why is not None and "no such option: --dies" in outcome.why
-    assert outcome.back == "the previous one serves again"
+    assert outcome.back == "the previous server serves again"
     assert served(before) == {"digits": release_of("digits", 1)["release"]}
     assert names(root, before) == []
 
@@ -531,7 +531,7 @@ def test_what_is_put_back_and_stuck_is_repeated_as_well(root: str, order: Any, s
     assert change(root, before).why is None
     began.unlink()
     outcome = change(root, order({"digits": 1}, "--dies", stuck_load_limit=1))
-    assert outcome.why and outcome.back == "the previous one serves again"
+    assert outcome.why and outcome.back == "the previous server serves again"
     assert names(root, before) == []
 
 

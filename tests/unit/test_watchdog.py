@@ -612,7 +612,7 @@ def test_a_start_that_is_stuck_is_ended_long_before_its_limit(scene: Scene, caps
     assert scene.run(15) == []
     assert scene.run(600) == ["end ok_0"]
     assert capsys.readouterr().out.splitlines() == [
-        "<4>process 7 of ok_0 and the server waiting for each other for 15 s, expected a load that goes on. "
+        "<4>process 7 of ok_0 and the server waiting for each other for 15 s, expected a load that makes progress. "
         "Action: ended process 7 of ok_0, 0.0 s"
     ]
     state = scene.state()

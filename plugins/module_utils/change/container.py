@@ -65,12 +65,12 @@ def replace(
             done.append(f"removed {current['Id'][:12]}, which was never proven")
         else:
             engine.rename(current["Id"], name + "-previous")
-            done.append(f"stopped {current['Id'][:12]} and put it aside")
+            done.append(f"stopped {current['Id'][:12]} and renamed it")
         why = wait_for_cards(settings)
         if why:
             raise ContainerError(
                 f"{why} {settings['free_timeout']} s after the old container ended, expected the cards free. See "
-                f"{vendor_tool.find_tool()} for who holds them, and reload the module or reboot the host"
+                f"{vendor_tool.find_tool()} for the processes that use them, and reload the module or reboot the host"
             )
     engine.rename(next_container["Id"], name)
     engine.start(next_container["Id"])
@@ -129,7 +129,7 @@ def _busy_cards() -> str:
     code, output = run(tool, "-j", timeout=TOOL_TIMEOUT)
     if code:
         return f"{tool} does not report who has the cards open ({output or f'it ended with {code}'})"
-    return "the cards are still held" if "ctx_id" in output else ""
+    return "the cards are still in use" if "ctx_id" in output else ""
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:

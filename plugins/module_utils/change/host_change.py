@@ -343,8 +343,8 @@ class HostChange:
         except Exception as error:
             return f"the previous state could not be restored, repair that and run again: {self._reason(error)}"
         nothing = "nothing was switched" if self.server_touched else NOTHING
-        report = "the previous one serves again" if restored else "the previous releases serve again" if moves else nothing
-        return report + ("; the next run starts the server again, in which a load hangs" if hung else "")
+        report = "the previous server serves again" if restored else "the previous releases serve again" if moves else nothing
+        return report + ("; a load hangs in the server, so the next run restarts it" if hung else "")
 
     def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:
         """Restore the links. Return the moves, and the error if that failed."""

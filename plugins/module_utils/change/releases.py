@@ -54,7 +54,7 @@ def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **mor
         moved = [name for name, label in targets.items() if store.served_label(root, name) == label != moves[name]["from"]]
         if moved:
             raise store.StoreError(
-                f"{error}; {', '.join(moved)} switched before that: run again, the open transaction contains what served before"
+                f"{error}; {', '.join(moved)} switched before that: run again, the open transaction records the previous releases"
             ) from error
         store.write_holds(root, holds_before)
         if before is not None:

@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import damag
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served, served_without_release
 
-ROLLBACK_REASON = "its run is gone, the host rolled it back"
+ROLLBACK_REASON = "its run has ended, so the host rolled it back"
 # Errors whose message is meant for an operator
 EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
 # Default time limits in seconds, for a lease that does not have them (container.py)
@@ -77,13 +77,13 @@ def unfinished(root: str, run: str, previous: bool, dead_run: str = "") -> List[
     items = []
     entry = replacement.read(root, previous)
     if entry is not None:
-        found = "a replacement by {by} since {since}, which nobody has proven".format(**entry)
+        found = "an unproven replacement by {by} since {since}".format(**entry)
         if entry["phase"] == replacement.PROVEN:
             found = "the container before the replacement by {by} since {since}, which was not removed".format(**entry)
         items.append(item(server.CONCERN, "replacement", found, "proven or rolled back", PROVE))
     current = lease.read(root)
     if current is not None and current["run"] != run and not lease.live(root, current, dead_run):
-        found = "that of {by} since {since}, whose run is gone".format(**current)
+        found = "held by {by} since {since}, whose run has ended".format(**current)
         items.append(item(server.CONCERN, "lease", found, "released", PROVE))
     return items
 

@@ -181,7 +181,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     for name in sorted(set(actual["served"]) - set(desired["models"])):
         plan.append(item(CONCERN, name, actual["served"][name]["release"], None, "withdraw"))
     for path, flaw in sorted(actual.get("damaged", {}).items()):
-        plan.append(item(CONCERN, path, f"damaged: {flaw}", "the file as the store writes it", MEND))
+        plan.append(item(CONCERN, path, f"damaged: {flaw}", "an undamaged file", MEND))
     opened = actual["transaction"]
     if opened:
         found = "open since {since} by {by}: {models}".format(

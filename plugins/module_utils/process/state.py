@@ -94,14 +94,14 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     plan: List[Item] = []
     if actual.get("key"):
         # A server only reads its key at a start
-        plan.append(item(CONCERN, "key", actual["key"], "a key for its owner alone", "restart"))
+        plan.append(item(CONCERN, "key", actual["key"], "a key that only its owner can read", "restart"))
     found, expected = actual["process"], config(desired)
     if found is None:
         return [*plan, item(CONCERN, "process", None, "a supervised tritonserver", "start")]
     differs = sorted(name for name in expected if found.get(name) != expected[name])
     if differs or not actual["backends"]:
         other = "started with other " + (", ".join(differs) or "backends")
-        plan.append(item(CONCERN, "process", other, "with those of the inventory", "replace"))
+        plan.append(item(CONCERN, "process", other, "started with the settings of the inventory", "replace"))
     if actual["served"] is not None and actual["version"] != desired["triton"]:
         plan.append(item(CONCERN, VERSION, actual["version"], f"{desired['triton']}, as rbln_release has it", INSPECT))
     return [*plan, *diff_serving(desired, actual)]

@@ -100,7 +100,7 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
             else:
                 content = base64.b64decode(file["content"])
                 if hashlib.sha256(content).hexdigest() != file["sha256"]:
-                    raise StoreError(f"model {name}: {path} arrived changed")
+                    raise StoreError(f"model {name}: {path} changed during the transfer")
                 with open(target, "wb") as sink:
                     sink.write(content)
                 os.chmod(target, 0o444)

@@ -57,7 +57,7 @@ def entries(root: str) -> List[str]:
     if stat.S_ISLNK(found.st_mode):
         raise StoreError(f"it is a link to {os.readlink(root)}, expected a directory. Set npufleet_root to where it is")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise StoreError(f"it is of user {found.st_uid}, expected a directory of root. Look at npufleet_root")
+        raise StoreError(f"it belongs to user {found.st_uid}, expected a directory of root. Check npufleet_root")
     names = sorted(set(os.listdir(root)) - {LOST_FOUND})
     directories = {part.partition("/")[0] for part in files.DIRECTORIES} | set(DIRECTORIES)
     foreign = [name for name in names if name not in directories and not _is_one_of(name, FILES)]

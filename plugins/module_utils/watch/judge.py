@@ -95,7 +95,7 @@ class Judge:
             # Neither process of such a wait can continue, so the other rules are not applied.
             processes = ", ".join(map(str, stuck))
             actual = f"{processes} and the server waiting for each other for {self._settings.stuck_load_limit:g} s"
-            return [Finding(STUCK, None, actual, "a load that goes on", tuple(stuck))]
+            return [Finding(STUCK, None, actual, "a load that makes progress", tuple(stuck))]
         self._checked_conditions.clear()
         silent = self._lasting(("silent",), evidence.metrics is None, evidence.at)
         if evidence.metrics is None:

@@ -251,7 +251,7 @@ def test_a_container_that_does_not_serve_gives_way_to_the_hand_made_one(host, pl
         run = adopt(*written(place), "-e", "adopt_replace=true", "-e", '{"triton_server_extra_args": ["--no-such-option"]}')
         wait_until_ready(host)
     assert run.code == 2, run.output
-    assert "the previous one serves again" in run.output
+    assert "the previous server serves again" in run.output
     assert "was not adopted" in run.output
     assert containers(host) == [name]
     assert inspect(host, name)["Id"] == before

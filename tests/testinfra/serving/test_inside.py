@@ -221,7 +221,7 @@ def test_a_server_that_does_not_start_gives_way(session: Session):
     session.inventory(triton_server_extra_args=["--no-such-option"])
     run = session.play()
     assert run.code == 2, run.output
-    assert "the previous one serves again" in run.output, run.output
+    assert "the previous server serves again" in run.output, run.output
     assert session.served() == before
     session.inventory()
     assert set(session.play().changed().values()) == {0}

@@ -27,7 +27,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(driver_files["missing"]), INSPECT))
     access_problems = [*access["missing"], *access["mismatches"]]
     if access_problems:
-        plan.append(item(CONCERN, ACCESS, "; ".join(access_problems), "the cards and files open to the server", INSPECT))
+        plan.append(item(CONCERN, ACCESS, "; ".join(access_problems), "cards and files that the server can open", INSPECT))
     replace = list(_diff_container(desired["container"], actual))
     return [*plan, *replace, *_diff_state(desired, actual, bool(replace))]
 
@@ -43,7 +43,7 @@ def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterat
         owner = "the operator's key" if desired["key_fingerprint"] else "a key of this host"
         yield item(CONCERN, "key", actual["key"]["flaw"], f"{owner}, {readers}", "key")
     if actual["absent"]:
-        yield item(CONCERN, ABSENT, "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT)
+        yield item(CONCERN, ABSENT, "nothing at " + ", ".join(actual["absent"]), "the sources of the mounts", INSPECT)
 
 
 def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
