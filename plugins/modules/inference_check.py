@@ -106,8 +106,9 @@ options:
         required: true
   accepted:
     description:
-      - If the host has kept the checks that its current releases passed when M(npufleet.triton.server_change) accepted them, run
-        these checks instead. They prove releases that a failed change has restored, which may fail the checks of newer releases.
+      - Run the checks that M(npufleet.triton.server_change) stored on the host when it kept the current releases. Without stored
+        checks, the check files are used.
+      - Use it after a failed change has restored older releases, because these may fail the checks of newer releases.
     type: bool
     default: false
   host_index:
@@ -227,7 +228,7 @@ passed:
   returned: when the checks could be read
   type: int
 accepted:
-  description: Whether the checks that the host has kept were run (O(accepted)).
+  description: Whether checks that are stored on the host were run.
   returned: with O(accepted)
   type: bool
 checks:
@@ -357,21 +358,21 @@ def run(module: request.Module) -> None:
         state = "written" if changed else "unchanged"
         module.exit_json(changed=changed, msg=f"{document['host']}: the checks of the probe are {state}")
     host, image, program, key = document["host"], params["image"], params["program"], params["key"]
-    note: Dict[str, bool] = {}
+    result_fields: Dict[str, bool] = {}
     if params["accepted"]:
-        # Imported here, because other calls do not need this module
+        # Only calls with `accepted` need this import.
         from ansible_collections.npufleet.triton.plugins.module_utils.change import accepted_checks
 
-        kept = accepted_checks.read(params["root"])
-        note["accepted"] = kept is not None
-        if kept:
-            image, program, document = kept["image"], kept["program"], dict(kept["document"])
+        stored = accepted_checks.read(params["root"])
+        result_fields["accepted"] = stored is not None
+        if stored:
+            image, program, document = stored["image"], stored["program"], dict(stored["document"])
             key = document.pop("key", None)
     try:
         result = check_client.prove(image, document, program, keys.headers(key))
     except check_client.ClientError as error:
-        module.fail_json(msg=f"{host}: {error}", **note)
-    result.update(note)
+        module.fail_json(msg=f"{host}: {error}", **result_fields)
+    result.update(result_fields)
     if not result["proven"]:
         module.fail_json(**result)
     warning = probe.renew(probe.moment()) if result["checks"] and not module.check_mode else None

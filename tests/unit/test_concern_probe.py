@@ -95,7 +95,7 @@ def test_what_is_kept_is_asked_as_the_proof_asks_it() -> None:
             (ROOT / f"roles/{path}.yml").read_text() for path in ("inference_check/tasks/main", "monitoring/tasks/install_probe")
         )
     )
-    assert (set(ask), set(keep)) == ({"results_dir"}, {"latency", "keep"})
+    assert (set(ask), set(keep)) == ({"results_dir", "accepted"}, {"latency", "keep"})
     options = inference_check.OPTIONS["server"]["options"]
     assert inputs.server_of(fleet()).keys() == options.keys()
 

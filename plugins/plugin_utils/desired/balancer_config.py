@@ -54,8 +54,8 @@ QUEUE_FULL = "Exceeds maximum queue size"
 WEIGHT = 100
 # Time limits in seconds: a connection to a server, the header of a request, and an idle connection of a client
 CONNECT_SECONDS, HEADER_SECONDS, KEEP_ALIVE_SECONDS = 5, 30, 600
-# A host that has lost its power does not answer PROBES, which begin after PROBE_IDLE seconds of silence, PROBE_INTERVAL seconds
-# apart, and does not acknowledge requests. Its connections are closed after 30 s. The kernel of a slow server still answers.
+# Connections to a host without power are closed after 30 s. After PROBE_IDLE seconds of silence, the kernel sends PROBES probes of
+# TCP, PROBE_INTERVAL seconds apart. Data must be acknowledged within ACKNOWLEDGEMENT seconds. The kernel of a slow server answers.
 PROBE_IDLE, PROBE_INTERVAL, PROBES, ACKNOWLEDGEMENT = 15, 5, 3, 30
 # HAProxy 2.6 ignores tcp-ut in the line `default-server`.
 SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGEMENT}s"

@@ -208,16 +208,16 @@ def host_certificates(variables: Mapping[str, Any]) -> List[str]:
     The options name paths in the container. A file that no volume has is a part of the image, and is left out.
     """
     words = [word for argument in variables["triton_server_extra_args"] for word in str(argument).split("=", 1)]
-    found = [value for option, value in zip(words, words[1:]) if option in CERTIFICATE_OPTIONS]
-    return [path for path in (_on_host(variables, value) for value in dict.fromkeys(found)) if path]
+    values = [value for option, value in zip(words, words[1:]) if option in CERTIFICATE_OPTIONS]
+    return [path for path in (_on_host(variables, value) for value in dict.fromkeys(values)) if path]
 
 
 def _on_host(variables: Mapping[str, Any], path: str) -> Optional[str]:
-    """Return the path on the host of a file in the container, None if no volume has it. The deepest volume hides the others."""
+    """Return the path on the host of a file in the container; None for a file of the image. The deepest volume hides the others."""
     volumes = [volume(str(bind)).split(":")[:2] for bind in variables["triton_server_volumes"]]
-    for outside, inside in sorted(volumes, key=lambda pair: len(pair[1]), reverse=True):
-        directory = inside.rstrip("/")
-        if path == inside or path.startswith(directory + "/"):
-            # The engine knows where a named volume is, the inventory does not.
-            return posixpath.normpath(outside + path[len(directory) :]) if outside.startswith("/") else None
+    for host_path, container_path in sorted(volumes, key=lambda pair: len(pair[1]), reverse=True):
+        directory = container_path.rstrip("/")
+        if path == container_path or path.startswith(directory + "/"):
+            # Only the engine knows the path of a named volume.
+            return posixpath.normpath(host_path + path[len(directory) :]) if host_path.startswith("/") else None
     return None

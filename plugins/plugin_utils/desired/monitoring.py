@@ -22,7 +22,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     packages = set(variables["monitoring_packages"])
     absent = {scraping.path(variables, name) for name in scraping.TARGETS} - set(files)
     if not variables["monitoring_status_metrics"]:
-        # Alerts on the drift of an old status would never end.
+        # With an old file, alerts about its drift would never end.
         absent.add(f"{variables['monitoring_probe_directory']}/{STATUS_FILE}")
     elif variables["monitoring_node_exporter"]:
         packages.update(variables["monitoring_node_packages"])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The drift of a fleet as metrics, which the monitoring hosts keep for node exporter until the next status. Controller only."""
+"""The drift of a fleet as metrics. Monitoring hosts store them for node exporter until the next status. Controller only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELP = {
 def metrics(now: float, entries: Iterable[Mapping[str, Any]]) -> str:
     """Return a page of metrics of the entries of a status document.
 
-    A host without differences has no series. A host in maintenance may differ, so it has none either.
+    A host without differences has no series. A host in maintenance may differ, and has no series, too.
     """
     # An entry may come from the status file of an earlier run.
     drifted = [entry for entry in entries if entry.get("state") == "drift"]
