@@ -538,7 +538,7 @@ def test_cards_are_not_judged_without_a_module() -> None:
 # A driver that has lost its cards
 
 NUMBERED = "stale: the vendor's tool numbers each of 2 cards 0"
-EMPTY = "stale: the vendor's tool lists no card beside rbln0, rbln1"
+EMPTY = "stale: the vendor's tool lists no card, but rbln0, rbln1 exist"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
     if devices is None:
         return None
     if not devices:
-        return f"the vendor's tool lists no card beside {', '.join(nodes)}" if nodes else None
+        return f"the vendor's tool lists no card, but {', '.join(nodes)} exist" if nodes else None
     numbers: Dict[Optional[int], List[int]] = {}
     for device in devices:
         numbers.setdefault(device.get("group"), []).append(device["npu"])

@@ -237,8 +237,8 @@ def _from_web(
             if error.code == 416 and str(error.headers.get("Content-Range", "")) == f"bytes */{have}" and have <= source.most:
                 return
             if error.code == 416:
-                source.restart(sink, "the partial file is larger than its file")
-                raise ConnectionLost("the partial file is larger than its file") from None
+                source.restart(sink, "the partial file is larger than the file at the source")
+                raise ConnectionLost("the partial file is larger than the file at the source") from None
             if error.code >= 500:
                 raise ConnectionLost(f"status {error.code}") from None
             raise SourceError(str(http_probe.status_error(error.code, str(error.reason), access.login))) from None

@@ -75,7 +75,7 @@ def fetch(
     """Copy the rest of an object into `sink`."""
     source.announced(size(url, options, secrets))
     if sink.tell() > source.most:
-        source.restart(sink, "the partial file is larger than its object")
+        source.restart(sink, "the partial file is larger than the object")
     if sink.tell() == source.most:
         return
     # Without --no-traverse, rclone would list the whole directory of the object

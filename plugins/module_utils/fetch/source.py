@@ -73,14 +73,14 @@ class Source:
         self._attempt = time_now
         self._attempts += 1
         self._slow_attempts = self._slow_attempts + 1 if slow else 0
-        next_step = f"after {now} bytes ({why}): run again to resume the download"
+        interruption = f"after {now} bytes ({why}): run again to resume the download"
         if self._slow_attempts >= MAX_TRIES:
-            raise SourceError(f"it broke off {next_step}")
+            raise SourceError(f"it broke off {interruption}")
         if self._attempts >= MAX_ATTEMPTS:
-            raise SourceError(f"it broke off {MAX_ATTEMPTS} times, the last time {next_step}")
+            raise SourceError(f"it broke off {MAX_ATTEMPTS} times, the last time {interruption}")
         if time_now >= self.deadline:
             raise SourceError(
-                f"its {self.most} bytes did not arrive within {self.deadline - self._began:.0f} s, it broke off {next_step}"
+                f"its {self.most} bytes did not arrive within {self.deadline - self._began:.0f} s, it broke off {interruption}"
             )
 
 
