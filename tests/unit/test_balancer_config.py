@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_config import (
-    PROBE_IDLE,
+    PROBE_IDLE_SECONDS,
     QUEUE_FULL,
     Check,
     Server,
@@ -332,7 +332,7 @@ def test_kernel_of_a_server_is_probed_while_requests_are_in_flight(tmp_path: Pat
         call = Call(balancer.http_port)
         try:
             until(lambda: keepalive_timers(triton.http_port) and keepalive_timers(triton.grpc_port))
-            assert max(keepalive_timers(triton.http_port) + keepalive_timers(triton.grpc_port)) <= PROBE_IDLE
+            assert max(keepalive_timers(triton.http_port) + keepalive_timers(triton.grpc_port)) <= PROBE_IDLE_SECONDS
         finally:
             answered.set()
         call.join()

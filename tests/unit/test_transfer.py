@@ -136,7 +136,7 @@ def test_a_cut_connection_frees_the_lock_and_the_next_run_goes_on(site: Path, mo
     broken = transfer(site, origins)
     assert broken["failed"] is True
     assert "npu1: the transfer broke off (" in broken["msg"] and "run again to continue it" in broken["msg"]
-    lock = f"flock --timeout {sender.LOCK_WAIT} {site}/npu1/incoming rsync --server"
+    lock = f"flock --timeout {sender.LOCK_WAIT_SECONDS} {site}/npu1/incoming rsync --server"
     assert [line.startswith(lock) for line in (site / "asked").read_text().splitlines() if "rsync" in line] == [True]
     with blobs.locked(str(site / "npu1/incoming"), wait=False):
         partial = (site / "npu1/incoming" / digest(CONTENT)).stat().st_size

@@ -54,11 +54,11 @@ QUEUE_FULL = "Exceeds maximum queue size"
 WEIGHT = 100
 # Time limits in seconds: a connection to a server, the header of a request, and an idle connection of a client
 CONNECT_SECONDS, HEADER_SECONDS, KEEP_ALIVE_SECONDS = 5, 30, 600
-# Connections to a host without power are closed after 30 s. After PROBE_IDLE seconds of silence, the kernel sends PROBES probes of
-# TCP, PROBE_INTERVAL seconds apart. Data must be acknowledged within ACKNOWLEDGEMENT seconds. The kernel of a slow server answers.
-PROBE_IDLE, PROBE_INTERVAL, PROBES, ACKNOWLEDGEMENT = 15, 5, 3, 30
+# Connections to a host without power are closed after 30 s of silence: PROBE_IDLE_SECONDS and PROBE_COUNT probes of TCP, or
+# ACKNOWLEDGE_SECONDS after data that were not acknowledged. The kernel of a slow server still answers both.
+PROBE_IDLE_SECONDS, PROBE_INTERVAL_SECONDS, PROBE_COUNT, ACKNOWLEDGE_SECONDS = 15, 5, 3, 30
 # HAProxy 2.6 ignores tcp-ut in the line `default-server`.
-SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGEMENT}s"
+SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGE_SECONDS}s"
 # The most bytes of a line in the ring
 MAX_LINE_BYTES = 512
 
@@ -189,9 +189,9 @@ def _defaults(settings: Settings) -> List[str]:
         f"timeout check {settings.check_timeout}s",
         # These probes, and not the health checks, end the requests in flight of a host that has lost its power.
         "option srvtcpka",
-        f"srvtcpka-idle {PROBE_IDLE}s",
-        f"srvtcpka-intvl {PROBE_INTERVAL}s",
-        f"srvtcpka-cnt {PROBES}",
+        f"srvtcpka-idle {PROBE_IDLE_SECONDS}s",
+        f"srvtcpka-intvl {PROBE_INTERVAL_SECONDS}s",
+        f"srvtcpka-cnt {PROBE_COUNT}",
     ]
 
 

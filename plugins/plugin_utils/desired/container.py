@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import dev
 # Environment variables that limit the SDK to some of the NPUs
 DEVICE_SELECTIONS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 # Triton's default of --metrics-interval-ms
-METRICS_INTERVAL = 2000
+METRICS_INTERVAL_MS = 2000
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
 # Options of Triton that name a certificate for gRPC
 CERTIFICATE_OPTIONS = ("--grpc-server-cert", "--grpc-root-cert")
@@ -121,7 +121,7 @@ def _changed_options(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options of metrics, logs and traces that differ from Triton's defaults. Others would only replace containers."""
     if not variables["triton_server_allow_cpu_metrics"]:
         yield "--allow-cpu-metrics=false"
-    if variables["triton_server_metrics_interval"] != METRICS_INTERVAL:
+    if variables["triton_server_metrics_interval"] != METRICS_INTERVAL_MS:
         yield "--metrics-interval-ms={}".format(variables["triton_server_metrics_interval"])
     yield from ("--metrics-config=" + setting for setting in variables["triton_server_metrics_config"])
     if variables["triton_server_log_format"] != "default":

@@ -36,7 +36,7 @@ PROGRESS_SECONDS = 10.0
 # Seconds between two attempts while another controller transfers to the host
 RETRY_SECONDS = 2.0
 # Seconds that rsync on the host waits for the lock
-LOCK_WAIT = 20
+LOCK_WAIT_SECONDS = 20
 # Seconds without traffic after which rsync ends
 RSYNC_TIMEOUT = 120
 
@@ -232,7 +232,7 @@ class Sender:
             "rsync_timeout": RSYNC_TIMEOUT,
             "rsync_opts": list(self.variables["model_repository_rsync_options"]),
             # The rsync process on the host holds the lock.
-            "rsync_path": f"flock --timeout {LOCK_WAIT} {shlex.quote(self.incoming)} rsync",
+            "rsync_path": f"flock --timeout {LOCK_WAIT_SECONDS} {shlex.quote(self.incoming)} rsync",
         }
         context = self.action.play_context.copy()
         context.become = False
