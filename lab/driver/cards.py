@@ -46,7 +46,7 @@ class CardsError(Exception):
 
 @dataclass(frozen=True)
 class CardType:
-    """PCI device id of a card type and its NPUs. It is an assumption that each NPU of a card is a PCI function of its own."""
+    """PCI device id of a card type and its NPUs. Each NPU is assumed to be a separate PCI function."""
 
     device: int
     npus: int
