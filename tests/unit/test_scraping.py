@@ -132,22 +132,31 @@ def test_prometheus_evaluates_all_rules_without_a_warning(tmp_path: Path, port: 
     assert re.findall(r".*level=(?:warn|error).*", log, re.IGNORECASE) == []
 
 
-def test_a_target_without_a_content_type_needs_an_option(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("content_type", "options", "health"),
+    [
+        # As Triton sends it
+        ("text/plain; charset=utf-8", {}, "up"),
+        ("", {}, "down"),
+        ("", {"fallback_scrape_protocol": "PrometheusText0.0.4"}, "up"),
+    ],
+)
+def test_only_a_target_without_a_content_type_needs_an_option(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, content_type: str, options: dict[str, str], health: str
+) -> None:
     if version() < (3, 0):
         pytest.skip("before Prometheus 3, a target needs no content type: see PROMETHEUS_PROGRAMS")
-    monkeypatch.setattr(Exporter, "content_type", "")
-    for place, more in (("without", {}), ("with", {"fallback_scrape_protocol": "PrometheusText0.0.4"})):
-        (tmp_path / place).mkdir()
-        wanted = written(tmp_path / place, port, **logins(tmp_path / place, **more))
-        with prometheus(tmp_path / place, config=config(wanted)) as server:
+    monkeypatch.setattr(Exporter, "content_type", content_type)
+    wanted = written(tmp_path, port, **logins(tmp_path, **options))
+    with prometheus(tmp_path, config=config(wanted)) as server:
 
-            def targets() -> list[dict[str, Any]]:
-                return [entry for entry in server.get("targets")["activeTargets"] if entry["health"] != "unknown"]
+        def targets() -> list[dict[str, Any]]:
+            return [entry for entry in server.get("targets")["activeTargets"] if entry["health"] != "unknown"]
 
-            until(lambda: len(targets()) == 5)
-            found = targets()
-        assert {target["health"] for target in found} == {"up" if more else "down"}
-        assert more or "fallback_scrape_protocol" in found[0]["lastError"]
+        until(lambda: len(targets()) == 5)
+        found = targets()
+    assert {target["health"] for target in found} == {health}
+    assert {"fallback_scrape_protocol" in target["lastError"] for target in found} == {health == "down"}
 
 
 def blocks(page: str) -> list[dict[str, Any]]:
