@@ -113,6 +113,8 @@ report-image: venv browser unit-packages ## draw docs/images/report.png and char
 molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout ## scenarios on labs: converge and change, docs/production.md, every kind of model, the three modes, current drivers, rollouts under traffic
 molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout: molecule-%: venv
 	@tests/molecule.sh $*
+molecule-monitoring: venv ## faults of two hosts, whose alerts have to reach a webhook receiver (not in `make test`)
+	@tests/molecule.sh monitoring
 
 molecule-cores: venv ## scenario `default` on each supported ansible-core (CORES="2.21"; not in `make test`)
 	@$(PY) tests/cores.py $(CORES)
@@ -182,6 +184,9 @@ bench-scale: venv ## CPU seconds and memory of the controller for 50, 200 and 1,
 bench-rollout: venv ## failed requests of clients while a fleet of 4 hosts behind a load balancer changes (ARGS="--only model" ...); needs a quiet machine
 	@PYTHONPATH=tests/faults $(PY) tests/bench/rollout.py $(ARGS)
 
+bench-alerts: venv ## seconds from a fault to its alert in Prometheus and at a receiver, on a lab of 2 hosts (ARGS="--only kill_stub" ...); needs a quiet machine
+	@PYTHONPATH=tests/faults:tests/monitoring $(PY) tests/bench/alerts.py $(ARGS)
+
 bench-loading: venv ## latency of clients while another model loads, on two bare Triton servers; needs a quiet machine
 	@$(PY) tests/bench/loading.py
 
@@ -191,4 +196,4 @@ test-mutants: venv ## seed one defect at a time; each has to fail its tests
 clean: ## remove all build output; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser unit-packages packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-scale bench-rollout bench-loading test-heavy test-mutants clean
+.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser unit-packages packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-monitoring molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-scale bench-rollout bench-alerts bench-loading test-heavy test-mutants clean

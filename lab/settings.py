@@ -75,7 +75,8 @@ class Lab:
 def current_lab() -> Lab:
     """Return the lab of the environment variables LAB (`lab`), LAB_SUBNET (a /24, default by name) and LAB_CPU_SHARES (1024)."""
     name = os.environ.get("LAB") or FIRST_LAB
-    numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244, "models": 245, "runfile": 246, "rollout": 247}
+    numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244}
+    numbers.update(models=245, runfile=246, rollout=247, monitoring=248)
     subnet = os.environ.get("LAB_SUBNET") or f"172.31.{numbers.get(name, 243)}.0/24"
     if not subnet.endswith(".0/24"):
         raise LabError(f"LAB_SUBNET is {subnet}, expected an IPv4 /24 such as 172.31.240.0/24")

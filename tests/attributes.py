@@ -32,16 +32,16 @@ class Room(NamedTuple):
 ROOMS = (
     Room("tests/unit", ("tests/report",), "tests/unit/(backend|bench|lab|models|sdk)/"),
     Room("tests/unit/backend"),
-    Room("tests/unit/bench", ("tests/bench",)),
+    Room("tests/unit/bench", ("tests/bench", "tests/monitoring")),
     Room("tests/unit/lab", ("lab",)),
     Room("tests/unit/models"),
     Room("tests/faults"),
     Room("tests/hostile"),
     Room("tests/heavy"),
     Room("tests/report"),
-    Room("tests/bench", ("lab", "tests/testinfra")),
+    Room("tests/bench", ("lab", "tests/testinfra", "tests/monitoring")),
     Room("tests/monitoring"),
-    Room("tests/testinfra"),
+    Room("tests/testinfra", ("tests/monitoring",)),
 )
 
 

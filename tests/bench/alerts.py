@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Seconds from a fault to its alert: `make bench-alerts`.
+
+A lab of its own has two hosts behind a load balancer, with Prometheus and Alertmanager on its monitoring host, at the default
+intervals (molecule/monitoring/inventory). Clients send requests at a fixed rate. One fault after the other is injected, until its
+alerts have reached a webhook receiver, and then repaired. Times to firing and to the receiver begin with the fault, the time to
+resolve begins with the repair. Targets: critical alerts fire within 60 s, alerts from the probe within 150 s, and warnings within
+5 minutes. Prints a table, and writes build/bench/alerts.json. A missed target is shown. The run fails if an alert is missing.
+With --idle, the faults follow after a time without a fault, in which no alert may fire.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Sequence, Tuple
+
+from alert_faults import CASES, DISK_ALERTS, AlertLab, NotObserved, Observation, play, wait_for_value
+from bench_lab import BUILD, INVENTORY, ROOT, BenchError, Lab
+from open_loop import OpenLoop
+
+HOSTS = 2
+RATES = {"http": 20.0, "grpc": 20.0, "stream": 1.0}
+FLEET = ROOT / "molecule/monitoring/inventory/hosts.yml"
+TARGET = BUILD / "alerts.json"
+Row = Dict[str, Any]
+
+
+class Fleet(Lab):
+    """Two hosts behind a load balancer, with a monitoring host."""
+
+    def __init__(self) -> None:
+        super().__init__(HOSTS, {})
+        self.environment.update(LAB_BALANCERS="1", LAB_RELEASE="lab-24.10")
+
+    def __enter__(self) -> Fleet:
+        # One host is installed, and the other one is a copy of it.
+        self.environment["HOSTS"] = "1"
+        self._lab("up")
+        say("installing the first host")
+        self.site("--tags", "driver,engine,image")
+        self.environment.update(HOSTS=str(HOSTS), LAB_COPIES="1")
+        super().__enter__()
+        return self
+
+    def site(self, *options: str) -> None:
+        self.run(["ansible-playbook", "-i", str(INVENTORY), *options, str(ROOT / "playbooks/site.yml")])
+
+    def inventory(self) -> Dict[str, Any]:
+        found: Dict[str, Any] = json.loads(self.run([str(INVENTORY / "hosts.py")]))
+        return found
+
+
+def row_of(observation: Observation) -> Row:
+    """Return the row of an alert in the file of results."""
+    return {
+        "alert": observation.alert,
+        "severity": observation.severity,
+        "seconds_to_firing": observation.to_firing,
+        "seconds_to_receiver": observation.to_receiver,
+        "seconds_to_resolve": observation.to_resolve,
+    }
+
+
+def table(observations: Sequence[Observation]) -> str:
+    """Return the observations as a person reads them."""
+    lines = [f"{'fault':<20} {'alert':<30} {'severity':<9} {'firing':>7} {'receiver':>9} {'resolve':>8}  target"]
+    for found in observations:
+        times = f"{found.to_firing:>7} {found.to_receiver:>9} {found.to_resolve:>8}"
+        verdict = "reached" if found.to_firing <= found.target else "MISSED"
+        lines.append(f"{found.fault:<20} {found.alert:<30} {found.severity:<9} {times}  {found.target} s: {verdict}")
+    return "\n".join(lines)
+
+
+def say(message: str) -> None:
+    print(f"bench: {message}", flush=True)
+
+
+def measure_idle(lab: AlertLab, seconds: float) -> None:
+    """Show which alerts fire while nothing happens."""
+    lab.wait_until_quiet(f'ALERTS{{alertname!~"{DISK_ALERTS}"}}')
+    began = time.time()
+    say(f"no fault for {seconds:.0f} s")
+    wait_for_value(lambda: time.time() > began + seconds or None, 2 * seconds, "the end of the idle time")
+    names = {found["labels"]["alertname"] for found in lab.firing_since(began, {})} - set(DISK_ALERTS.split("|"))
+    fired = ", ".join(sorted(names)) or "no alert"
+    say(f"idle: {fired} fired, expected no alert: {'MISSED' if names else 'reached'}")
+
+
+def measure(fleet: Fleet, cases: Sequence[str], idle: float) -> Tuple[List[Observation], List[str]]:
+    """Return the alerts of all cases, and the errors of cases without an alert. Writes the results after each case."""
+    say("installing all hosts")
+    fleet.site("-i", str(FLEET))
+    lab = AlertLab(fleet.inventory())
+    lab.install()
+    observations: List[Observation] = []
+    errors: List[str] = []
+    with OpenLoop(lab.addresses["lb1"], RATES):
+        if idle:
+            measure_idle(lab, idle)
+        for case in CASES:
+            if case.name not in cases:
+                continue
+            say(f"fault {case.name} on {case.host}")
+            try:
+                observations += play(lab, case)
+            except NotObserved as error:
+                errors.append(str(error))
+                say(errors[-1])
+            TARGET.write_text(json.dumps([row_of(found) for found in observations], indent=1) + "\n")
+    return observations, errors
+
+
+def main() -> None:
+    names = [case.name for case in CASES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="faults to inject")
+    parser.add_argument("--idle", type=float, default=0, metavar="SECONDS", help="seconds without a fault before the faults (0)")
+    arguments = parser.parse_args()
+    # The lab is removed after a signal, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended by a signal"))
+    BUILD.mkdir(parents=True, exist_ok=True)
+    try:
+        with Fleet() as fleet:
+            observations, errors = measure(fleet, arguments.only, arguments.idle)
+    except (BenchError, NotObserved) as error:
+        sys.exit(f"bench: {error}")
+    print(f"\n{table(observations)}")
+    if errors:
+        sys.exit("bench: " + "\n".join(errors))
+
+
+if __name__ == "__main__":
+    main()
