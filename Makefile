@@ -110,11 +110,9 @@ report-test: venv ## test the report in a browser
 report-image: venv browser unit-packages ## draw docs/images/report.png and charts.png from an invented fleet
 	@$(PY) tests/report/image.py docs/images/report.png docs/images/charts.png
 
-molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout ## scenarios on labs: converge and change, docs/production.md, every kind of model, the three modes, current drivers, rollouts under traffic
-molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout: molecule-%: venv
+molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-monitoring ## scenarios on labs: converge and change, docs/production.md, every kind of model, the three modes, current drivers, rollouts under traffic, alerts of faults
+molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-monitoring: molecule-%: venv
 	@tests/molecule.sh $*
-molecule-monitoring: venv ## faults of two hosts, whose alerts have to reach a webhook receiver (not in `make test`)
-	@tests/molecule.sh monitoring
 
 molecule-cores: venv ## scenario `default` on each supported ansible-core (CORES="2.21"; not in `make test`)
 	@$(PY) tests/cores.py $(CORES)
@@ -136,7 +134,7 @@ packages: unit-packages
 
 # Six lanes at a time, because each of them waits now and then. The longest ones start first and have priority.
 # Lanes without a lab run while its images are built.
-LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production molecule-rollout unit faults lint report-test
+LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production molecule-rollout molecule-monitoring unit faults lint report-test
 test: ## all tests; the output of each lane is in build/log
 	@rm -f build/log/lanes
 # The output ends with the duration and the error of each lane, because a CI may keep only its end.

@@ -19,6 +19,7 @@ import time
 from typing import Any, Dict, List, Sequence, Tuple
 
 from alert_faults import CASES, DISK_ALERTS, AlertLab, NotObserved, Observation, play, wait_for_value
+from balancer_certificate import CERTIFICATE, certificate
 from bench_lab import BUILD, INVENTORY, ROOT, BenchError, Lab
 from open_loop import OpenLoop
 
@@ -92,13 +93,14 @@ def measure_idle(lab: AlertLab, seconds: float) -> None:
 
 def measure(fleet: Fleet, cases: Sequence[str], idle: float) -> Tuple[List[Observation], List[str]]:
     """Return the alerts of all cases, and the errors of cases without an alert. Writes the results after each case."""
+    CERTIFICATE.write_text(certificate(365))
     say("installing all hosts")
     fleet.site("-i", str(FLEET))
     lab = AlertLab(fleet.inventory())
     lab.install()
     observations: List[Observation] = []
     errors: List[str] = []
-    with OpenLoop(lab.addresses["lb1"], RATES):
+    with OpenLoop(lab.addresses["lb1"], RATES, CERTIFICATE):
         if idle:
             measure_idle(lab, idle)
         for case in CASES:

@@ -11,10 +11,12 @@ import itertools
 import json
 import queue
 import select
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -31,6 +33,9 @@ ANSWERS, WAIT_MS = 5, 100
 # Seconds between two requests on the stream that stays open
 EVERY = 0.5
 WORKERS = 64
+HTTP_PORT, GRPC_PORT = 8000, 8001
+# The name in a balancer's certificate of tests
+CERTIFICATE_NAME = "balancer.lab"
 
 
 class Sample(NamedTuple):
@@ -76,8 +81,12 @@ def double_answer(number: float, answer: Any) -> int:
 class HttpConnections:
     """Connections that stay open between requests."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, address: str, port: int, certificate: Path | None) -> None:
         self.address, self.port = address, port
+        # The clients know the balancer by its certificate, not by a name.
+        self.tls = ssl.create_default_context(cafile=str(certificate)) if certificate else None
+        if self.tls:
+            self.tls.check_hostname = False
         self.idle: queue.LifoQueue[http.client.HTTPConnection] = queue.LifoQueue()
 
     def take(self) -> http.client.HTTPConnection:
@@ -86,6 +95,8 @@ class HttpConnections:
             try:
                 connection = self.idle.get_nowait()
             except queue.Empty:
+                if self.tls:
+                    return http.client.HTTPSConnection(self.address, self.port, timeout=PATIENCE, context=self.tls)
                 return http.client.HTTPConnection(self.address, self.port, timeout=PATIENCE)
             if connection.sock and not select.select([connection.sock], [], [], 0)[0]:
                 return connection
@@ -108,19 +119,31 @@ class HttpConnections:
         return doubled(number, outputs["Y"], outputs["EDITION"])
 
 
-class OpenLoop:
-    """Clients of the models `alpha` and `stream` behind a balancer. `rates` are requests per second by kind: http, grpc, stream."""
+def grpc_channel(address: str, port: int, certificate: Path | None) -> grpc.Channel:
+    """Return a channel that sends no request twice. With a certificate it uses TLS."""
+    options: list[tuple[str, Any]] = [("grpc.enable_retries", 0)]
+    if not certificate:
+        return grpc.insecure_channel(f"{address}:{port}", options=options)
+    options.append(("grpc.ssl_target_name_override", CERTIFICATE_NAME))
+    return grpc.secure_channel(f"{address}:{port}", grpc.ssl_channel_credentials(certificate.read_bytes()), options=options)
 
-    def __init__(self, address: str, rates: dict[str, float], http_port: int = 8000, grpc_port: int = 8001) -> None:
+
+class OpenLoop:
+    """Clients of the models `alpha` and `stream` behind a balancer.
+
+    `rates` are requests per second by kind: http, grpc, stream. `certificate` is the file with the balancer's certificate for
+    CERTIFICATE_NAME, None without TLS.
+    """
+
+    def __init__(self, address: str, rates: dict[str, float], certificate: Path | None = None) -> None:
         self.rates = rates
         self.samples: list[Sample] = []
         # (time, code) of each end of the stream that stays open, and (time, error) of each wrong answer on it
         self.closed: list[tuple[float, str]] = []
         self.wrong: list[tuple[float, str]] = []
         self.sent = 0
-        self.http = HttpConnections(address, http_port)
-        # gRPC itself sends no request again, either.
-        self.channel = grpc.insecure_channel(f"{address}:{grpc_port}", options=[("grpc.enable_retries", 0)])
+        self.http = HttpConnections(address, HTTP_PORT, certificate)
+        self.channel = grpc_channel(address, GRPC_PORT, certificate)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self.stopped = threading.Event()
         # Without this event, no stream stays open.

@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from balancer_certificate import KEY, certificate
+
 RECEIVER = Path(__file__).with_name("webhook_receiver.py")
 PROMETHEUS_PORT, ALERTMANAGER_PORT, RECEIVER_PORT = 9090, 9093, 9095
 # Each alert has a notification of its own. The waits are short, because a site chooses its own.
@@ -55,6 +57,8 @@ cat > /usr/local/lib/npufleet-webhook.py
 systemctl stop npufleet-webhook 2> /dev/null || true
 systemd-run --quiet --collect --unit npufleet-webhook python3 /usr/local/lib/npufleet-webhook.py {RECEIVER_PORT}
 """
+# The file on the balancer holds the certificate and the key.
+BALANCER_CERTIFICATE = "/etc/haproxy/npufleet/balancer.pem"
 # The disks of the lab are those of the machine, which may be full.
 DISK_ALERTS = "NpufleetDiskFilling|NpufleetDiskFull"
 STORE = "/var/lib/npufleet"
@@ -432,6 +436,18 @@ def _hours_ago(hours: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - hours * 3600))
 
 
+@contextlib.contextmanager
+def expire_certificate(lab: AlertLab, host: str) -> Iterator[Fault]:
+    """Let the file of the balancer's certificate have one that expires in two days. HAProxy uses the one that it has loaded."""
+    previous = lab.shell(host, f"cat {BALANCER_CERTIFICATE}")
+    began = time.time()
+    lab.shell(host, f"cat > {BALANCER_CERTIFICATE}", certificate(2) + KEY.read_text())
+    try:
+        yield Fault(began, {"file": BALANCER_CERTIFICATE})
+    finally:
+        lab.shell(host, f"cat > {BALANCER_CERTIFICATE}", previous + "\n")
+
+
 # Seconds until an alert fires: critical alerts from a scrape or the metrics of the host, alerts from the probe, and warnings
 SCRAPED, PROBED, WARNING = 60, 150, 300
 # The last fault of each host takes the whole host or server down.
@@ -484,6 +500,12 @@ CASES = (
             Expected("NpufleetMaintenanceForgotten", WARNING),
             Expected("NpufleetDrainForgotten", WARNING, {"host": "{host}", "by": "maintenance"}),
         ],
+    ),
+    Case(
+        "expire_certificate",
+        "lb1",
+        expire_certificate,
+        [Expected("NpufleetCertificateExpires", SCRAPED), Expected("NpufleetCertificateExpiresSoon", WARNING)],
     ),
     Case("lose_host", "npu2", lose_host, [Expected("NpufleetTargetDown", SCRAPED), Expected("NpufleetNodeExporterDown", WARNING)]),
 )

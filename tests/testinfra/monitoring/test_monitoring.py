@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from alert_faults import CASES, DISK_ALERTS, AlertLab, NotObserved, Observation, play, wait_for_value
+from balancer_certificate import CERTIFICATE
 from conftest import LAB, ROOT, Run, playbook
 from open_loop import OpenLoop
 
@@ -23,7 +24,7 @@ ACTIVE = f'ALERTS{{alertname!~"{DISK_ALERTS}"}}'
 
 @pytest.fixture(scope="session")
 def clients() -> Iterator[OpenLoop]:
-    with OpenLoop(LAB["_meta"]["hostvars"]["lb1"]["ansible_host"], RATES) as found:
+    with OpenLoop(LAB["_meta"]["hostvars"]["lb1"]["ansible_host"], RATES, CERTIFICATE) as found:
         yield found
 
 
@@ -37,7 +38,7 @@ def lab(clients: OpenLoop) -> AlertLab:
 
 @pytest.fixture(scope="session")
 def outcomes(lab: AlertLab) -> dict[str, list[Observation] | Exception]:
-    """The alerts of each fault. The faults of a host follow each other, and both hosts have their faults at the same time."""
+    """The alerts of each fault. The faults of a host follow each other. All hosts have their faults at the same time."""
 
     def play_all(host: str) -> dict[str, list[Observation] | Exception]:
         found: dict[str, list[Observation] | Exception] = {}
@@ -51,7 +52,8 @@ def outcomes(lab: AlertLab) -> dict[str, list[Observation] | Exception]:
         return found
 
     with ThreadPoolExecutor() as pool:
-        return {name: outcome for found in pool.map(play_all, ("npu1", "npu2")) for name, outcome in found.items()}
+        played = pool.map(play_all, sorted({case.host for case in CASES}))
+    return {name: outcome for found in played for name, outcome in found.items()}
 
 
 def run(name: str, **variables: object) -> Run:
