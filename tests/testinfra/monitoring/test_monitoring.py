@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from alert_faults import CASES, DISK_ALERTS, AlertLab, NotObserved, Observation, play, wait_for_value
+from alert_faults import CASES, DISK_ALERTS, WARNING, AlertLab, NotObserved, Observation, play, wait_for_value
 from balancer_certificate import CERTIFICATE
 from conftest import LAB, ROOT, Run, playbook
 from open_loop import OpenLoop
@@ -75,7 +75,7 @@ def second_edition(directory: Path) -> str:
 
 def test_every_target_of_the_inventory_is_up(lab: AlertLab) -> None:
     up = {(entry["metric"]["job"], entry["metric"]["host"]): entry["value"][1] for entry in lab.series('up{job=~"npufleet-.*"}')}
-    hosts = {"npufleet-triton": ("npu1", "npu2"), "npufleet-node": ("npu1", "npu2"), "npufleet-balancer": ("lb1",)}
+    hosts = {"npufleet-triton": ("npu1", "npu2"), "npufleet-node": ("npu1", "npu2", "lb1", "ops1"), "npufleet-balancer": ("lb1",)}
     assert up == {(job, host): "1" for job, names in hosts.items() for host in names}
 
 
@@ -108,6 +108,20 @@ def test_the_alerts_of_a_fault_reach_the_receiver(outcomes: dict[str, list[Obser
     assert [found.alert for found in outcome] == [expected.alert for expected in case.expected]
     late = [found for found in outcome if found.to_firing > PATIENCE * found.target]
     assert late == []
+
+
+def test_a_difference_that_status_found_fires_an_alert_until_the_next_status(lab: AlertLab) -> None:
+    began = time.time()
+    playbook("status.yml", *MORE, "-e", json.dumps({"triton_server_extra_args": ["--http-thread-count=7"]}))
+
+    def fired() -> bool | None:
+        found = [alert["labels"]["exported_host"] for alert in lab.firing_since(began, {"alertname": "NpufleetDrift"})]
+        return {"npu1", "npu2"} <= set(found) or None
+
+    wait_for_value(fired, PATIENCE * WARNING, "NpufleetDrift of both hosts fires")
+    status = playbook("status.yml", *MORE)
+    assert status.code == 0, status.output
+    lab.wait_until_quiet('ALERTS{alertname="NpufleetDrift"}')
 
 
 def test_after_all_faults_the_hosts_are_in_sync(outcomes: dict[str, list[Observation] | Exception]) -> None:
