@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -74,9 +75,19 @@ def second_edition(directory: Path) -> str:
 
 
 def test_every_target_of_the_inventory_is_up(lab: AlertLab) -> None:
-    up = {(entry["metric"]["job"], entry["metric"]["host"]): entry["value"][1] for entry in lab.series('up{job=~"npufleet-.*"}')}
-    hosts = {"npufleet-triton": ("npu1", "npu2"), "npufleet-node": ("npu1", "npu2", "lb1", "ops1"), "npufleet-balancer": ("lb1",)}
-    assert up == {(job, host): "1" for job, names in hosts.items() for host in names}
+    hosts = {"npufleet-triton": ["npu1", "npu2"], "npufleet-node": ["npu1", "npu2", "lb1", "ops1"], "npufleet-balancer": ["lb1"]}
+    expected = {(job, host): "1" for job, names in hosts.items() for host in names}
+    found: dict[tuple[str, str], str] = {}
+
+    def all_up() -> bool | None:
+        entries = lab.series('up{job=~"npufleet-.*"}')
+        found.clear()
+        found.update({(entry["metric"]["job"], entry["metric"]["host"]): entry["value"][1] for entry in entries})
+        return found == expected or None
+
+    with contextlib.suppress(NotObserved):
+        wait_for_value(all_up, 120, "all targets are up")
+    assert found == expected
 
 
 def test_no_alert_fires_during_a_clean_rollout(lab: AlertLab, clients: OpenLoop, tmp_path: Path) -> None:
