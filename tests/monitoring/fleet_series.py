@@ -199,7 +199,7 @@ def _balancer(fleet: Fleet, of: Make) -> Iterator[Series]:
 
 def _status(fleet: Fleet, of: Make) -> Iterator[Series]:
     node = {"job": "npufleet-node", "instance": "ops1:9100", "host": "ops1"}
-    yield of("npufleet_drift_items", 2, exported_host=fleet.hosts[0], concern="models", **node)
+    yield of("npufleet_drift_items", 2, inventory_host=fleet.hosts[0], concern="models", **node)
     yield of("npufleet_status_timestamp_seconds", fleet.end - 1800, **node)
 
 

@@ -59,8 +59,7 @@ OWN = {
     "npufleet_host_last_read_timestamp_seconds": "",
     "npufleet_balancer_drained_since_timestamp_seconds": "server kind",
     "npufleet_balancer_server_drained": "server kind",
-    # The label `host` of this metric becomes `exported_host`, because the target has a label `host`.
-    "npufleet_drift_items": "exported_host concern",
+    "npufleet_drift_items": "inventory_host concern",
     "npufleet_status_timestamp_seconds": "",
     # The pages of all programs have this metric.
     "npufleet_dropped_series": "metric",
@@ -196,10 +195,7 @@ def test_labels_of_own_metrics_are_those_of_their_pages() -> None:
     pages = [
         textfile.page(drained.families(servers, records), drained.HELP),
         textfile.page(certificates.families({"/c.pem": 1.0}), certificates.HELP),
-        # Prometheus renames the label `host` of a page, because the target has one.
-        drift.metrics(1.0, [{"host": "npu1", "state": "drift", "plan": [{"concern": "models"}]}]).replace(
-            "host=", "exported_host="
-        ),
+        drift.metrics(1.0, [{"host": "npu1", "state": "drift", "plan": [{"concern": "models"}]}]),
     ]
     series = re.findall(r"^(\w+)(?:\{(.*)\})? ", "".join(pages), re.MULTILINE)
     assert {name: re.findall(r'(\w+)="', labels) for name, labels in series} == {

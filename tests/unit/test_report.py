@@ -247,8 +247,8 @@ def test_only_hosts_of_the_play_that_differ_are_shown(tmp_path: Path, monkeypatc
     assert (found["hosts_not_in_sync"], hostvars.asked) == (["npu2", "npu4"], ["npu4"])
     drifted = [line for line in found["metrics"].splitlines() if line.startswith("npufleet_drift_items{")]
     assert drifted == [
-        'npufleet_drift_items{host="npu2",concern="server"} 1',
-        'npufleet_drift_items{host="npu5",concern="models"} 2',
+        'npufleet_drift_items{inventory_host="npu2",concern="server"} 1',
+        'npufleet_drift_items{inventory_host="npu5",concern="models"} 2',
     ]
     states = {entry["host"]: entry["state"] for entry in json.loads((tmp_path / "status.json").read_text())["hosts"]}
     assert states == {"npu1": "in sync", "npu2": "drift", "npu3": "maintenance", "npu4": "unreachable", "npu5": "drift"}
@@ -265,9 +265,9 @@ def test_drift_becomes_metrics() -> None:
         {"host": "npu5", "state": "drift"},
     ]
     assert [line for line in drift.metrics(1767323045.5, entries).splitlines() if not line.startswith("#")] == [
-        'npufleet_drift_items{host="n\\"pu1",concern="server"} 1',
-        'npufleet_drift_items{host="npu2",concern="models"} 1',
-        'npufleet_drift_items{host="npu2",concern="server"} 2',
+        'npufleet_drift_items{inventory_host="n\\"pu1",concern="server"} 1',
+        'npufleet_drift_items{inventory_host="npu2",concern="models"} 1',
+        'npufleet_drift_items{inventory_host="npu2",concern="server"} 2',
         "npufleet_status_timestamp_seconds 1767323045.5",
     ]
 

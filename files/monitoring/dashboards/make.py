@@ -25,7 +25,7 @@ RED, GREEN, BLUE = "red", "green", "blue"
 # Columns that tables do not show
 HIDDEN = ("Time", "Value", "__name__", "job", "instance", "alertstate", "npufleet_group")
 # Headings of columns whose label has another name
-RENAMED = {"exported_host": "host", "sloth_slo": "objective"}
+RENAMED = {"inventory_host": "host", "sloth_slo": "objective"}
 
 
 class Query(NamedTuple):
@@ -182,7 +182,7 @@ FLEET = Dashboard(
                 count(
                     "Hosts with drift",
                     "Hosts that differed from the inventory when status.yml last ran.",
-                    'count(max by (exported_host) (npufleet_drift_items{exported_host=~"$host"})) or vector(0)',
+                    'count(max by (inventory_host) (npufleet_drift_items{inventory_host=~"$host"})) or vector(0)',
                 ),
                 table("Firing alerts", "Each alert that fires now. Empty if no alert fires.", FIRING),
                 table(
@@ -205,7 +205,7 @@ FLEET = Dashboard(
                 table(
                     "Differences from the inventory",
                     "Differences that the last status.yml found. It writes them with monitoring_status_metrics.",
-                    'max by (exported_host, concern) (npufleet_drift_items{exported_host=~"$host"})',
+                    'max by (inventory_host, concern) (npufleet_drift_items{inventory_host=~"$host"})',
                     value="differences",
                 ),
                 certificates("host"),

@@ -18,7 +18,8 @@ HELP = {
 def metrics(now: float, entries: Iterable[Mapping[str, Any]]) -> str:
     """Return a page of metrics of the entries of a status document.
 
-    A host without differences has no series. A host in maintenance may differ, and has no series, too.
+    A host without differences has no series. A host in maintenance may differ, and has no series, too. The label is not `host`, because
+    Prometheus renames that one if the target has a label `host` of its own.
     """
     # An entry may come from the status file of an earlier run.
     drifted = [entry for entry in entries if entry.get("state") == "drift"]
@@ -26,7 +27,9 @@ def metrics(now: float, entries: Iterable[Mapping[str, Any]]) -> str:
         (str(entry["host"]), str(item.get("concern", ""))) for entry in drifted for item in entry.get("plan") or []
     )
     families: textfile.Families = {
-        "npufleet_drift_items": [({"host": host, "concern": concern}, count) for (host, concern), count in counts.items()],
+        "npufleet_drift_items": [
+            ({"inventory_host": host, "concern": concern}, count) for (host, concern), count in counts.items()
+        ],
         "npufleet_status_timestamp_seconds": [({}, now)],
     }
     return textfile.page(families, HELP)

@@ -126,7 +126,7 @@ def test_a_difference_that_status_found_fires_an_alert_until_the_next_status(lab
     playbook("status.yml", *MORE, "-e", json.dumps({"triton_server_extra_args": ["--http-thread-count=7"]}))
 
     def fired() -> bool | None:
-        found = [alert["labels"]["exported_host"] for alert in lab.firing_since(began, {"alertname": "NpufleetDrift"})]
+        found = [alert["labels"]["inventory_host"] for alert in lab.firing_since(began, {"alertname": "NpufleetDrift"})]
         return {"npu1", "npu2"} <= set(found) or None
 
     wait_for_value(fired, PATIENCE * WARNING, "NpufleetDrift of both hosts fires")
