@@ -216,7 +216,7 @@ traffic:
   description: Settings of a rollout behind load balancers.
   returned: >-
     with O(preflight), O(rollback), O(current_releases) or V(traffic) in O(concerns), if the host is not in sync and the settings
-    are valid. Without O(concerns), only RV(traffic.hook).
+    are valid. With an empty list in O(concerns), only RV(traffic.hook).
   type: dict
   contains:
     hook: {description: The value of C(npufleet_drain_hook)., type: str}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -245,16 +246,17 @@ def test_a_rollback_completes_the_drain_of_a_host_with_moves(tmp_path: Path) -> 
 # An adoption
 
 ADOPT = ("-e", "adopt_replace=true", "-e", "triton_server_name=managed", "--limit", "npu-1")
+DIGEST = hashlib.sha256(b"compiled").hexdigest()
 REPLACED = [differs("server", "restart", until="server_change")]
 RENAMED = 'npu-1 command ["docker", "rename", "nifty_sinoussi", "managed"]'
 RENAMED_BACK = 'npu-1 command ["docker", "rename", "managed", "nifty_sinoussi"]'
 
 
-def adopted(place: Path, balancer: dict[str, Any] | None = None, **more: Any) -> Run:
+def adopted(place: Path, balancer: dict[str, Any] | None = None, given: dict[str, Any] | None = None, **more: Any) -> Run:
     """Adopt npu-1, which has a container with another name, behind a balancer with two hosts."""
     server = {"plan": REPLACED, "unnamed": True, **more}
     scenario = {"npu-1": server, "npu-2": {"plan": []}, "lb-1": {"balancer": True, **(balancer or {})}}
-    return run(place, "adopt.yml", scenario, *ADOPT, balancers=("lb-1",), npufleet_judge_seconds=1)
+    return run(place, "adopt.yml", scenario, *ADOPT, balancers=("lb-1",), npufleet_judge_seconds=1, **(given or {}))
 
 
 def test_an_adoption_is_made_without_traffic_and_judged(tmp_path: Path) -> None:
@@ -268,6 +270,29 @@ def test_an_adoption_is_made_without_traffic_and_judged(tmp_path: Path) -> None:
     assert in_order(ran, drained, RENAMED, "npu-1 server_change", ready, accepted, ready), ran.calls
     assert {call.split()[-1] for call in of_balancer(ran)} == {"npu-1"}
     assert RENAMED_BACK not in ran.calls
+
+
+def with_compiled_file(place: Path) -> dict[str, Any]:
+    """Return the variable of a model whose compiled file the host needs."""
+    (place / "model.rbln").write_bytes(b"compiled")
+    artefact = {"file": str(place / "model.rbln"), "sha256": DIGEST}
+    return {"triton_models": [{"name": "add", "artefacts": {"CA22/0.9": artefact}}]}
+
+
+def test_an_adoption_copies_image_and_models_before_it_drains_the_host(tmp_path: Path) -> None:
+    arrived = {"model_blobs": {"changed": False, "needed": [], "arrived": {}, "taken": {}}}
+    ran = adopted(tmp_path, given=with_compiled_file(tmp_path), missing=[DIGEST], says=arrived)
+    assert ran.code == 0, ran.output
+    copied, checked, renamed = "npu-1 model_blobs", "npu-1 inference_check", RENAMED
+    assert in_order(ran, "npu-1 host_lease", copied, "lb-1 balancer_server drained npu-1", checked, renamed), ran.calls
+
+
+def test_an_adoption_that_cannot_copy_never_drains_the_host(tmp_path: Path) -> None:
+    ran = adopted(tmp_path, given=with_compiled_file(tmp_path), missing=[DIGEST], fails="model_blobs|inference_check")
+    assert ran.code == 2, ran.output
+    assert "npu-1 was not adopted" in ran.words and "npu-1 is played to fail" in ran.words
+    assert of_balancer(ran) == [] and not [call for call in ran.calls if call.startswith("npu-1 command")], ran.calls
+    assert f"npu-1 host_files {RECORD}" not in ran.calls
 
 
 def test_a_failed_adoption_returns_to_the_traffic_after_a_proof(tmp_path: Path) -> None:
