@@ -6,7 +6,8 @@ intervals (molecule/monitoring/inventory). Clients send requests at a fixed rate
 alerts have reached a webhook receiver, and then repaired. Times to firing and to the receiver begin with the fault, the time to
 resolve begins with the repair. Targets: critical alerts fire within 60 s, alerts from the probe within 150 s, and warnings within
 5 minutes. Prints a table, and writes build/bench/alerts.json. A missed target is shown. The run fails if an alert is missing.
-With --idle, the faults follow after a time without a fault, in which no alert may fire.
+With --idle, the faults follow after a time without a fault, in which no alert may fire. With --cost, the bench first compares the
+processor time of a host with monitoring and without. The share of a core that monitoring takes should be at most 2 %.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from open_loop import OpenLoop
 
 HOSTS = 2
 RATES = {"http": 20.0, "grpc": 20.0, "stream": 1.0}
+MONITORING_UNITS = "npufleet-metrics.timer npufleet-probe.timer prometheus-node-exporter.service"
+# The share of a core of a host
+MAX_COST = 0.02
 FLEET = ROOT / "molecule/monitoring/inventory/hosts.yml"
 TARGET = BUILD / "alerts.json"
 Row = Dict[str, Any]
@@ -91,7 +95,45 @@ def measure_idle(lab: AlertLab, seconds: float) -> None:
     say(f"idle: {fired} fired, expected no alert: {'MISSED' if names else 'reached'}")
 
 
-def measure(fleet: Fleet, cases: Sequence[str], idle: float) -> Tuple[List[Observation], List[str]]:
+def cpu_seconds(stats: str, ticks_per_second: int) -> float:
+    """Return the processor time in the lines of /proc/PID/stat of all processes, with that of their children that have ended."""
+    total = 0
+    for line in stats.splitlines():
+        # The name of a program may have spaces and parentheses. After it come the state and ten more fields.
+        total += sum(int(field) for field in line.rpartition(") ")[2].split()[11:15])
+    return total / ticks_per_second
+
+
+def measure_cost(lab: AlertLab, host: str, seconds: float) -> None:
+    """Show the share of a core that monitoring takes from a host without requests, with the scrapes and the probe's container."""
+
+    def share() -> float:
+        def read() -> float:
+            # A process may end while its file is read.
+            return cpu_seconds(
+                lab.shell(host, "cat /proc/[0-9]*/stat 2> /dev/null || true"), int(lab.shell(host, "getconf CLK_TCK"))
+            )
+
+        began, before = time.monotonic(), read()
+        wait_for_value(lambda: time.monotonic() > began + seconds or None, 2 * seconds, "the end of the measurement")
+        return (read() - before) / (time.monotonic() - began)
+
+    with_monitoring = share()
+    lab.shell(lab.monitor, "systemctl stop prometheus")
+    lab.shell(host, f"systemctl stop {MONITORING_UNITS}")
+    try:
+        without = share()
+    finally:
+        lab.shell(host, f"systemctl start {MONITORING_UNITS}")
+        lab.shell(lab.monitor, "systemctl start prometheus")
+    cost = with_monitoring - without
+    verdict = "reached" if cost <= MAX_COST else "MISSED"
+    say(
+        f"monitoring takes {cost:.1%} of a core of {host} ({with_monitoring:.1%} with, {without:.1%} without), at most 2 %: {verdict}"
+    )
+
+
+def measure(fleet: Fleet, cases: Sequence[str], idle: float, cost: float) -> Tuple[List[Observation], List[str]]:
     """Return the alerts of all cases, and the errors of cases without an alert. Writes the results after each case."""
     CERTIFICATE.write_text(certificate(365))
     say("installing all hosts")
@@ -100,6 +142,8 @@ def measure(fleet: Fleet, cases: Sequence[str], idle: float) -> Tuple[List[Obser
     lab.install()
     observations: List[Observation] = []
     errors: List[str] = []
+    if cost:
+        measure_cost(lab, "npu1", cost)
     with OpenLoop(lab.addresses["lb1"], RATES, CERTIFICATE):
         if idle:
             measure_idle(lab, idle)
@@ -119,15 +163,18 @@ def measure(fleet: Fleet, cases: Sequence[str], idle: float) -> Tuple[List[Obser
 def main() -> None:
     names = [case.name for case in CASES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="faults to inject")
+    parser.add_argument("--only", nargs="*", choices=names, default=names, help="faults to inject")
     parser.add_argument("--idle", type=float, default=0, metavar="SECONDS", help="seconds without a fault before the faults (0)")
+    parser.add_argument(
+        "--cost", type=float, default=0, metavar="SECONDS", help="measure the cost of monitoring for twice this time (0)"
+    )
     arguments = parser.parse_args()
     # The lab is removed after a signal, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended by a signal"))
     BUILD.mkdir(parents=True, exist_ok=True)
     try:
         with Fleet() as fleet:
-            observations, errors = measure(fleet, arguments.only, arguments.idle)
+            observations, errors = measure(fleet, arguments.only, arguments.idle, arguments.cost)
     except (BenchError, NotObserved) as error:
         sys.exit(f"bench: {error}")
     print(f"\n{table(observations)}")

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import pytest
 import yaml
 from alert_faults import CASES, PROBED, SCRAPED, WARNING, Observation, received_at, resolved_at
-from alerts import row_of, table
+from alerts import cpu_seconds, row_of, table
 from helpers import ROOT
 from webhook_receiver import alerts_in
 
@@ -75,3 +75,9 @@ def test_each_expected_alert_exists_and_has_the_target_of_its_severity() -> None
         for expected in case.expected:
             targets = {"critical": (SCRAPED, PROBED), "warning": (WARNING,)}[severities[expected.alert]]
             assert expected.target in targets, (case.name, expected.alert)
+
+
+def test_processor_time_counts_children_that_have_ended() -> None:
+    stats = "1 (systemd) S 0 1 1 0 -1 4194560 10 20 30 40 100 50 1000 500 20 0 1 0 5\n"
+    stats += "7 (a) b) R 1 1 1 0 -1 0 0 0 0 0 3 2 1 0 20 0 1 0 5\n"
+    assert cpu_seconds(stats, 100) == pytest.approx(16.56)
