@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """The lab: lab.py base | up | down. `base` makes the images of the hosts, and needs only Python.
 
-Environment variables, with their defaults in parentheses. An existing lab keeps its values of the variables marked with *:
+Environment variables, with their defaults in parentheses. If a variable marked with * is not set, an existing lab keeps its value:
   HOSTS (2)        number of NPU hosts
   NPUS             number of NPUs of each host (2, or the NPUs of one card if a card has more)
   LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_CPU_SHARES (1024)
   LAB_NEXT*        a second release row for upgrades. The hosts then have cards that both rows support
   SYSTEMS*         operating systems that the NPU hosts get in turn (debian-12), such as debian-12,debian-13
   LAB_COPIES       1: new hosts with the same system as npu1 are copies of the current npu1
-  LAB_MODELS*      images: add the image classifier to the digit models (digits)
+  LAB_MODELS*      models to create: digits (the default), or images, which also creates an image classifier
   LAB_MONITORING*  0: create no monitoring host. By default, ops1 monitors the other hosts
   LAB_BALANCERS*   number of load balancers (0)
   LAB_BALANCER_SYSTEMS*  operating systems that the load balancers get in turn (debian-12)

@@ -11,7 +11,8 @@ description:
   - Returns the hosts that take part in a rollout with their groups. C(npufleet_in_rollout) has the hosts that change,
     C(npufleet_in_maintenance) the hosts in maintenance, which do not change, and C(npufleet_build) the host that builds or
     publishes the image. A host in sync is in no group.
-  - In a rollback a host changes if M(npufleet.triton.host_state) has returned moves for it, or if its drain is unfinished.
+  - A host changes if its plan has actions. In a rollback, it changes if M(npufleet.triton.host_state) has returned moves for it.
+  - A host that an earlier rollout has drained and not undrained takes part as well.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

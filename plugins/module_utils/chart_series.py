@@ -12,7 +12,7 @@ from urllib.parse import quote
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
-# Number of steps of a line, which has one point more. Largest number of cards with a line, and of series that a query may return.
+# A line has STEPS steps between STEPS + 1 points. The others are the largest numbers of cards with a line and of series of a query.
 STEPS, MAX_CARDS, MAX_SERIES = 72, 12, 200
 # Limits of one answer: bytes, and seconds until it has arrived
 MAX_BYTES, TIMEOUT_SECONDS = 1 << 23, 20.0
@@ -23,7 +23,7 @@ _MEMORY = "(npufleet_card_memory_used_bytes / npufleet_card_memory_size_bytes)"
 _HOTTEST = f"max {_CARD} (max_over_time(npufleet_card_temperature_celsius[{{span}}s] @ end()))"
 # The cards that get a line: first the faulty cards, then the hottest cards
 _CHARTED_CARDS = f"topk({MAX_CARDS}, ({_HOTTEST} + 1000 * (1 - min {_CARD} (npufleet_card_healthy @ end()))) or {_HOTTEST})"
-# {name: query}. `window` is the range of a rate in seconds, `span` is the range of the charts. Each label is one of LABELS.
+# {name: query}. `window` and `span` are ranges in seconds: of a rate, and of the charts. The series have only labels of LABELS.
 QUERIES = {
     "rate": _SUCCESS,
     "latency": f"sum by (model) (rate(nv_inference_request_duration_us[{{window}}s])) / ({_SUCCESS} > 0) / 1000",

@@ -74,7 +74,7 @@ REQUEST = {
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. Called by the host library, or by `main` if Ansible has sent the module."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if params["step"] is None:

@@ -285,13 +285,13 @@ def test_warnings_name_servers_without_requests_and_a_certificate_that_ends() ->
     actual["servers"]["npu2"]["health"] = "down"
     actual["expires_in"] = 20
     assert balancer.warning(actual) == (
-        "server npu1 is drained by an operator on the socket of HAProxy; server npu2 is down for its health check; "
+        "server npu1 is drained by an operator on the socket of HAProxy; the health check of server npu2 fails; "
         "the certificate of the balancer expires in 20 days"
     )
     record = {"by": "kim", "since": "2026-11-28T04:00:00Z", "reason": "loud fan"}
     actual.update(records={"npu1": record, "npu9": record}, expires_in=21)
     assert balancer.warning(actual) == (
-        "server npu1 is drained by kim since 2026-11-28T04:00:00Z (loud fan); server npu2 is down for its health check; "
+        "server npu1 is drained by kim since 2026-11-28T04:00:00Z (loud fan); the health check of server npu2 fails; "
         "/var/lib/npufleet-balancer/drains.json has a drain of npu9, which is not in the pool"
     )
 

@@ -208,7 +208,7 @@ def test_a_record_that_cannot_be_made_anew_makes_a_release_anew(root: Path, mode
         (str(record(root, 1).relative_to(root)), "mend"),
         (f"releases/digits/{edited.parent.parent.name}.json", "mend"),
     ]
-    assert "its record cannot be written again: it is gone" in plan[0]["current"]
+    assert "its damaged record cannot be restored: it is gone" in plan[0]["current"]
     ordinary(root, models["two"])
     assert content(root) == b"two"
     # It was of no use any more

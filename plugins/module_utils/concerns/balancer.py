@@ -149,7 +149,7 @@ def _config_item(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Item:
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """Return a warning about servers without requests and about a certificate that expires soon, or None."""
+    """Return a warning about servers that get no requests and about a certificate that expires soon, or None."""
     return "; ".join(_warnings(actual)) or None
 
 
@@ -160,9 +160,9 @@ def _warnings(actual: Mapping[str, Any]) -> Iterator[str]:
             by = "{by} since {since} ({reason})".format(**record) if record else "an operator on the socket of HAProxy"
             yield short(f"server {name} is drained by {by}")
         elif server["state"] != READY:
-            yield f"server {name} is in maintenance of HAProxy"
+            yield f"HAProxy has server {name} in state MAINT"
         elif server["health"] == DOWN:
-            yield f"server {name} is down for its health check"
+            yield f"the health check of server {name} fails"
     for name in sorted(set(actual.get("records") or {}) - set(actual.get("pool") or [])):
         yield f"{drains.HOME}/{drains.RECORDS} has a drain of {name}, which is not in the pool"
     if actual.get("expires_in") is not None and actual["expires_in"] < MIN_DAYS:

@@ -46,7 +46,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
         if model and release and _record_path(root, name, release) in damaged:
             record_flaw = damage.lost_record(root, name, release)
-            differs += [f"its record cannot be written again: {record_flaw}"] if record_flaw else []
+            differs += [f"its damaged record cannot be restored: {record_flaw}"] if record_flaw else []
         served[name] = {"release": release, "differs": differs}
         if model and release and not release.endswith("-" + model["release"][:12]) and model["cached"]:
             served[name]["in_place"] = _keeps_number(root, name, release, model)

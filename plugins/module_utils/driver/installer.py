@@ -11,7 +11,7 @@ import subprocess
 from contextlib import suppress
 from typing import IO, List, Optional
 
-# Largest number of log lines in a message, and number of bytes at the end of the log that are read for them
+# A message has at most MAX_LINES lines of the log. They are taken from its last TAIL_BYTES bytes.
 MAX_LINES = 30
 TAIL_BYTES = 16384
 # Seconds between SIGTERM and SIGKILL, in which the installer may end by itself

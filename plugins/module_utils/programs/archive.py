@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Archives of Python files that python3 runs as a program, with the standard library alone.
+"""Archives of Python files, which python3 runs as programs. A program imports its own files and the standard library only.
 
 The controller makes the archives. The same files always result in the same bytes.
 """
@@ -17,8 +17,8 @@ from typing import Dict, Mapping, Set
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-# Import statements: `from MODULE import NAMES`, or `import MODULES`. Other text that matches only adds a needless file. A parser
-# would take most of the time of a plan.
+# Import statements: `from MODULE import NAMES`, or `import MODULES`. A match in other text does no harm: the archive
+# has one file too many. A parser would take most of the time of a plan.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
 # The __main__.py of an archive. realpath is needed because a link to a version may move while the program still imports files.
 MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"

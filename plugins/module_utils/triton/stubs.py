@@ -15,7 +15,10 @@ PROC = "/proc"
 
 
 class Stub(NamedTuple):
-    """The path of the Python file that a stub runs, and the name of its instance, which other models may also use."""
+    """The path of the Python file that a stub runs, and the name of its instance.
+
+    Instances of other models may have the same name.
+    """
 
     code: str
     instance: str

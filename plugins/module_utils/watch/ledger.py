@@ -20,7 +20,7 @@ HOUR = 3600.0
 MAX_PAUSE = 24 * HOUR
 # A pause of more than these seconds needs an operator.
 OPERATOR_PAUSE = 600.0
-# Seconds after a reload in which the same model is not reloaded again, because the reload did not help
+# A model that fails within these seconds after its reload is not reloaded again: the reload did not help.
 RELAPSE_SECONDS = 900.0
 # Largest number of actions in the file
 MAX_ACTIONS = 50
@@ -100,11 +100,11 @@ class Ledger:
         try:
             lease.write(self.path, self.state)
         except OSError as error:
-            why = f"{self.path} cannot be written ({error.strerror}), expected to keep the actions there"
+            why = f"{self.path} cannot be written ({error.strerror}), expected a file with the actions of the watchdog"
             journal.log(f"{why}. See `df {self.path}`", journal.WARNING)
 
 
 def _convert_uptime(action: Dict[str, Any]) -> Dict[str, Any]:
-    """Return an action of the file with its uptime converted to this boot: negative for an action of an earlier boot."""
+    """Return an action of the file with its time as an uptime of this boot. It is negative if the action was in an earlier boot."""
     at = float(action["at"])
     return {**action, "at": at, **clock.mark(), "uptime": clock.uptime() - clock.age(action, at)}

@@ -24,8 +24,8 @@ class Watchdog(NamedTuple):
     stall_timeout: float  # Seconds that requests may wait while the model answers none
     process_timeout: float  # Seconds that an instance of a READY model may have no process
     silence_timeout: float  # Seconds that the server may give no answer
-    start_timeout: float  # Seconds after the start of the container in which the server may be silent before its first answer
-    max_actions: int  # Most reloads and restarts within an hour
+    start_timeout: float  # Seconds that the server may need from the start of its container to its first answer
+    max_actions: int  # Largest number of reloads and restarts within an hour
     backoff: float  # Seconds of pause after an action. Each further action doubles the pause.
     load_timeout: float  # Seconds that one load of a model may take
     stop_timeout: float  # Seconds between the SIGTERM and the SIGKILL of a stop of the container
@@ -44,7 +44,7 @@ class Probe(NamedTuple):
     """The settings of the probe. Times are in seconds."""
 
     host: str
-    # Path of the file with the checks: a line with digests, then the standard input of the check client
+    # Path of the file with the checks. Its first line has the digests of the check files. The rest is what the check client reads.
     checks_file: str
     image: str  # The image in which the client runs
     client_timeout: float  # Seconds that the client may take for all checks

@@ -19,8 +19,8 @@ def warnings(variables: Mapping[str, Any]) -> List[str]:
         return untested_remarks(variables)
     steps = _fixes(variables, vulnerabilities["bulletins"])
     return [
-        "release {} runs a Triton with {} known vulnerabilities as of {} (NVIDIA security bulletins {}): {}. Until then keep its "
-        "ports away from untrusted networks.".format(
+        "release {} runs a Triton with {} known vulnerabilities as of {} (NVIDIA security bulletins {}): {}. Until this host "
+        "runs such a version, keep its ports away from untrusted networks.".format(
             variables["rbln_release"],
             len(vulnerabilities["bulletins"]),
             vulnerabilities["as_of"],
@@ -43,7 +43,7 @@ def _fixes(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[s
     fixes: Dict[str, List[str]] = {}
     for bulletin, triton in bulletins.items():
         fixing = [name for _version, _untested, name in newer if bulletin not in rows[name]["vulnerabilities"]["bulletins"]]
-        fix = f"release {fixing[0]} clears" if fixing else f"no release for {card}, but Triton {triton} clears"
+        fix = f"release {fixing[0]} clears" if fixing else f"Triton {triton}, which no release row for {card} has, clears"
         fixes.setdefault(fix, []).append(bulletin)
     return [f"{fix} {'them' if len(fixes) == 1 else ', '.join(fixed)}" for fix, fixed in fixes.items()]
 

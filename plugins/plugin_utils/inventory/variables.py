@@ -94,8 +94,8 @@ def collect_desired(
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
     """Return (desired state by concern, manifests by model, reasons). A concern whose state cannot be computed is absent.
 
-    `proof` is true for a proof. If `seal` is false, secrets are plain text. Raises Refusal if variables that all concerns need are
-    wrong.
+    If `proof` is true, the state is for the proof of a change. If `seal` is false, secrets are plain text. Raises Refusal if
+    variables that all concerns need are wrong.
     """
     validate(variables, concerns)
     states: Dict[str, Any] = {}
@@ -130,13 +130,13 @@ def collect_desired(
 def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[str]]:
     """Return (the manifests of the models on this host by name, the errors of the models)."""
     placed = manifest.placed_here(variables)
-    return shared_result(variables, "models", lambda some: manifest.manifests(some, placed), placed)
+    return shared_result(variables, "models", lambda host: manifest.manifests(host, placed), placed)
 
 
 def checks_digest(variables: Mapping[str, Any]) -> str:
     """Return the digest of the check files of this host's models, and of the arrays that these files name."""
     models = [str(entry["name"]) for entry in manifest.placed_here(variables)]
-    return shared_result(variables, "checks", lambda some: inputs.files_digest(some, models), models)
+    return shared_result(variables, "checks", lambda host: inputs.files_digest(host, models), models)
 
 
 def desired(
@@ -156,17 +156,17 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the default of npufleet_release_rows. A template would read the file of the rows again for each host."""
+    """Return the default of npufleet_release_rows. It is a function, because a Jinja template would read the file for each host."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
 class Templated(Mapping[str, Any]):
     """The variables of a host, with the defaults of all roles. The first read of a variable templates and converts its value.
 
-    `raw` has a template for each variable, until the value replaces it. `template` evaluates a template, and looks names up in
-    `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of the variables in `names` that have no
-    template. `computed` has functions instead of templates. `results_prefix` is the prefix of the files with shared results
-    (shared_results.py). It is equal for all hosts of a task and a batch.
+    `raw` has a template or a plain value for each variable. The converted value replaces it. `template` evaluates a template, and
+    looks names up in `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of the plain values of the
+    variables in `names`. `computed` has functions instead of templates. `results_prefix` is the prefix of the files with shared
+    results (shared_results.py). It is equal for all hosts of a task and a batch.
     """
 
     def __init__(

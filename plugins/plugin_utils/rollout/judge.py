@@ -4,7 +4,7 @@
 
 The reference is the hosts outside the batch of the changed host, in the same window. If these hosts got fewer requests than a
 verdict needs, the reference is the changed host itself, in the window before its drain. Load balancers other than HAProxy report no
-windows. Then the counters of the changed server are compared with its counters before the change.
+counters. Then the counters of the changed server are compared with its counters before the change.
 
 All input comes from load balancers and hosts, so it is parsed into typed data first.
 """
@@ -114,8 +114,8 @@ class Counters(NamedTuple):
 def counted(begin: Mapping[str, Any], end: Mapping[str, Any]) -> Dict[str, Counters]:
     """Return {model: requests that the server counted between two results of triton_requests}. Raises InvalidWindow.
 
-    A server that restarts begins its counters at 0. A lower number at the end of the window shows such a restart, and then only the
-    requests since the restart count.
+    A server that restarts begins its counters at 0. A lower number at the end of the window shows such a restart. Then
+    the result has only the requests since the restart.
     """
     for result in (begin, end):
         _require(result, TRITON)

@@ -40,7 +40,7 @@ def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
     """Return {name: content} of a .tar.gz whose files are all below the directory `root`. Raises InvalidText for anything else."""
     contents: Dict[str, bytes] = {}
     try:
-        # The whole archive is in memory, so a forged size in a header cannot make tarfile read past its end.
+        # The unpacked archive is in memory, so a forged size in a header cannot make tarfile read more than its bytes.
         with tarfile.open(fileobj=io.BytesIO(_inflated(raw, bounds.unpacked)), mode="r:") as archive:
             for member in archive:
                 if len(contents) == bounds.files:

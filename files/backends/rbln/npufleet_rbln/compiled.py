@@ -73,7 +73,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a model: tensors in the order of the file with the names of the config, and the rows of each bucket (`sizes`)."""
+    """How to run a model: its tensors and the rows of each bucket (`sizes`).
+
+    The tensors have the order of the compiled file and the names of the config.
+    """
 
     batched: bool
     buckets: Tuple[Bucket, ...]
@@ -125,7 +128,10 @@ def find(directory: str, config: Mapping[str, Any]) -> str:
 
 
 def facts_of(path: str, config: Mapping[str, Any], inspected: Optional[Mapping[str, Any]]) -> Facts:
-    """Return the facts from `inspected`, the record or the config. Without facts, `inspected` is None or {"flaw": reason}."""
+    """Return the facts from `inspected`, the record or the config.
+
+    If the SDK reads no facts, `inspected` is None or {"flaw": reason}.
+    """
     record = _record(path)
     flaw = (inspected or {}).get("flaw", "")
     if inspected is not None and not flaw:
@@ -203,7 +209,10 @@ def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
 
 
 def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
-    """Return the facts from the config, for a file without a description. Its outputs are unknown until a run during the load."""
+    """Return the facts from the config, for a file without a description.
+
+    Its outputs are unknown until the backend runs the model once, during the load.
+    """
     inputs = config.get("input") or []
     if not inputs or not config.get("output"):
         raise Fault(
