@@ -186,7 +186,7 @@ def test_playbooks_change_hosts_in_batches_through_the_frame_alone() -> None:
     frame = plays["rollout"][0]
     assert frame["max_fail_percentage"] == 0 and "rollout_batches" in frame["serial"]
     begin, change, end = frame["tasks"]
-    assert [task["tags"] for task in (begin, *change["block"], *change["rescue"], end)] == [["always"]] * 10
+    assert [task["tags"] for task in (begin, *change["block"], *change["rescue"], end)] == [["always"]] * 11
 
 
 def test_errors_are_not_ignored() -> None:

@@ -73,7 +73,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run a model: its tensors and the rows of each bucket (`sizes`).
+    """The tensors of a model, and the rows of each bucket (`sizes`).
 
     The tensors have the order of the compiled file and the names of the config.
     """
