@@ -85,6 +85,15 @@ def test_a_password_is_not_in_the_text() -> None:
     assert base64.b64encode(b"kim:s3cret-word").decode() not in text
 
 
+def test_both_frontends_remove_the_trace_context_of_clients() -> None:
+    rules = ["http-request del-header traceparent", "http-request del-header tracestate"]
+    assert [line for line in lines(SETTINGS) if line in rules] == 2 * rules
+    # The option changes nothing else.
+    description = "description npufleet"
+    passing = [line for line in lines(SETTINGS._replace(trace_context=True)) if not line.startswith(description)]
+    assert passing == [line for line in lines(SETTINGS) if line not in rules and not line.startswith(description)]
+
+
 def test_only_a_connection_that_failed_is_tried_again() -> None:
     text = lines(SETTINGS)
     assert [line for line in text if line.startswith("retry-on")] == ["retry-on conn-failure"]
@@ -232,6 +241,26 @@ def test_a_login_is_needed_and_ends_at_the_balancer(tmp_path: Path) -> None:
         assert grpc_status(balancer.grpc_port, call, (("authorization", headers["kim"]),)) == "OK"
         assert ask(balancer.http_port, "POST", "/v2/repository/index", {"Authorization": headers["kim"]}) == 403
         assert not any("authorization" in given for given in triton.headers)
+
+
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=value"}
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_trace_context_of_clients_passes_only_if_enabled(tmp_path: Path, passes: bool) -> None:
+    with (
+        small_triton() as triton,
+        rendered_haproxy(tmp_path, {"npu1": (triton.http_port, triton.grpc_port)}, trace_context=passes) as balancer,
+    ):
+        http_headers = {name.title(): value for name, value in TRACE.items()}
+        assert ask(balancer.http_port, "GET", "/v2/health/ready", {**http_headers, "client": "http"}) == 200
+        assert grpc_status(balancer.grpc_port, GRPC + "ServerLive", (*TRACE.items(), ("client", "grpc"))) == "OK"
+        arrived = {headers["client"]: headers for headers in triton.headers if "client" in headers}
+    expected = TRACE if passes else {}
+    assert {client: {name: headers[name] for name in TRACE if name in headers} for client, headers in arrived.items()} == {
+        "http": expected,
+        "grpc": expected,
+    }
 
 
 def test_tls_with_certificates_of_clients(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_ports_of_the_balancer_itself_are_not_those_of_the_pool() -> None:
     assert "server npu1 192.0.2.1:8001 proto h2" in config
 
 
+@pytest.mark.parametrize(
+    ("inventory", "removed"),
+    [({}, 2), ({"load_balancer_trace_context": True}, 0), ({"load_balancer_trace_context": "false"}, 2)],
+)
+def test_trace_context_of_clients_is_removed_by_default(inventory: dict[str, Any], removed: int) -> None:
+    assert desired(**inventory)["config"].count("http-request del-header traceparent") == removed
+
+
 def test_the_health_check_is_the_first_request_of_the_check_file() -> None:
     (line,) = [line for line in desired()["config"].splitlines() if "http-check send" in line]
     body = json.loads(line.partition(" body '")[2].removesuffix("'"))
@@ -210,6 +218,8 @@ def test_balancers_with_different_settings_are_refused() -> None:
     assert found() == []
     # Each balancer may have its own addresses, its own certificate and its own limits.
     assert found(load_balancer_bind=["192.0.2.5"], load_balancer_maxconn=500, load_balancer_http_port="8000") == []
+    (reason,) = found(load_balancer_trace_context=True)
+    assert reason.startswith("load_balancer_trace_context is False on lb1 and True on lb2, expected equal values")
     (reason,) = found(load_balancer_http_port=9000, load_balancer_users=[], load_balancer_tls_certificate="/x.pem")
     assert reason == (
         "load_balancer_http_port is 8000 on lb1 and 9000 on lb2; load_balancer_users is one value on lb1 and one value on lb2; "

@@ -182,6 +182,7 @@ def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) 
         tls=bool(variables["load_balancer_tls_certificate"]),
         client_certificates=bool(variables["load_balancer_client_ca"]),
         logins=[login_digest(str(entry["name"]), str(entry["password"])) for entry in variables["load_balancer_users"]],
+        trace_context=bool(variables["load_balancer_trace_context"]),
     )
 
 

@@ -47,6 +47,8 @@ GRPC_CALLS = (
     ),
     "/grpc.health.v1.Health/Check",
 )
+# The headers of a W3C trace context. With OpenTelemetry, Triton traces each request that has the first one, whatever its rate is.
+TRACE_CONTEXT = ("traceparent", "tracestate")
 # The response of a server with a full queue. Such a server is overloaded but not broken, so its check passes. Otherwise an overload
 # would take all servers out of the traffic, one after the other.
 QUEUE_FULL = "Exceeds maximum queue size"
@@ -102,6 +104,8 @@ class Settings(NamedTuple):
     client_certificates: bool = False
     # SHA-256 of the headers `Authorization` that are accepted; empty if clients need no login
     logins: Sequence[str] = ()
+    # True if Triton gets the trace context of clients
+    trace_context: bool = False
 
 
 def login_digest(name: str, password: str) -> str:
@@ -231,6 +235,12 @@ def _login(settings: Settings) -> Iterator[str]:
     yield "http-request del-header authorization"
 
 
+def _trace_context(settings: Settings) -> Iterator[str]:
+    """Yield the rules that remove the trace context of clients. gRPC metadata are headers of HTTP/2, too."""
+    if not settings.trace_context:
+        yield from (f"http-request del-header {name}" for name in TRACE_CONTEXT)
+
+
 def _deny(condition: str) -> str:
     error = '{"error":"the load balancer passes inference, health and metadata calls only"}'
     return f"http-request deny deny_status 403 content-type application/json string {quoted(error)} {condition}"
@@ -249,6 +259,7 @@ def _http_frontend(settings: Settings) -> List[str]:
         f"acl npufleet_inference path -m reg {HTTP_INFER}",
         _deny("unless npufleet_reads npufleet_information !npufleet_statistics or npufleet_posts npufleet_inference"),
         *_login(settings),
+        *_trace_context(settings),
         f"default_backend {BACKENDS['http']}",
     ]
 
@@ -261,6 +272,7 @@ def _grpc_frontend(settings: Settings) -> List[str]:
         *(f"acl npufleet_call path {path}" for path in GRPC_CALLS),
         _deny("unless npufleet_posts npufleet_call"),
         *_login(settings),
+        *_trace_context(settings),
         f"default_backend {BACKENDS['grpc']}",
     ]
 

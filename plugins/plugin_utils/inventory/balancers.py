@@ -16,6 +16,7 @@ COMMON_VARIABLES = (
     "load_balancer_grpc_port",
     "load_balancer_users",
     "load_balancer_client_ca",
+    "load_balancer_trace_context",
     "load_balancer_check_model",
     "load_balancer_check_body",
     "load_balancer_check_expect",
