@@ -83,7 +83,7 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
         )
     key_options = tuple(f"--{option}" for option in RESTRICT_OPTIONS)
     options = ", ".join(
-        str(entry).split("=")[0] for entry in variables["triton_server_extra_args"] if str(entry).startswith(key_options)
+        str(entry).partition("=")[0] for entry in variables["triton_server_extra_args"] if str(entry).startswith(key_options)
     )
     if options:
         messages.append(
