@@ -212,7 +212,7 @@ def test_a_replacement_whose_controller_is_gone_is_finished_by_the_host(first):
     proven = inspect(first)["State"]["StartedAt"]
     status = playbook("status.yml", "--limit", FIRST, "-e", "triton_server_log_verbose=1")
     assert status.code == 2, status.output
-    assert "server lease is that of " in status.output
+    assert "server lease is held by " in status.output
     again = playbook("site.yml", "--limit", FIRST, "-e", "triton_server_log_verbose=1")
     assert again.code == 0, again.output
     assert inspect(first)["State"]["StartedAt"] == proven
