@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, report, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, report, runtime, traffic
 from ansible_collections.npufleet.triton.plugins.module_utils.metrics import collect
 from ansible_collections.npufleet.triton.plugins.modules import balancer_info, balancer_server
 from balancer_clients import GrpcClient, HttpClient
@@ -198,6 +198,19 @@ def test_requests_of_an_old_worker_count_while_it_lives(haproxy: SmallHaproxy) -
     result = read(haproxy, since=0)
     assert (result["complete"], result["servers"]["npu1"]["in_flight"]) == (False, 1)
     assert result["servers"]["npu1"]["traffic"]["http"]["requests"] == 1
+    stream.close()
+
+
+def test_every_answer_of_an_old_worker_ends(haproxy: SmallHaproxy) -> None:
+    stream = GrpcClient(haproxy.grpc_port)
+    stream.stream()
+    client = HttpClient(haproxy.http_port)
+    for _number in range(3000):
+        assert client.infer() == 200
+    haproxy.reload()
+    (worker,) = runtime.old_workers(haproxy.master)
+    lengths = {len(worker.command("show events npufleet")) for _number in range(1500)}
+    assert len(lengths) == 1 and lengths.pop() > 200_000
     stream.close()
 
 
