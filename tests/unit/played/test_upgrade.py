@@ -98,7 +98,7 @@ def test_what_cannot_work_is_refused_with_all_reasons_after_it_was_foretold(tmp_
     assert ran.touched() == []
     assert "- every host: no compiled file for CA22/0.11, compile first: add" in ran.words
     assert "- every host: driver 2.0.1 to 3.2.2 (.run) from /srv/rebellions_2.0.1_amd64.deb" in ran.words
-    assert "- every host: from sdk 0.11.0 on compiled files have another form" in ran.words
+    assert "- every host: from sdk 0.11.0 on: compiled files have another form" in ran.words
     assert "2 of 2 hosts refused, 3 reasons, nothing was changed:" in ran.words
     assert "model add has compiled files for CA22/0.9, expected one for CA22/0.11" in ran.words
     assert "the driver package is rebellions_2.0.1_amd64.deb, named after another driver, expected rebellions 3.2.2" in ran.words
