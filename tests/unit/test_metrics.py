@@ -253,7 +253,7 @@ def test_an_openssl_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "openssl").chmod(0o755)
     (tmp_path / "c.pem").write_text(pem(1))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(certificates, "TIMEOUT", 0.2)
+    monkeypatch.setattr(certificates, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(certificates.Unreadable, match="openssl failed: "):
         certificates.expiry(str(tmp_path / "c.pem"))
 
@@ -269,7 +269,7 @@ def test_an_openssl_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_the_end_is_parsed(output: str, end: int | None) -> None:
-    assert certificates.parsed(output) == end
+    assert certificates.parse_end(output) == end
 
 
 # The program

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Fa
 
 HELP = {"npufleet_certificate_expiry_timestamp_seconds": "The earliest end of the certificates in a file."}
 # Limits: bytes of a file, certificates of a file, seconds and bytes of output of one call of openssl
-MAX_SIZE, MAX_CERTIFICATES, TIMEOUT, MAX_OUTPUT = 1 << 20, 20, 5.0, 1 << 12
+MAX_SIZE, MAX_CERTIFICATES, TIMEOUT_SECONDS, MAX_OUTPUT = 1 << 20, 20, 5.0, 1 << 12
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]{1,65536}-----END CERTIFICATE-----")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _END = re.compile(rf"notAfter=({'|'.join(_MONTHS)}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{{4}}) GMT")
@@ -54,16 +54,16 @@ def expiry(path: str) -> float:
 def _end(openssl: str, block: str) -> float:
     """Return the end of one certificate. Raises Unreadable."""
     try:
-        done = capture([openssl, "x509", "-noout", "-enddate"], TIMEOUT, stdin=block + "\n", size=MAX_OUTPUT)
+        done = capture([openssl, "x509", "-noout", "-enddate"], TIMEOUT_SECONDS, stdin=block + "\n", size=MAX_OUTPUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unreadable(f"openssl failed: {error}") from None
-    end = parsed(done.stdout)
+    end = parse_end(done.stdout)
     if done.returncode or end is None:
         raise Unreadable(f"openssl reports {(done.stderr or done.stdout).strip()[:200]!r}")
     return end
 
 
-def parsed(output: str) -> Optional[float]:
+def parse_end(output: str) -> Optional[float]:
     """Return the time in the output of openssl, in seconds since 1970; None for any other text."""
     found = _END.fullmatch(output.strip())
     if found is None:
