@@ -119,9 +119,9 @@ def measure_cost(lab: AlertLab, host: str, seconds: float) -> None:
         return (read() - before) / (time.monotonic() - began)
 
     with_monitoring = share()
-    lab.shell(lab.monitor, "systemctl stop prometheus")
-    lab.shell(host, f"systemctl stop {MONITORING_UNITS}")
     try:
+        lab.shell(lab.monitor, "systemctl stop prometheus")
+        lab.shell(host, f"systemctl stop {MONITORING_UNITS}")
         without = share()
     finally:
         lab.shell(host, f"systemctl start {MONITORING_UNITS}")
