@@ -54,7 +54,7 @@ systemctl reload prometheus
 """
 INSTALL_RECEIVER = f"""
 cat > /usr/local/lib/npufleet-webhook.py
-systemctl stop npufleet-webhook 2> /dev/null || true
+if systemctl is-active --quiet npufleet-webhook; then systemctl stop npufleet-webhook; fi
 systemd-run --quiet --collect --unit npufleet-webhook python3 /usr/local/lib/npufleet-webhook.py {RECEIVER_PORT}
 """
 # The file on the balancer holds the certificate and the key.
@@ -293,6 +293,28 @@ def play(lab: AlertLab, case: Case) -> list[Observation]:
 
 
 @contextlib.contextmanager
+def _fault_of_commands(lab: AlertLab, host: str, inject: str, repair: str, stdin: str = "") -> Iterator[Fault]:
+    """Run a command that causes a fault, and at the end the command that repairs it. Both read `stdin`."""
+    began = time.time()
+    lab.shell(host, inject, stdin)
+    try:
+        yield Fault(began)
+    finally:
+        lab.shell(host, repair, stdin)
+
+
+@contextlib.contextmanager
+def _record_on_host(lab: AlertLab, host: str, name: str, record: Mapping[str, str]) -> Iterator[Fault]:
+    """Write a record in the store of the host, and remove it at the end."""
+    began = time.time()
+    _write(lab, host, f"{STORE}/{name}", record)
+    try:
+        yield Fault(began)
+    finally:
+        lab.shell(host, f"rm {STORE}/{name}")
+
+
+@contextlib.contextmanager
 def _watchdog_stopped(lab: AlertLab, host: str) -> Iterator[None]:
     """Stop the watchdog, which repairs faults of processes within seconds: the metrics of the host might miss them."""
     lab.shell(host, f"systemctl stop {WATCHDOG}")
@@ -338,26 +360,14 @@ def fault_card(lab: AlertLab, host: str) -> Iterator[Fault]:
         lab.shell(host, f"umount --lazy {CARD_STATUS}")
 
 
-@contextlib.contextmanager
-def stale_driver(lab: AlertLab, host: str) -> Iterator[Fault]:
+def stale_driver(lab: AlertLab, host: str) -> AbstractContextManager[Fault]:
     """Let the driver lose its cards."""
-    began = time.time()
-    lab.shell(host, f"echo none > {STALE}")
-    try:
-        yield Fault(began)
-    finally:
-        lab.shell(host, f"rm {STALE}")
+    return _fault_of_commands(lab, host, f"echo none > {STALE}", f"rm {STALE}")
 
 
-@contextlib.contextmanager
-def unload_model(lab: AlertLab, host: str) -> Iterator[Fault]:
+def unload_model(lab: AlertLab, host: str) -> AbstractContextManager[Fault]:
     """Unload a model that the inventory places on the host."""
-    began = time.time()
-    lab.shell(host, "python3 - stream unload", CONTROL)
-    try:
-        yield Fault(began)
-    finally:
-        lab.shell(host, "python3 - stream load", CONTROL)
+    return _fault_of_commands(lab, host, "python3 - stream unload", "python3 - stream load", stdin=CONTROL)
 
 
 @contextlib.contextmanager
@@ -372,15 +382,9 @@ def fill_disk(lab: AlertLab, host: str) -> Iterator[Fault]:
         lab.shell(host, REMOVE_DISK)
 
 
-@contextlib.contextmanager
-def stop_container(lab: AlertLab, host: str) -> Iterator[Fault]:
+def stop_container(lab: AlertLab, host: str) -> AbstractContextManager[Fault]:
     """Stop the container of the server. The watchdog does not start a container that an operator has stopped."""
-    began = time.time()
-    lab.shell(host, "docker stop triton")
-    try:
-        yield Fault(began)
-    finally:
-        lab.shell(host, "docker start triton")
+    return _fault_of_commands(lab, host, "docker stop triton", "docker start triton")
 
 
 @contextlib.contextmanager
@@ -394,26 +398,14 @@ def lose_host(lab: AlertLab, host: str) -> Iterator[Fault]:
         lab.engine("unpause", host)
 
 
-@contextlib.contextmanager
-def forget_drain(lab: AlertLab, host: str) -> Iterator[Fault]:
+def forget_drain(lab: AlertLab, host: str) -> AbstractContextManager[Fault]:
     """Leave the record of a rollout that has drained the host two hours ago and did not end."""
-    began = time.time()
-    _write(lab, host, f"{STORE}/traffic.json", {"by": "tests", "since": _hours_ago(2)})
-    try:
-        yield Fault(began)
-    finally:
-        lab.shell(host, f"rm {STORE}/traffic.json")
+    return _record_on_host(lab, host, "traffic.json", {"by": "tests", "since": _hours_ago(2)})
 
 
-@contextlib.contextmanager
-def forget_maintenance(lab: AlertLab, host: str) -> Iterator[Fault]:
+def forget_maintenance(lab: AlertLab, host: str) -> AbstractContextManager[Fault]:
     """Leave the host in maintenance since nine hours ago."""
-    began = time.time()
-    _write(lab, host, f"{STORE}/maintenance.json", {"reason": "test", "by": "tests", "since": _hours_ago(9)})
-    try:
-        yield Fault(began)
-    finally:
-        lab.shell(host, f"rm {STORE}/maintenance.json")
+    return _record_on_host(lab, host, "maintenance.json", {"reason": "test", "by": "tests", "since": _hours_ago(9)})
 
 
 def digits_answers(lab: AlertLab, host: str) -> bool:
