@@ -83,7 +83,7 @@ unit-packages: ## install rsync, rclone, HAProxy, jsonnet, Prometheus and node e
 
 unit: venv ## unit tests
 	@$(MAKE) --no-print-directory unit-packages
-	@$(PY) -m pytest
+	@$(PY) -m pytest --junit-xml=build/log/unit.xml
 
 lint-models: venv ## lint the Triton repository REPO=dir for RELEASE=24.01 (ARGS=--json ...)
 	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint \
@@ -93,7 +93,7 @@ lint-corpus: venv ## load tests/lint_corpus in real Tritons again, and compare t
 	@PYTHONPATH=collections $(PY) tests/lint_corpus/ask.py
 
 faults: venv ## faults of models on three bare Triton servers under load (docs/reliability.md)
-	@began=$$SECONDS; $(PY) -m pytest tests/faults; echo "faults: $$((SECONDS - began)) s"
+	@began=$$SECONDS; $(PY) -m pytest tests/faults --junit-xml=build/log/faults.xml; echo "faults: $$((SECONDS - began)) s"
 
 browser: ## install Chromium and its driver if they are missing
 	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
@@ -105,7 +105,7 @@ browser: ## install Chromium and its driver if they are missing
 report-test: venv ## test the report in a browser
 	@$(MAKE) --no-print-directory unit-packages
 	@$(MAKE) --no-print-directory browser
-	@$(PY) -m pytest tests/report
+	@$(PY) -m pytest tests/report --junit-xml=build/log/report-test.xml
 
 report-image: venv browser unit-packages ## draw docs/images/report.png and charts.png from an invented fleet
 	@$(PY) tests/report/image.py docs/images/report.png docs/images/charts.png

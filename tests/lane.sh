@@ -7,6 +7,7 @@ shift
 # Numpy's threads wait busily, and the lanes share few cores.
 export OPENBLAS_NUM_THREADS=1
 mkdir -p build/log
+rm -f build/log/"$name"*.xml
 "$@" >"$log" 2>&1 </dev/null || code=$?
 if [ "$code" = 0 ]; then
   echo "test: $name: $((SECONDS - began)) s" | tee -a build/log/lanes
@@ -15,10 +16,9 @@ else
   tail -n 60 "$log"
   echo "test: of $log:"
   plain=$(sed 's/\x1b\[[0-9;]*m//g' "$log")
-  # The output of a test may contain a whole run, and a CI may keep only the end of the log.
-  tests=$(tr -s '\n│ ' ' ' <<<"$plain" | grep -aoE '(FAILED|ERROR) tests/[^ ]+' | sort -u | head -n 20)
   reasons=$(grep -aE -A14 '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' <<<"$plain" | cut -c-400 | tail -n 40)
   echo "$reasons"
-  printf 'test: %s FAILED after %s s:\n%s\n%s\n' "$name" "$((SECONDS - began))" "$tests" "$(tail -n 20 <<<"$reasons")" >>build/log/lanes
+  tests=$(find build/log -name "$name*.xml" -exec python3 tests/failures.py {} +)
+  printf 'test: %s FAILED after %s s:\n%s\n' "$name" "$((SECONDS - began))" "${tests:-$(tail -n 20 <<<"$reasons")}" >>build/log/lanes
 fi
 exit $code
