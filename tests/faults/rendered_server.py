@@ -67,10 +67,11 @@ class RenderedServer:
         assert answer.get_response().id == identity
         return ""
 
-    def wait(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + TIMEOUT
+    def wait(self, condition: Callable[[], Any], what: str, within: float = TIMEOUT) -> None:
+        """Wait for a condition, `within` seconds at most. Raises AssertionError with the end of the server's log."""
+        deadline = time.monotonic() + within
         while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT} s. {self.log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"{what}: not within {within} s. {self.log.read_text()[-2000:]}"
             time.sleep(0.05)
 
     def ready(self) -> bool:
