@@ -36,8 +36,8 @@ def rendered(inventory: Mapping[str, Any]) -> list[str]:
 class RenderedServer:
     """A running server in mode `none`, and clients of it that send a request ID."""
 
-    def __init__(self, log: Path, port: int, grpc_port: int) -> None:
-        self.log, self.port, self.grpc_port = log, port, grpc_port
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int, grpc_port: int) -> None:
+        self.process, self.log, self.port, self.grpc_port = process, log, port, grpc_port
 
     def http(self, model: str, identity: str, inputs: Mapping[str, Any], timeout: float = TIMEOUT, **headers: str) -> str:
         """Send a request of JSON. Return its error; empty if it was answered with its ID."""
@@ -68,9 +68,10 @@ class RenderedServer:
         return ""
 
     def wait(self, condition: Callable[[], Any], what: str, within: float = TIMEOUT) -> None:
-        """Wait for a condition, `within` seconds at most. Raises AssertionError with the end of the server's log."""
+        """Wait for a condition, `within` seconds at most. Raises AssertionError if it does not occur or if the server ends."""
         deadline = time.monotonic() + within
         while not condition():
+            assert self.process.poll() is None, f"the server ended with {self.process.poll()}. {self.log.read_text()[-2000:]}"
             assert time.monotonic() < deadline, f"{what}: not within {within} s. {self.log.read_text()[-2000:]}"
             time.sleep(0.05)
 
@@ -110,19 +111,19 @@ def rendered_server(
     }
     command = rendered({**own, **inventory})
     assert set(here) <= set(command)
-    server = RenderedServer(directory / "log", port, grpc_port)
+    log = directory / "log"
     before = shared_memory()
-    with server.log.open("w") as log:
+    with log.open("w") as output:
         process = subprocess.Popen(
             [here.get(word, word) for word in command],
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             env={**os.environ, **environment(home), **(settings or {})},
             start_new_session=True,
         )
+    server = RenderedServer(process, log, port, grpc_port)
     try:
-        server.wait(lambda: process.poll() is not None or server.ready(), "the start of the server")
-        assert process.poll() is None, server.log.read_text()[-2000:]
+        server.wait(server.ready, "the start of the server")
         yield server
     finally:
         process.terminate()
