@@ -53,7 +53,7 @@ def test_a_release_that_nobody_vouches_for_is_told_beside_the_findings(tmp_path:
     assert main([str(tmp_path), "--release", "26.07-sdk0.9", "--json"]) == 0
     output = capsys.readouterr()
     assert json.loads(output.out) == []
-    assert output.err.startswith("release 26.07-sdk0.9 is untested: SDK 0.9.4 with a Triton newer than its own")
+    assert output.err.startswith("release 26.07-sdk0.9 is untested: the vendor pairs SDK 0.9.4 with Triton 25.08")
 
 
 def test_warnings_alone_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

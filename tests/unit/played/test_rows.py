@@ -13,7 +13,7 @@ UNTESTED = "26.07-sdk0.9"
 def test_status_tells_that_a_row_is_untested_and_no_drift_comes_of_it(tmp_path: Path) -> None:
     ran = run(tmp_path, "status.yml", {"npu-1": {}, "npu-2": {}}, rbln_release=UNTESTED)
     assert ran.code == 0, ran.output
-    assert ran.words.count(f"release {UNTESTED} is untested: SDK 0.9.4 with a Triton newer than its own 25.08") == 1
+    assert ran.words.count(f"release {UNTESTED} is untested: the vendor pairs SDK 0.9.4 with Triton 25.08") == 1
     hosts = json.loads((tmp_path / "status.json").read_text())["hosts"]
     assert [(host["state"], host["untested"][:9]) for host in hosts] == [("in sync", "SDK 0.9.4")] * 2
 
