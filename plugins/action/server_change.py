@@ -23,7 +23,7 @@ WAIT_SECONDS = 10.0
 
 
 class ActionModule(FleetAction):
-    """A request for the whole change, repeated until the change has ended."""
+    """An action that sends one request for the whole change, and then calls the host again until the change has ended."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -79,7 +79,8 @@ class ActionModule(FleetAction):
         # A repeated call is safe, because a host begins only one change with this ID.
         result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, request))
         while result.get("under_way"):
-            # A call that accepts or rejects a change returns the ID of that change. The next call waits for that change.
+            # The states `accepted` and `rejected` decide about an earlier change, so the host returns the ID of that change. The
+            # next call waits for it.
             next_request["id"] = str(result.get("id", next_request["id"]))
             with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]

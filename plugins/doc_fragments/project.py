@@ -33,8 +33,8 @@ options:
     default: /run/haproxy/admin.sock
   master_socket:
     description: >-
-      Master socket of HAProxy. The module uses it to query workers with earlier configurations. Without this socket, the module
-      ignores requests in these workers.
+      Master socket of HAProxy. After a reload, old workers finish their requests with the earlier configuration. The module queries
+      old workers through this socket. If the socket does not exist, the module ignores their requests.
     type: path
     default: /run/haproxy-master.sock
   directory:

@@ -39,7 +39,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 
 def by_host(sentences: Mapping[str, List[str]], total: Optional[int] = None) -> str:
-    """Return one line for each sentence, with the names of its hosts, in the order of the hosts and their sentences."""
+    """Return one line for each sentence with its hosts. The sentences keep the order in which they first appear."""
     lines = {host: [host_text.indented(sentence) for sentence in host_sentences] for host, host_sentences in sentences.items()}
     return "\n".join(summary.by_sentence(lines, total))
 

@@ -37,7 +37,7 @@ from ansible_collections.npufleet.triton.plugins.filter.by_host import by_host
 
 
 def refusal_table(reasons: Mapping[str, List[str]]) -> str:
-    """Return a heading, and one line for each reason in the order of the hosts and their reasons."""
+    """Return a heading, and one line for each reason with its hosts. The reasons keep the order in which they first appear."""
     refused = [host for host, host_reasons in reasons.items() if host_reasons]
     if not refused:
         return ""

@@ -10,9 +10,10 @@ module: balancer_info
 short_description: Read the servers of a load balancer and their traffic
 description:
   - Reads the servers of the HAProxy that the role C(load_balancer) has configured. Run it on the balancer.
-  - With O(since), also returns the requests that finished since then, by server and protocol. HAProxy keeps one line for each
-    finished request in its memory.
-  - To measure a window, call the module at its start, and at its end with the RV(now) of the first call as O(since).
+  - With O(since), the module also returns the requests that finished since that time, by server and protocol. HAProxy keeps one
+    line for each finished request in its memory.
+  - To measure a time window, call the module at the start of the window. Call it again at the end, with RV(now) of the first call
+    as O(since).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -55,7 +56,7 @@ now:
   returned: success
   type: float
 running:
-  description: Whether HAProxy answers. Otherwise RV(servers) is empty, and the other values are null or not returned.
+  description: Whether HAProxy answers. If it does not, RV(servers) is empty, and the other values are null or not returned.
   returned: success
   type: bool
 reason:
@@ -106,13 +107,15 @@ servers:
         C(responses_5xx), C(connection_errors), C(response_errors), C(client_aborts) and C(server_aborts).
       type: dict
     traffic:
-      description: >-
-        With O(since), the windows for C(http) and C(grpc). A window counts finished inference requests - C(requests), among them
-        C(streams); C(failed), the number of failed requests by kind; C(latency), the number of successful requests by the upper
-        bound of their latency in ms (without streams); C(by_model), the same numbers for each model of HTTP requests; C(other), the
-        C(requests) and C(failed) of all other calls. Kinds of failures are C(4xx), C(5xx), C(connect) (no
-        connection to the server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than
-        0 in the headers), C(client) (the client gave up) and C(closed) (a drain closed the request).
+      description:
+        - With O(since), one window for C(http) and one for C(grpc). A window counts finished inference requests.
+        - C(requests) is the number of requests, and C(streams) is the number of streams among them.
+        - C(failed) is the number of failed requests by kind. The kinds are C(4xx), C(5xx), C(connect) (no connection to the
+          server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than 0 in the headers),
+          C(client) (the client gave up) and C(closed) (a drain closed the request).
+        - C(latency) is the number of successful requests, except streams, by the upper bound of their latency in ms.
+        - C(by_model) has the same numbers for each model. It covers HTTP requests only.
+        - C(other) has C(requests) and C(failed) of the calls that are no inference requests.
       type: dict
 unserved:
   description: With O(since), the windows of requests that no server received, for C(http) and C(grpc).

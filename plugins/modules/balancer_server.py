@@ -61,8 +61,9 @@ options:
     default: ""
   wait:
     description:
-      - Seconds to wait with O(state=drained) until no request or stream of the server is in flight. V(0) does not wait.
-      - This includes requests in old workers, which a reload of HAProxy has replaced.
+      - Longest time in seconds that O(state=drained) waits until no request or stream of the server is in flight. V(0) does not
+        wait.
+      - Requests in old workers, which a reload of HAProxy has replaced, are also in flight.
     type: int
     default: 0
   close:
@@ -77,8 +78,8 @@ options:
     default: false
   up_within:
     description:
-      - With O(state=ready), wait up to so many seconds until new health checks of the server have passed, and only then make it
-        ready. The task fails otherwise, and the server stays drained.
+      - Longest time in seconds that O(state=ready) waits for new health checks of the server. The server is made ready after they
+        have passed. If they do not pass, the task fails, and the server stays drained.
       - V(0) does not wait. HAProxy then sends requests at once if the last health check of the server has passed. This check may be
         older than the last change of the server.
     type: int
@@ -93,7 +94,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Drain the host on each balancer, and close what is left after two minutes
+- name: Drain the host on each balancer, and close the remaining requests after two minutes
   npufleet.triton.balancer_server:
     name: "{{ inventory_hostname }}"
     state: drained
@@ -140,7 +141,7 @@ server:
         drained without this module.
       type: dict
 kept:
-  description: Whether the owner of the drain stays, because a higher kind of owner drained the server. The server stays drained.
+  description: True if the drain keeps its owner, because that owner has a higher kind (see O(kind)). The server stays drained.
   returned: success
   type: bool
 in_flight:
@@ -152,7 +153,7 @@ closed:
   returned: success
   type: int
 waited:
-  description: Seconds until nothing was in flight, or until the rest was closed.
+  description: Seconds until nothing was in flight, or until the remaining requests were closed.
   returned: success
   type: float
 """

@@ -11,13 +11,13 @@ short_description: Read the series of the report's charts from Prometheus
 description:
   - Reads requests and latency of each model, and temperature and memory of the cards, from the Prometheus of a monitoring host.
     M(npufleet.triton.fleet_report) draws the charts.
-  - At most 12 cards have their own series. Faulted cards come first, then the hottest cards. The series of the whole fleet contains
+  - At most 12 cards have their own series. Faulted cards come first, then the hottest cards. The series of the whole fleet cover
     all cards.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   port:
-    description: Port of Prometheus. It has to answer HTTP on the loopback address.
+    description: Port of Prometheus, which has to answer HTTP on the loopback address.
     type: int
     default: 9090
   hours:

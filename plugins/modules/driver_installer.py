@@ -12,7 +12,7 @@ description:
   - Runs C(rebellions-x86_64-<version>.run) with a time limit. Its standard input is closed, because nobody can answer questions.
   - The installer runs in its own session, so that it continues if the connection is lost.
   - The whole output is written to a file that only root can read. If the installer fails, the last lines are shown.
-  - M(npufleet.triton.host_state) proves afterwards whether the driver is installed.
+  - The module does not verify that the driver is installed. Use M(npufleet.triton.host_state) for that.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

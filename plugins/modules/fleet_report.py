@@ -21,11 +21,11 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Otherwise old results
-        would be reported for hosts that are unreachable or in maintenance.
-      - V(read) writes the states of the hosts of the play to O(status_file), and renders the page. An earlier task has read the
-        states with M(npufleet.triton.host_state) and O(npufleet.triton.host_state#module:details=report). For a host that could not
-        be read, the variable C(npufleet_state) has the failed result. Hosts outside of the play keep their entry in the file.
+      - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Use it before a check.
+        Otherwise, the page would show old results for hosts that are unreachable or in maintenance.
+      - V(read) writes the states of the hosts of the play to O(status_file), and renders the page. An earlier task must have read
+        the states with M(npufleet.triton.host_state) and O(npufleet.triton.host_state#module:details=report). For a host that could
+        not be read, the variable C(npufleet_state) has the failed result. Hosts outside of the play keep their entry in the file.
       - V(rendered) renders the page from the files as they are.
     type: str
     choices: [reset, read, rendered]
@@ -62,7 +62,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 differs:
-  description: For each host of the play that is not in sync, its differences as sentences, its maintenance, or why it was not read.
+  description: >-
+    For each host of the play that is not in sync, sentences about its differences or its maintenance, or the reason why the host
+    was not read.
   returned: with O(state=read)
   type: dict
 hosts_not_in_sync:

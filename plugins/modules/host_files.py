@@ -11,8 +11,8 @@ short_description: Manage several small files and directories of a host in one c
 description:
   - Writes the files and directories that differ from the desired state. A file is written completely or not at all.
   - Everything belongs to the user that the task becomes, which is root in this collection.
-  - A link in the place of a file is replaced and never followed. A path of another type, such as a directory in the place of a
-    file, is refused before anything is written.
+  - A symbolic link at the path of a file is replaced and never followed. If a path has another type, such as a directory at the
+    path of a file, the task fails before anything is written.
   - Use it for files of kilobytes, and M(ansible.builtin.copy) for large files.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_lease
-short_description: Lock a host for one run while it changes the host
+short_description: Lock a host while one run changes it
 description:
   - Takes the lease of a host, or renews the lease if this run already has it. The lease is a file on the host. While a run has the
     lease, other runs wait, or fail with the name of the owner, and the watchdog takes no action. Only the owner releases the lease.
   - The lease is live while a module call of its run is running, and for C(npufleet_lease_timeout) seconds after the last call.
   - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. If another
     run needs the host before that, it takes over the lease, and rolls back an interrupted replacement of the container.
-  - Also installs the library that the modules and the host use, and the unit that runs the library at boot.
-  - For a host in maintenance the task fails, or returns RV(maintenance) with O(unless_maintenance).
+  - The module also installs the library, which is the Python code of the modules on the host, and the systemd unit that runs the
+    library at boot.
+  - If the host is in maintenance, the task fails. With O(unless_maintenance), it returns RV(maintenance) instead.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -27,16 +28,16 @@ options:
     choices: [held, released]
     default: held
   allow_maintenance:
-    description: Hold a host even if it is in maintenance, as the maintenance playbook does.
+    description: Take the lease even if the host is in maintenance, as the maintenance playbook does.
     type: bool
     default: false
   unless_maintenance:
-    description: Do not hold a host in maintenance, and return RV(maintenance) instead of failing.
+    description: If the host is in maintenance, do not take the lease, and return RV(maintenance) instead of failing.
     type: bool
     default: false
   wait:
     description:
-      - Seconds to wait until another run releases the host.
+      - Longest time in seconds to wait until another run releases the lease.
       - The action uses C(npufleet_lease_wait) if the task does not set this option.
     type: int
     default: 0
@@ -52,22 +53,22 @@ options:
   rollout:
     description:
       - The rollout that changes the host, for the file C(rollouts.json) on the host. This file has the last 50 rollouts.
-      - With O(state=held), C(playbook), C(commit), C(release), C(concerns), C(batch) and C(batches).
-      - With O(state=released), C(failure), C(verdict), C(in_flight) and C(closed).
+      - The keys with O(state=held) are C(playbook), C(commit), C(release), C(concerns), C(batch) and C(batches).
+      - The keys with O(state=released) are C(failure), C(verdict), C(in_flight) and C(closed).
     type: dict
     default: {}
 attributes:
   check_mode:
     support: full
-    description: Takes and releases nothing.
+    description: In check mode, no lease is taken or released.
 """
 
 EXAMPLES = r"""
-- name: Hold the host
+- name: Take the lease of the host
   npufleet.triton.host_lease:
   register: lease
 
-- name: Release the host
+- name: Release the lease of the host
   npufleet.triton.host_lease:
     state: released
   when: lease.taken

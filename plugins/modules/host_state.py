@@ -69,11 +69,11 @@ options:
         required: true
   details:
     description:
-      - Whether the result has the details RV(actual), RV(desired) and RV(origins), which contain most of the data. A playbook for a
-        large fleet needs the details of few hosts.
+      - Whether the result has the details RV(actual), RV(desired) and RV(origins), which contain most of the data. Leave the
+        details out in a playbook for a large fleet, which needs the details of few hosts only.
       - V(always) returns the details.
-      - V(changes) leaves them out for a host that is RV(in_sync).
-      - V(report) leaves them out, and stores the state of the host for M(npufleet.triton.fleet_report) until the run ends.
+      - V(changes) leaves the details out for a host that is RV(in_sync).
+      - V(report) leaves the details out, and stores the state of the host for M(npufleet.triton.fleet_report) until the run ends.
     type: str
     choices: [always, changes, report]
     default: always
@@ -81,7 +81,8 @@ options:
     description:
       - Only return RV(desired), with every secret in clear text, and do not call the host. Use it for a task that applies the
         desired state, and set C(no_log) on both tasks.
-      - By default, values that may be secret are replaced by digests, with a key that is valid for one call only.
+      - By default, values that may be secret are sealed, which means that they are replaced by digests. The key of the digests is
+        valid for one call only.
     type: bool
     default: false
 attributes:
@@ -209,7 +210,7 @@ serial:
   type: list
   elements: raw
 pause:
-  description: The variable C(npufleet_rollout_pause), which is seconds, V(confirm) or empty. Empty in check mode.
+  description: The variable C(npufleet_rollout_pause), which is a number of seconds, V(confirm) or empty. Empty in check mode.
   returned: with O(preflight), O(rollback) or O(current_releases), if that variable is valid
   type: str
 traffic:

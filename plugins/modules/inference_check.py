@@ -31,7 +31,7 @@ options:
     elements: str
   require_checks:
     description:
-      - Whether a model without a check file counts as a failed check, because no request proves it.
+      - If true, a model without a check file counts as a failed check, because no request proves that the model works.
       - With O(latency=false), a model whose check file only has load tests always counts as a failed check.
     type: bool
     default: true
@@ -108,7 +108,7 @@ options:
     description:
       - Run the checks that M(npufleet.triton.server_change) stored on the host when it kept the current releases. Without stored
         checks, the check files are used.
-      - Use it after a failed change has restored older releases, because these may fail the checks of newer releases.
+      - Use it after a failed change has restored older releases, because older releases may fail the checks of newer ones.
     type: bool
     default: false
   host_index:

@@ -24,7 +24,8 @@ extends_documentation_fragment:
 options:
   repositories:
     description:
-      - Directories of models on the controller. A model in two directories or a subdirectory without a model is a finding.
+      - Directories of models on the controller. A model that is in two directories is a finding, and so is a subdirectory without a
+        model.
       - Default is the repositories that C(triton_models) and C(npufleet_model_repository) declare for the host.
     type: list
     elements: path

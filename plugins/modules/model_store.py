@@ -9,6 +9,8 @@ DOCUMENTATION = r"""
 module: model_store
 short_description: End the holds of models, or remove the model store of a host
 description:
+  - A manual rollback holds a model at an older release. The hold lasts until the inventory has another source for the model, or
+    until this module ends the hold.
   - M(npufleet.triton.server_change) releases models and rolls them back. M(npufleet.triton.host_state) reads the store.
   - To end holds, the run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0

@@ -12,7 +12,8 @@ description:
   - Announces the hosts of each batch, their changes, the size of the model files that they lack, and the duration of the last
     rollout. The data are the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
   - For a rollout of more than 20 hosts, the announcement has the size, the first host and the last host of each batch.
-  - At the end of a host change, the task releases the host, and fails if the rollout has to stop.
+  - At the end of a host change, the task gives up the lease of the host, which is the right of a run to change the host. The task
+    fails if the rollout has to stop.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -21,8 +22,8 @@ options:
       - V(begun) announces this batch and all later batches. The first batch also begins the record of the rollout. Run V(begun)
         once for each batch.
       - For the second batch, V(begun) also returns the pause of the rollout, which is the longest C(npufleet_rollout_pause) of the
-        hosts. V(confirm) needs a terminal. Without a terminal, the task already fails for the first batch if there is a second
-        batch.
+        hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, such a
+        rollout of several batches fails at the first batch.
       - V(ended) ends the change of a host. Run it for each host of the batch. The task records the duration of each host change,
         which starts at the time in the variable C(npufleet_began). It adds the batch to the record of the rollout in the directory
         C(rollouts) of O(output_dir). At most 100 records are kept.
@@ -44,24 +45,25 @@ options:
     type: bool
     default: true
   release:
-    description: With O(state=ended), release the host. The task fails if the host cannot be released or the lease was lost.
+    description: With O(state=ended), give up the lease of the host. The task fails if this is impossible or if the lease was lost.
     type: bool
     default: false
   failed:
     description:
-      - With O(state=ended), the reason why the host is not in sync. The task releases the host and fails with the reason, so that
-        no further batch starts.
+      - With O(state=ended), the reason why the host is not in sync. The task gives up the lease of the host and fails with the
+        reason, so that no further batch starts.
     type: str
     default: ""
   lost:
-    description: With O(state=ended), hosts of the batch that became unreachable. The task then fails on the other hosts.
+    description:
+      - With O(state=ended), hosts of the batch that became unreachable. If there are any, the task fails on the other hosts.
     type: list
     elements: str
     default: []
 attributes:
   check_mode:
     support: full
-    description: Releases nothing.
+    description: In check mode, no lease is given up.
 """
 
 EXAMPLES = r"""
@@ -85,11 +87,11 @@ msg:
   type: str
 seconds:
   description: Seconds that the caller has to pause.
-  returned: with the second batch and a pause of seconds
+  returned: for the second batch, if the pause is a number of seconds
   type: int
 confirm:
   description: True if the caller has to ask an operator.
-  returned: with the second batch and V(confirm)
+  returned: for the second batch, if the pause is V(confirm)
   type: bool
 lines:
   description: The last five rollouts as text, newest first.

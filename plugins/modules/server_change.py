@@ -27,7 +27,8 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(changed) makes the change and proves it, then keeps it or rolls it back.
+      - V(changed) makes the change and proves it by reading the host again and by running the checks. Then it keeps the change or
+        rolls it back.
       - V(accepted) accepts a proven change that waits for acceptance. The task fails if the change was rolled back before.
       - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
@@ -129,7 +130,7 @@ answered:
   returned: when the change has ended
   type: bool
 released:
-  description: Whether the host was released.
+  description: Whether the lease of the host was released.
   returned: when the change has ended
   type: bool
 accepted:
@@ -148,7 +149,9 @@ checks:
   type: list
   elements: dict
 moves:
-  description: For each switched model its old release C(from), its new release C(to) (null for no release), and the kind C(what).
+  description: >-
+    For each switched model, its old release as C(from), its new release as C(to) (null for no release), and the kind of change as
+    C(what).
   returned: when the change has ended
   type: dict
 steps:

@@ -11,8 +11,9 @@ short_description: Take over a transferred file as root, or give a file to the c
 description:
   - Transfers run as the connecting user, in a directory of that user. The user, or someone who has stolen the user's login,
     controls the content of that directory. The same is true for a directory that a container can write to.
-  - A file is used only when nobody but root can change it. Links, files with a second name, paths that are not regular files, and
-    files that another process can still write to are refused. The digest covers the bytes that root uses.
+  - A file is used only when nobody but root can change it. The module refuses symbolic links, files with more than one hard link,
+    paths that are not regular files, and files that another process has open for writing. The digest covers the bytes that root
+    uses.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -27,7 +28,9 @@ options:
     choices: [imported, exported, secured]
     required: true
   incoming:
-    description: Directory of the other account, on the file system of O(path). Required unless O(state=secured).
+    description:
+      - Directory that the connecting user or a container can write to. It must be on the same file system as O(path).
+      - Required unless O(state=secured).
     type: path
   name:
     description: Name of the file in O(incoming). Required unless O(state=secured).

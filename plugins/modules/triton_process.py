@@ -10,7 +10,7 @@ module: triton_process
 short_description: Run tritonserver in the container in which Ansible runs
 description:
   - Use it in a Triton container, such as a session of Backend.AI. The module needs no container engine, systemd or ssh. It needs
-    root only if the devices require root. Server and models have the same variables as on hosts.
+    root only if the devices require root. Server and models have the same variables as on other hosts.
   - A small supervisor restarts a server that has ended. The log, the process ID and the start parameters of the server are in
     C(run/) below O(root).
   - A change is kept if the server serves the releases and the checks pass. Otherwise the change is rolled back.

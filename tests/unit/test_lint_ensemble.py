@@ -53,7 +53,7 @@ def test_an_ensemble_that_fits(tmp_path: Path) -> None:
         ((CHAIN[0], step("second", "middle", "B", version="2")), 7, "step[1].model_version", "2"),
         ((step("first", "A", "middle", key="X"), CHAIN[1]), 6, "step[0].input_map", "without A"),
         ((CHAIN[0], step("second", "middle", "B", output="Y")), 7, "step[1].output_map[Y]", "Y"),
-        ((*CHAIN, step("first", "A", "B")), 8, "step[2].output_map[B]", "B, as is the output of step second"),
+        ((*CHAIN, step("first", "A", "B")), 8, "step[2].output_map[B]", "B, which is also the output of step second"),
         ((*CHAIN, step("first", "A", "more")), 8, "step[2].output_map[B]", "more, which nothing reads"),
         ((step("first", "A", "middle"), step("second", "midle", "B")), 7, "step[1].input_map[A]", "midle, which nothing writes"),
         (
@@ -112,8 +112,8 @@ def test_both_ends_of_a_tensor(tmp_path: Path, dims: str, dtype: str, largest: i
 def test_batch_of_a_step(tmp_path: Path) -> None:
     told = wrong(tmp_path, ensemble(*CHAIN, largest=8))
     assert told == [
-        (2, "max_batch_size", "8", "at most 4, as step first"),
-        (2, "max_batch_size", "8", "at most 4, as step second"),
+        (2, "max_batch_size", "8", "at most 4, the max_batch_size of step first"),
+        (2, "max_batch_size", "8", "at most 4, the max_batch_size of step second"),
     ]
 
 

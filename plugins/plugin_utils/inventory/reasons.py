@@ -44,14 +44,14 @@ def _line(text: object) -> str:
 def collected(reasons: List[str], about: str = "") -> Iterator[None]:
     """Catch an exception of the `with` block, and append its reasons to `reasons` without duplicates.
 
-    `about` is put before an error that does not name its subject. AnsibleConnectionFailure is not caught, as Ansible itself reports
-    unreachable hosts.
+    `about` is put before the text of an exception of Python. A Refusal or AnsibleError already names its subject.
+    AnsibleConnectionFailure is not caught, as Ansible itself reports unreachable hosts.
     """
     try:
         yield
     except AnsibleConnectionFailure:
         raise
-    # A host with an unknown plan must stop the run before other hosts change. Therefore any exception becomes a reason.
+    # If the plan of a host cannot be computed, the run must stop before it changes other hosts. So any exception becomes a reason.
     except Exception as error:
         error_reasons = of_error(error)
         if about and not isinstance(error, (Refusal, AnsibleError)):

@@ -15,9 +15,12 @@ RULE = "ensemble"
 
 
 class StepLocation(NamedTuple):
-    """Texts for messages: the place of the models of all steps (`name`), and the next step for a missing model (`todo`)."""
+    """Phrases for messages about a step whose model is missing.
 
-    name: str
+    `place` is where the models of all steps have to be, such as "in the repository". `todo` is what the user can do.
+    """
+
+    place: str
     todo: str
 
 
@@ -47,7 +50,10 @@ class TensorPort(NamedTuple):
 def check(
     models: Mapping[str, Model], unread: Collection[str], location: StepLocation, refused: AbstractSet[str]
 ) -> Iterator[Finding]:
-    """Yield the findings about the ensembles among the models. `refused` are models that Triton refuses for other reasons."""
+    """Yield the findings about the ensembles among the models.
+
+    `unread` are existing models that could not be read. `refused` are models that Triton refuses for other reasons.
+    """
     findings_of: Dict[str, List[Finding]] = {
         name: list(_ensemble_findings(model, models, unread, location)) for name, model in models.items()
     }
@@ -100,15 +106,15 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], l
         entry = models.get(step.model_name)
         if entry is None:
             if step.model_name and step.model_name not in unread:
-                actual = f"{step.model_name}, which is not {location.name}"
-                yield model.error(RULE, f"{field}.model_name", actual, f"a model {location.name}", location.todo)
+                actual = f"{step.model_name}, which is not {location.place}"
+                yield model.error(RULE, f"{field}.model_name", actual, f"a model {location.place}", location.todo)
             continue
         if entry.has_all_files and step.model_version != -1 and step.model_version not in entry.served():
             expected = f"-1 for the latest, or one of {listed(entry.served())}, which {step.model_name} serves"
             actual = str(step.model_version) if step.model_version else "0, the default of a step without a version"
             yield model.error(RULE, f"{field}.model_version", actual, expected)
         if 0 < entry.config.max_batch_size < largest:
-            expected = f"at most {entry.config.max_batch_size}, as step {step.model_name}"
+            expected = f"at most {entry.config.max_batch_size}, the max_batch_size of step {step.model_name}"
             yield model.error(RULE, "max_batch_size", str(largest), expected, "Reduce it, or increase that of the step")
 
 
@@ -124,7 +130,8 @@ def _flow(model: Model) -> Iterator[Finding]:
             if tensor in writers:
                 # Triton accepts a step that overwrites an input of the ensemble.
                 make = model.warning if tensor in inputs else model.error
-                yield make(RULE, field, f"{tensor}, as is {writers[tensor]}", "a tensor that only this step writes", "Rename it")
+                actual = f"{tensor}, which is also {writers[tensor]}"
+                yield make(RULE, field, actual, "a tensor that only this step writes", "Rename it")
             writers.setdefault(tensor, f"the output of step {step.model_name}")
     outputs = [tensor.name for tensor in model.config.output]
     for side, verb, used, tensors in (("input", "reads", read_tensors, inputs), ("output", "writes", writers, outputs)):
@@ -209,8 +216,8 @@ def _port(owner: str, tensor: Any, batched: bool, reshaped: bool) -> TensorPort:
 def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     """Yield the errors of steps and outputs that combine tensors of different decoupled steps.
 
-    All inputs of a step must depend on the same decoupled step, or no input may depend on a decoupled step. The same applies to the
-    outputs of the ensemble. Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
+    Either all inputs of a step depend on the same decoupled step, or none of them depends on a decoupled step. The same applies to
+    the outputs of the ensemble. Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
     """
     steps = model.config.ensemble_scheduling.step
     # {tensor: index of the last decoupled step that it depends on, None if it depends on no decoupled step}
