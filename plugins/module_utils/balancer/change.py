@@ -34,7 +34,7 @@ UNIT = "haproxy.service"
 
 
 class Desired(NamedTuple):
-    """The desired state of a server, and the caller. If `state` or `weight` is None, a change leaves it as it is."""
+    """The desired state of a server, and its requester. If `state` or `weight` is None, a change leaves that property as it is."""
 
     name: str
     state: Optional[str]
@@ -96,7 +96,7 @@ class Change:
         return describe(server, in_flight, drains.read(self.home).by_server.get(server.name))
 
     def _change_despite_reloads(self) -> Step:
-        """Change the server. Repeat that if HAProxy was reloaded meanwhile, because the new worker may lack the change."""
+        """Change the server. Repeat the change if HAProxy was reloaded meanwhile, because the new worker may lack it."""
         changed, kept = False, False
         for _attempt in range(MAX_ATTEMPTS):
             self.pid = process(self.balancer.runtime).pid
@@ -207,7 +207,7 @@ class Change:
         return record is not None and (record["kind"], record["run"]) == (self.desired.kind, self.desired.run)
 
     def _weight(self, server: Server) -> Optional[int]:
-        """Return the weight to set, None to keep the current weight. A ready server with the weight 0 gets its initial weight."""
+        """Return the weight to set, or None to keep the current one. A ready server with the weight 0 gets its initial weight."""
         if self.desired.weight is None and self.desired.state == READY and 0 in server.weights:
             return server.initial_weight
         return self.desired.weight

@@ -11,16 +11,16 @@ from typing import List, Optional
 UNIT = "haproxy.service"
 DROP_IN = "/etc/systemd/system/haproxy.service.d/50-npufleet.conf"
 CONFIG = "/etc/haproxy/haproxy.cfg"
-# Certificate and key of the balancer, and the authority of the certificates of clients. Only root can read them.
+# Certificate and key of the balancer, and the CA certificate that clients' certificates are verified with. Only root can read them.
 CERTIFICATE, CLIENT_CA = "/etc/haproxy/npufleet/balancer.pem", "/etc/haproxy/npufleet/clients.pem"
 # The file from which HAProxy reads the state of the servers when it starts or reloads
 HOME = "/var/lib/npufleet-balancer"
 STATE = HOME + "/state"
 # The first line of a configuration of this project
 HEADER = "# Written by npufleet. A manual change is overwritten."
-# The address of a listener for IPv6 that also takes connections of IPv4
+# The wildcard address of IPv6. A listener on this address also takes IPv4 connections.
 BINDS_ALL_IPV6 = "::"
-# A line of a server in a configuration of this project
+# The line that defines a server in a configuration of this project
 _SERVER = re.compile(r"^    server (\S+) ", re.MULTILINE)
 _DESCRIPTION = re.compile(r"^ *description:? npufleet ([0-9a-f]{16})$", re.MULTILINE)
 
@@ -31,7 +31,7 @@ def description_line(digest: str) -> str:
 
 
 def digest_in(text: str) -> Optional[str]:
-    """Return the digest in a configuration or in the answer to `show info`, None if there is none."""
+    """Return the digest in a configuration or in the answer to `show info`, or None if it contains no digest."""
     found = _DESCRIPTION.search(text)
     return found[1] if found else None
 

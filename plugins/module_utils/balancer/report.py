@@ -32,8 +32,8 @@ COUNTERS = (
     "client_aborts",
     "server_aborts",
 )
-# A window of traffic ends this many seconds before it is read, because HAProxy may still write lines for these seconds. The next
-# window starts where this one ended, so no request is missed or counted twice.
+# HAProxy may still write lines about the last moments, so a window of traffic ends this many seconds before it is read. The next
+# window starts at the end of this one, so no request is missed or counted twice.
 MARGIN = 0.05
 
 
@@ -62,7 +62,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         "servers": found,
     }
     if since is not None:
-        # A configuration without servers is not from this project, so it has no ring.
+        # A configuration without servers is not from this project, so HAProxy has no ring of this project (traffic.RING).
         requests, complete = _requests(balancer, current, since, now) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():
@@ -74,7 +74,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
 
 
 def config_digest(path: str) -> Optional[str]:
-    """Return the SHA-256 of the configuration, None if it cannot be read."""
+    """Return the SHA-256 of the configuration, or None if it cannot be read."""
     try:
         with open(path, "rb") as source:
             return hashlib.sha256(source.read()).hexdigest()
@@ -100,7 +100,7 @@ def _requests(balancer: Balancer, current: ProcessInfo, since: float, until: flo
 
 
 def _ring(worker: Runtime) -> Optional[str]:
-    """Return the lines in the ring of a worker, None if the worker has ended."""
+    """Return the lines in the ring of a worker, or None if the worker has ended."""
     answer = worker.command(f"show events {traffic.RING}")
     if answer.startswith("No such event sink"):
         raise BalancerError(f"HAProxy has no ring {traffic.RING}, expected the configuration of the role load_balancer")

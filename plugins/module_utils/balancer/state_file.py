@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The saved state of the servers of a balancer. It keeps drains and weights across a reload, a restart and a reboot.
 
-HAProxy reads the file when it loads its configuration. It would use the ports in the file, and would regard a server without a
-row as healthy. Therefore the rows are completed from the configuration before HAProxy reads them.
+HAProxy reads the file when it loads its configuration. It would use the ports in the file instead of those in the configuration,
+and would regard a server that is missing in the file as healthy. Therefore this module first completes the file from the
+configuration.
 
-`python3 LIBRARY balancer save` and `balancer reload` are commands of a drop-in of HAProxy's unit (commands.py).
+A drop-in of HAProxy's unit runs `python3 LIBRARY balancer save` and `python3 LIBRARY balancer reload` (commands.py).
 """
 
 from __future__ import annotations
 
-# This is a program: it prints to the journal. pylint: disable=ansible-bad-function
+# This file is also a program, which prints to the journal. pylint: disable=ansible-bad-function
 import os
 import re
 import signal
@@ -84,7 +85,7 @@ def complete_state(state: str, config: str) -> str:
 
 
 def _rows(state: str) -> Dict[Tuple[str, str], Dict[str, str]]:
-    """Return {(backend, server): row} of a saved state. Without COLUMNS, return no rows, so that all servers count as new."""
+    """Return {(backend, server): row} of a saved state. Return no rows if a column is missing. All servers then count as new."""
     lines = state.splitlines()
     header = lines[1].split()[1:] if len(lines) > 1 and lines[0] == VERSION else []
     if any(column not in header for column in COLUMNS):
@@ -103,7 +104,7 @@ def _new_row(backend: str, name: str, server: ConfiguredServer) -> Dict[str, str
 
 
 def _has_moved(before: str, address: str) -> bool:
-    """Return True if a server has another IP address. The name of a host is not compared, because HAProxy resolves it."""
+    """Return True if a server has another IP address. Host names are not compared, because HAProxy resolves them to addresses."""
     return before != "-" and re.fullmatch(r"[0-9.]+|.*:.*", address) is not None and before != address
 
 
@@ -148,7 +149,7 @@ def reload(master: int) -> None:
 
 
 def _info(runtime: Runtime) -> str:
-    """Return the answer to `show info`, an empty text if HAProxy does not answer."""
+    """Return the answer to `show info`, or an empty text if HAProxy does not answer."""
     try:
         return runtime.command("show info")
     except BalancerError:
@@ -156,7 +157,7 @@ def _info(runtime: Runtime) -> str:
 
 
 def _failed_reloads() -> int:
-    """Return the number of failed reloads since the last successful one, 0 if the main process does not answer."""
+    """Return the number of failed reloads since the last successful one, or 0 if the main process does not answer."""
     try:
         found = _FAILED.search(Runtime(MASTER, "@master").command("show proc"))
     except BalancerError:

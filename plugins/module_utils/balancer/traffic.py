@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traffic of a balancer in a window of time, from the lines that HAProxy keeps in memory for finished requests.
 
-HAProxy writes one line for each finished request into a ring in its memory. Clients choose the path in a line. Lines that do not
-match are skipped.
+HAProxy writes one line for each finished request into a ring buffer in its memory. The line contains the path of the request,
+which the client chooses, so lines that do not match the format are skipped.
 
 A window counts finished inference requests by server and protocol:
 
@@ -33,7 +33,7 @@ RING, RING_SIZE = "npufleet", 16 << 20
 # First word of a line. A new format gets a new word.
 MARK = "npufleet1"
 # The format of a line in HAProxy's configuration: time in ms, backend, server, status, gRPC status, time to the response's headers
-# and whole time in ms, state at the end, path without its query string. The path is last, because HAProxy may cut it.
+# and total time in ms, termination state, path without its query string. The path is last, because HAProxy may cut it.
 LOG_FORMAT = f"{MARK} %[date(0,ms)] %b %s %ST %[var(txn.npufleet_grpc_status)] %Tr %Ta %ts %HPO"
 # Largest length of a line, and largest number of lines that are parsed
 MAX_LINE_LENGTH, MAX_LINES = 4096, 1 << 20
@@ -44,7 +44,7 @@ MAX_MODELS, OTHER_MODELS = 200, "(other models)"
 KINDS = ("4xx", "5xx", "connect", "aborted", "grpc", "client", "closed")
 # Kinds for which the server is responsible. Invalid requests of clients also cause 4xx.
 BY_SERVER = ("4xx", "5xx", "connect", "aborted", "grpc")
-# Name of HAProxy for the server of a request that no server received
+# The name that HAProxy logs as the server if no server received the request
 NO_SERVER = "<NOSRV>"
 
 _HTTP_CALL = re.compile(r"/v2/models/([!-.0-~]{1,255})(?:/versions/[^/]{1,20})?/(infer|generate|generate_stream)")
@@ -60,12 +60,12 @@ def _bounds() -> List[int]:
     return bounds
 
 
-# Upper bounds of the latency in ms. The last bucket has all later ones, too.
+# Upper bounds of the latency in ms. The last bucket also counts all slower requests.
 BOUNDS = _bounds()
 
 
 class Request(NamedTuple):
-    """A finished request. Times are in ms, and -1 if they are not known; `at` is in seconds since 1970."""
+    """A finished request. `at` is in seconds since 1970. The other times are in ms, or -1 if they are unknown."""
 
     at: float
     protocol: str
@@ -80,7 +80,7 @@ class Request(NamedTuple):
 
 
 def parse_line(line: str) -> Optional[Request]:
-    """Return the request of a line of the ring, None for any other line."""
+    """Return the request of a line of the ring, or None for any other line."""
     words = line.split(" ") if len(line) <= MAX_LINE_LENGTH else []
     if len(words) != 10 or words[0] != MARK:
         return None
@@ -107,7 +107,7 @@ def parse_line(line: str) -> Optional[Request]:
 
 
 def failure(request: Request) -> Optional[str]:
-    """Return the kind of a failed request, None for a successful one."""
+    """Return the kind of a failed request, or None for a successful one."""
     cause, phase = request.termination[0], request.termination[1]
     if cause == "K":
         return "closed"
@@ -140,7 +140,7 @@ def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
     requests: List[Request] = []
     oldest = math.inf
     lines = text.split("\n", MAX_LINES)
-    # Most lines of a full ring are older than the window. Of these, only the first one is parsed.
+    # Most lines of a full ring are older than the window. Only the first of them is parsed, to get the time of the oldest line.
     window_start = f"{MARK} {max(since, 0) * 1000:013.0f}"
     for line in lines[:MAX_LINES]:
         if oldest <= since and line[: len(window_start)] < window_start:
