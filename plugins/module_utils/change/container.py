@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace, restore, start and restart the container of the server. A later run can finish steps that were interrupted.
 
-Besides the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous` was
-proven last. It is stopped, and is removed as soon as `<name>` is proven. replacement.py records the steps.
+Besides the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous` is
+stopped. It is the last container that was proven: it served the desired models and passed the checks. It is removed as soon as
+`<name>` is proven. replacement.py records the steps.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _finish_proven(engine: Docker, root: str, name: str) -> None:
 
 
 def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -> Optional[str]:
-    """Restore the container that was proven last. Returns what was done, None if there was nothing to restore.
+    """Restore the container that was proven last. Returns what was done, or None if there was nothing to restore.
 
     An interrupted call can be repeated. Raises ContainerError if the restored server does not answer.
     """
@@ -263,7 +264,7 @@ def _existing(engine: Docker, name: str) -> Dict[str, Any]:
 
 
 def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
-    """Return address and port of the server's HTTP service on this host, None if it is not published.
+    """Return address and port of the server's HTTP service on this host, or None if it is not published.
 
     They are read from the container, because the port in the inventory may have changed.
     """
@@ -311,12 +312,12 @@ def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.
             return int(((engine.inspect(name) or {}).get("State") or {}).get("Pid") or 0) or None
         return None
 
-    # A lease that an older version wrote has no limit
+    # A lease that an older version wrote has no such limit, so the default applies.
     return stuck_load.Guard(first_process, float(settings.get("stuck_load_limit", stuck_load.DEFAULT_LIMIT)))
 
 
 def ending_message(container: Mapping[str, Any]) -> Optional[str]:
-    """Return a message if the process of a container has ended for good or ends again and again. None: it may still start."""
+    """Return a message if the process of a container has ended for good or ends repeatedly, or None if it may still start."""
     state = container["State"]
     count = container.get("RestartCount") or 0
     if state["Status"] in ("exited", "dead"):

@@ -29,7 +29,7 @@ ORDER, RESULT, STEPS = "change.order.json", "change.result.json", "change.steps"
 DECISION = "change.decision.json"
 # The process holds a lock on this file as long as it runs. The file contains the id of the latest order.
 LOCK = "change.lock"
-# The report on the rollback of a change that failed outside of its own error handling
+# The text that a result has instead of a report on the rollback, if the change failed outside of its own error handling
 UNKNOWN = "the serving state is unknown: run playbooks/status.yml"
 # Largest size of a result in bytes. The checks' results in it can be as long as their client's output.
 MAX_RESULT = 2 * MAX_OUTPUT
@@ -37,7 +37,8 @@ MAX_RESULT = 2 * MAX_OUTPUT
 MAX_OUTPUT_SHOWN = 2000
 # First pause in seconds between two reads of the result, and the factor by which each pause grows
 FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
-# Exists if systemd runs. A process in its own scope survives the end of its session, even if logind kills user processes.
+# This directory exists if systemd runs. With systemd, the process gets its own scope. So it survives the end of the session, even
+# if logind kills the processes of the user.
 SYSTEMD = "/run/systemd/system"
 
 
@@ -100,7 +101,7 @@ def _scope() -> List[str]:
 
 
 def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optional[Dict[str, Any]]:
-    """Return the result of the change with this id, None if the change still runs after `seconds`. Raises NoResult.
+    """Return the result of the change with this id, or None if the change still runs after `seconds`. Raises NoResult.
 
     With `proven`, also return the result of a proven change that waits to be accepted (see `waiting`).
     """
@@ -151,7 +152,7 @@ def change_begun_by(root: str, ident: str) -> str:
 
 
 def last(root: str) -> Optional[Dict[str, Any]]:
-    """Return the result of the latest change of this host, None if there was no change or it left no result."""
+    """Return the result of the latest change of this host, or None if there was no change or it left no result."""
     found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, MAX_RESULT)
     return dict(found.content) if found.exists and not found.flaw else None
 
@@ -167,7 +168,7 @@ def steps(root: str) -> List[Dict[str, Any]]:
 
 def perform(root: str) -> int:
     """Make the change in this process and write RESULT. Returns the exit code."""
-    # Imported here, because calls that only begin a change or wait for one do not need this module
+    # The import is here, because calls that only begin a change or wait for one do not need this module.
     from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
     with open(os.path.join(root, ORDER), encoding="utf-8") as source:

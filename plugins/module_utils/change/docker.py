@@ -22,7 +22,7 @@ class Docker(Engine):
     """The engine, with requests that change containers."""
 
     def inspect(self, name: str) -> Optional[Dict[str, Any]]:
-        """Return the result of `docker inspect`, None if the container is missing. Raises ContainerError if no engine answers."""
+        """Return the result of `docker inspect`, or None if there is no container. Raises ContainerError if no engine answers."""
         try:
             return self.container(name)
         except OSError as error:

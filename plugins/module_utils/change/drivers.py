@@ -41,9 +41,9 @@ class Order(TypedDict):
     root: str  # project directory on the host
     run: str  # id of the run
     by: str  # person who started the run
-    # Desired state of the concerns `models` and `server`, in the form that host_state takes
+    # Desired state of the concerns (parts of a host) `models` and `server`, in the form that the module host_state takes
     desired: Dict[str, Any]
-    # Parameters of releases.apply, None to keep the store and its links as they are
+    # Parameters of releases.apply, or None to keep the store and its links as they are
     store_change: Optional[Dict[str, Any]]
     # Serve the releases that the served/ links point to, even if the inventory differs
     serve_current: bool
@@ -59,7 +59,7 @@ class Order(TypedDict):
     keep: int
     # If not empty, the change is only rolled back, for this reason
     rollback_reason: str
-    # Seconds that a proven change waits to be accepted, 0 for no wait
+    # Seconds that a proven change waits to be accepted, or 0 for no wait
     acceptance_timeout: float
     # Keep the change if nobody accepts or rejects it within this time
     keep_unanswered: bool
@@ -88,7 +88,7 @@ class Driver(ABC):
 
     @abstractmethod
     def log_lines(self, since: float) -> List[str]:
-        """Return the lines of the server's log since the latest switch of releases, at the time `since`."""
+        """Return the lines of the server's log since the latest switch of releases. `since` is the time of that switch."""
 
     @abstractmethod
     def existed(self, actual: Mapping[str, Any]) -> bool:
@@ -120,7 +120,7 @@ class Driver(ABC):
 
     @abstractmethod
     def restore(self) -> Optional[str]:
-        """Restore the server that was proven last. Return what was done, None if no server was replaced."""
+        """Restore the server that was proven last. Return what was done, or None if no server was replaced."""
 
     @abstractmethod
     def keep(self) -> bool:
@@ -136,7 +136,7 @@ class Driver(ABC):
 
     @abstractmethod
     def runner(self) -> Optional[control.Runner]:
-        """Return the function that runs the gRPC client for loads, None if loads are requested over HTTP."""
+        """Return the function that runs the gRPC client for loads, or None if loads are requested over HTTP."""
 
     @abstractmethod
     def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
@@ -293,7 +293,7 @@ class ProcessDriver(Driver):
         return state.mask_secrets(self.server, message)
 
     def _replaced_config(self) -> Dict[str, Any]:
-        """Return the configuration of the server that an open replacement has replaced, empty if no replacement is open."""
+        """Return the configuration of the server that an open replacement has replaced, or {} if no replacement is open."""
         return dict((replacement.read(self.root) or {}).get("config") or {})
 
     def _start(self, config: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ MAX_STEPS = 4
 
 
 class Unproven(Exception):
-    """The error of a change without proof. `hung` are models whose load hangs until a restart, `checks` the results so far."""
+    """The error of a change that is not proven. `hung` are models whose load hangs until a restart, `checks` the results so far."""
 
     def __init__(self, message: str, hung: Sequence[str] = (), checks: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Unproven(Exception):
 
 
 class Outcome(NamedTuple):
-    """The result of a change. `did` lists its steps, `why` is None or why the proof failed, `back` reports the rollback."""
+    """The result of a change. `did` lists its steps. `why` is None, or why the proof failed. `back` reports the rollback."""
 
     did: List[str]
     why: Optional[str] = None

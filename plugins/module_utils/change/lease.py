@@ -48,8 +48,8 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal. Nobody can set this clock, unlike the time of day in `renewed`. Earlier versions wrote
-    # only `renewed`.
+    # Seconds since boot at the last renewal. They stay right if somebody sets the time of day, in which `renewed` is. Earlier
+    # versions wrote only `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
     # Name and time limits of the container (container.py). The host needs them to end an interrupted change by itself.
@@ -95,7 +95,7 @@ class Holder(NamedTuple):
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the lease, None without a lease file, or UNREADABLE if the file cannot be read."""
+    """Return the lease, or None if there is no lease file, or UNREADABLE if the file cannot be read."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
     if not found.exists:
         return None
@@ -103,7 +103,7 @@ def read(root: str) -> Optional[Dict[str, Any]]:
 
 
 def last_run(root: str) -> str:
-    """Return the run that took the host last, empty if it is unknown."""
+    """Return the id of the run that took the lease of the host last, or an empty text if it is unknown."""
     found = shapes.read(os.path.join(root, LAST), {"run": str})
     return str(found.content["run"]) if found.exists and not found.flaw else ""
 
@@ -175,7 +175,7 @@ def watchdog_idle() -> Any:
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
-    """Return {"reason", "by", "since"} of the maintenance, None without maintenance. An unreadable file means maintenance."""
+    """Return {"reason", "by", "since"} of the maintenance, or None without maintenance. An unreadable file means maintenance."""
     found = shapes.read(path, {"reason": str, "by": str, "since": str})
     if not found.exists:
         return None

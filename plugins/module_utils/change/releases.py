@@ -24,7 +24,7 @@ UNCHANGED: Mapping[str, Any] = {"changed": False, "switched": {}, "moves": {}}
 
 
 def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the releases to make. A held model gets a copy of its held release."""
+    """Return the releases to make. A model that an operator rolled back is held: it gets a copy of the release of its hold."""
     holds = store.read_holds(root)
     return {
         name: store.release_content(root, name, holds[name]["label"])

@@ -42,7 +42,7 @@ UNKNOWN: Dict[str, Any] = {
 
 
 def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
-    """Return the open replacement, None if no replacement is open. Return UNKNOWN if the record cannot be read.
+    """Return the open replacement, or None if no replacement is open. Return UNKNOWN if the record cannot be read.
 
     `previous` is True if a previous container exists. In this case, a missing record also counts as UNKNOWN.
     """
@@ -82,7 +82,7 @@ def interrupted(root: str, run: Optional[str] = None) -> bool:
 def recover(
     root: str, holder: lease.Holder, restore: Callable[[], Optional[str]], failure: Callable[[Exception], str]
 ) -> Optional[str]:
-    """Restore the server that an interrupted replacement stopped. Return what was done, None if there was no such server.
+    """Restore the server that an interrupted replacement stopped. Return what was done, or None if there was no such server.
 
     Return an error as text instead of raising it, because the run continues with its own server. `failure` returns this text.
     """

@@ -44,7 +44,7 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
     found = lease.read(root)
     if found is None:
         return Outcome()
-    # An interrupted replacement is not left until the lease ends: its call has ended, and no server runs.
+    # An interrupted replacement is restored before the lease ends, because its call has ended and no server runs.
     interrupted = replacement.interrupted(root, found["run"]) and not lease.at_work(root)
     if not interrupted and lease.live(root, found):
         return Outcome(busy=f"{found['by']} since {found['since']}")

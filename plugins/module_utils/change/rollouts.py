@@ -30,7 +30,7 @@ END = {
     "in_flight": _COUNT,
     "closed": _COUNT,
 }
-# Fields that the controller sends at the begin of a host change
+# Fields that the controller sends at the start of a host change
 BEGIN = {
     "playbook": _TEXT,
     "commit": _TEXT_OR_NULL,
@@ -90,7 +90,7 @@ def _require(facts: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
 def _write(root: str, entries: List[Dict[str, Any]]) -> None:
     newest = entries[:MAX_ENTRIES]
     text = json.dumps(newest, sort_keys=True)
-    # The newest entries stay. A single entry is always below the limit.
+    # If the text is too large, only the newest entries stay. A single entry is always below the limit.
     while len(text) > MAX_SIZE:
         newest = newest[: len(newest) // 2]
         text = json.dumps(newest, sort_keys=True)
