@@ -60,7 +60,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _file(path: str, key: str) -> Optional[str]:
-    """Return the text that plans show for a file, None if it cannot be read."""
+    """Return the text that plans show for a file, or None if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             status = os.fstat(source.fileno())

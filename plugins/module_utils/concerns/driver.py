@@ -80,13 +80,13 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _installed() -> Optional[str]:
-    """Return the version of the kernel module on the disk, None if there is no module for this kernel."""
+    """Return the version of the kernel module on the disk, or None if there is no module for this kernel."""
     code, output = run("/sbin/modinfo", "--field", "version", MODULE)
     return output.strip() or None if code == 0 else None
 
 
 def _dkms() -> Optional[bool]:
-    """Return True if DKMS has installed the module for the running kernel, None if DKMS does not know the module."""
+    """Return True if DKMS has installed the module for the running kernel, or None if DKMS does not know the module."""
     dkms_directories = glob.glob(DKMS)
     return (
         any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in dkms_directories)

@@ -92,7 +92,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _proxies(path: str, key: str) -> Optional[str]:
-    """Return the text that plans show for the file of proxies, None if the file cannot be read."""
+    """Return the text that plans show for the file of proxies, or None if the file cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             found = os.fstat(source.fileno())
@@ -158,7 +158,7 @@ def older(actual: Optional[str], oldest: Optional[int]) -> bool:
 
 
 def cdi_refusals(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
-    """Yield the reason if the engine that runs, or that the plan installs, does not support CDI names of devices."""
+    """Yield a reason if the engine that runs, or that the plan installs, does not support CDI names of devices."""
     if actual["running"]:
         found, todo = actual["running"]["version"], "Upgrade it"
     else:

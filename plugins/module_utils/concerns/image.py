@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `image`: the release's image on a host, compared with the image that the lock file pins."""
+"""The concern `image`: the image of the Triton release on a host, compared with the image that the lock file records."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "rules": {path: read_text(path) for path in desired["rules"]},
         "rule_files": RULE_FILES.search(config) is not None,
         "rules_listed": all(_is_listed(path, config) for path in desired["rules"]),
-        # Only this project writes the block, so these files are its own.
+        # Only this project writes the block, so all files in it belong to this project.
         "rules_left": [path for path in RULE_PATH.findall(rule_block[1] if rule_block else "") if path not in desired["rules"]],
         "rules_loaded": _rules(desired["port"], list(desired["rules"]), config),
         "health": health,
@@ -84,7 +84,7 @@ def _rules(port: int, paths: List[str], config: str) -> List[str]:
 
 
 def _targets(port: int) -> Optional[Dict[str, Dict[str, str]]]:
-    """Return {job: {host: `up` or the last error}} of the targets, None if Prometheus does not answer."""
+    """Return {job: {host: `up` or the last error}} of the targets, or None if Prometheus does not answer."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
     # If the response has another shape, another program listens on the port.
     if status != 200 or shapes.mismatch(answer, TARGETS):

@@ -42,7 +42,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _checks(path: str) -> Optional[str]:
-    """Return the digest of the checks' sources; an empty string if the file was changed, None if it cannot be read."""
+    """Return the digest of the checks' sources. Return an empty string if the file was changed, and None if it cannot be read."""
     try:
         with open(path, "rb") as source:
             head = shapes.parse(source.readline())
@@ -55,7 +55,7 @@ def _checks(path: str) -> Optional[str]:
 
 
 def _state(path: str) -> Dict[str, Any]:
-    """Return the last result, with messages of the "failed" checks instead of all checks; an empty dict without a result."""
+    """Return the last result, which has only messages about the "failed" checks. Return an empty dict without a result."""
     try:
         state = shapes.parse(read_text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
@@ -69,12 +69,12 @@ def _state(path: str) -> Dict[str, Any]:
 
 
 def moment() -> Dict[str, Any]:
-    """Return the present time as a mark of the clock, and as the time of day, which results of older versions have."""
+    """Return the present time as a mark (kernel/clock.py), and as the time of day for results of older versions without a mark."""
     return {**clock.mark(), "at": time.time()}
 
 
 def renew(since: Mapping[str, Any]) -> Optional[str]:
-    """Repeat the probe if its last result is a failure. Return the reason if no probe after `since` has a result, else None."""
+    """Repeat the probe if its last result is a failure. Return the reason if no probe after `since` has a result, or None."""
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
@@ -119,7 +119,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """Return a warning if checks failed or the probe has no current result, else None."""
+    """Return a warning if checks failed or the probe has no current result, or None."""
     state = actual.get("state") or {}
     if actual.get("active") != "active" or not state or state.get("paused"):
         return None

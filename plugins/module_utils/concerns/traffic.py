@@ -3,8 +3,8 @@
 """The concern `traffic`: a host to which the load balancers send no requests, or fewer requests, because of a rollout.
 
 Before a rollout drains a host or lowers its weight, it writes a record on the host. The record is removed when the host gets its
-full share of the traffic again. If the rollout ends before, the record is a difference: the next run proves the host and restores
-its share.
+full share of the traffic again. If the rollout ends earlier, the record stays and counts as a difference: the next run proves the
+host and restores its share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHAPE = {"by": str, "since": str}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the record of a rollout that has not restored the share: {"by", "since"}, None if there is no record."""
+    """Return the record of a rollout that has not restored the share: {"by", "since"}, or None if there is no record."""
     found = shapes.read(desired["record"], SHAPE)
     if not found.exists:
         return {"limited": None}

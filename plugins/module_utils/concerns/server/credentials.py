@@ -14,7 +14,10 @@ CREDENTIALS_HOME = "/etc/npufleet/credentials"
 
 
 def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[str]:
-    """Return the flaw of the file or None. If `needed`, the group must be able to read it: the server does not run as root."""
+    """Return what is wrong with the file, or None.
+
+    If `needed` is True, the group must be able to read the file, because the server does not run as root.
+    """
     try:
         with open(desired["path"], "rb") as source:
             status = os.fstat(source.fileno())

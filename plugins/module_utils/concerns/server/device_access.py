@@ -15,7 +15,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import GROUP_NODE
 
-# The right to create nodes (m) is not needed. The vendor's container toolkit gives the same rights.
+# The container may read and write the devices. It does not need the right to create nodes (m), and the vendor's container toolkit
+# does not grant that right either.
 RIGHTS = "rw"
 # A caller that is about to generate the spec ignores this reason.
 NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run playbooks/site.yml"
@@ -66,7 +67,7 @@ def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
 
 
 def _access_group(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
-    """Return (ID of the group that may open a node, reason why the server cannot open it); None for both if every user may."""
+    """Return (ID of the group that may open a node, reason why the server cannot open it), or (None, None) if every user may."""
     try:
         found = os.stat(node)
     except OSError:

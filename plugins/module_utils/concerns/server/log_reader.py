@@ -62,7 +62,7 @@ def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
 
 
 def epoch(stamp: str) -> float:
-    """Return the seconds since 1970 for an engine's time, such as 2026-01-02T03:04:05.678901234Z; 0 for any other text."""
+    """Return the seconds since 1970 for an engine's time, such as 2026-01-02T03:04:05.678901234Z, or 0 for any other text."""
     import calendar
 
     match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?", stamp)

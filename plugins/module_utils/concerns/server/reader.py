@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
-# The label of an image that has the release row for which the image was built
+# The label of an image that names the release row for which the image was built. A release row is a row of files/releases.yml.
 RELEASE_ROW = "io.npufleet.release"
 
 
@@ -49,14 +49,14 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
         previous = engine.container(desired["name"] + "-previous")
     except OSError:
         return {"engine": False, "container": None, "served": None}
-    # The image of the lock file has this ID in this engine.
     actual: Dict[str, Any] = {"engine": True, "container": None, "served": None, "previous": previous is not None}
+    # The ID that the image of the lock file has in this engine
     actual["image"] = pinned["Id"] if pinned else None
     if not inspect:
         return actual
     facts = container_facts(inspect, image)
     if desired["image"]["content"] and images.content_digest(image) == desired["image"]["content"]:
-        # The image has the desired content, so another ID is no difference.
+        # The content of the image is the desired one, so a different ID does not count as a difference.
         facts["image"] = desired["container"]["image"]
     sealed = sealed_container(facts, desired["seal"])
     config, state = image.get("Config") or {}, inspect["State"]
