@@ -398,6 +398,6 @@ def test_a_system_that_the_vendor_has_not_fully_tested_is_a_remark(tmp_path: Pat
     release.write_text('ID="rocky"\nVERSION_ID="9.7"\n')
     wanted = {**WANTED, "untested_systems": ["rocky-9.7"]}
     (remark,) = systems.remarks(wanted, str(release))
-    assert remark == "rocky-9.7 is listed as not fully tested by the vendor for release 25.08. Prove one host first"
+    assert remark == "rocky-9.7 is listed as not fully tested by the vendor for release 25.08. Test one host first"
     release.write_text(NOBLE)
     assert systems.remarks(wanted, str(release)) == systems.remarks(WANTED, str(tmp_path / "none")) == []

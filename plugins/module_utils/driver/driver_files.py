@@ -50,7 +50,7 @@ def find(desired: Mapping[str, Any]) -> Dict[str, List[str]]:
 
 
 def _libraries() -> Dict[str, str]:
-    """Return {name: path} of the libraries, with each name of a library, and always its name without a version."""
+    """Return {name: path} of the libraries. Each library has an entry for each of its names, and for its name without a version."""
     found: Dict[str, str] = {}
     for directory in DIRECTORIES:
         names = os.listdir(directory) if os.path.isdir(directory) else []

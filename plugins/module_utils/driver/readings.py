@@ -3,7 +3,7 @@
 """Readings of the cards, such as temperature and power, in base units, from the JSON of all versions of the vendor's tool.
 
 The tool changed its units with driver 3.0: a power such as `6.1W` became `6100000uW`, and a temperature may be in thousandths of a
-degree. Most numbers are texts. A reading is None if it is missing, `N/A`, impossible or of an unknown unit.
+degree. The tool prints most numbers as strings. A reading is None if it is missing, `N/A` or impossible, or if its unit is unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
-# A number of the tool, with a unit or without
+# A number that the tool prints, with or without a unit
 QUANTITY = re.compile(r"([+-]?[0-9]{1,19}(?:\.[0-9]{1,19})?) *([A-Za-z/%°]{0,8})")
 # Factor of each unit. Only units of temperatures are compared in lower case.
 TEMPERATURE = {"c": 1.0, "°c": 1.0, "mc": 0.001, "m°c": 0.001}
@@ -29,13 +29,14 @@ SPEED = {"": 1.0, "GT/s": 1.0}
 # Limits of possible readings. A number beyond a limit probably has another unit, so the reading is None.
 MAX_CELSIUS, MIN_CELSIUS, MAX_WATTS, MAX_BYTES, MAX_SPEED, MAX_WIDTH = 200.0, -50.0, 2000.0, 2.0**50, 256.0, 32
 # A temperature without a unit is in thousandths of a degree from MILLI_CELSIUS on. A power without a unit is in microwatts from
-# MICROWATTS on. No card reaches 1000 degrees or 100 kW, and every card needs more than 0.1 W.
+# MICROWATTS on. No card reaches 1000 degrees. In watts, MICROWATTS would be 100 kW, which no card reaches. In microwatts, it is
+# 0.1 W, and every card needs more.
 MILLI_CELSIUS, MICROWATTS = 1000.0, 100_000.0
 # A total memory without a unit is in bytes if it is at least this number, because the smallest card has 16 GiB.
 MIN_BYTES = 2.0**30
 # The status of a card that works, and texts that mean an unknown status. All other texts are faults.
 NORMAL, UNKNOWN_STATUS = "normal", ("", "n/a", "na", "none", "unknown", "-")
-# Largest number of cards in one output of the tool, and of characters of a text
+# Largest number of cards in one output of the tool, and largest number of characters of a text
 MAX_CARDS, MAX_TEXT = 256, 100
 
 
@@ -43,7 +44,7 @@ class Card(NamedTuple):
     """The readings of a card. An unknown text is empty, an unknown number is None."""
 
     npu: str
-    device: str
+    device: str  # Name of the device node, such as rbln0
     bus_id: str
     name: str
     uuid: str
@@ -63,7 +64,7 @@ def parse(output: str) -> List[Card]:
     """Return the cards in the JSON of the tool. Raises ValueError if the output has no list of devices."""
     answer = shapes.parse_as(output, {"devices": [dict]})
     if len(answer["devices"]) > MAX_CARDS:
-        raise ValueError(f"it has {len(answer['devices'])} devices, expected at most {MAX_CARDS}")
+        raise ValueError(f"the output has {len(answer['devices'])} devices, expected at most {MAX_CARDS}")
     return [card(device) for device in answer["devices"]]
 
 
@@ -87,13 +88,16 @@ def card(device: Mapping[str, Any]) -> Card:
         memory_used=used,
         memory_size=size,
         utilization=_within(quantity(device.get("util"), PERCENT), 0, 1),
-        link_speed=_within(quantity(_first_words(pci.get("link_speed")), SPEED), 0.1, MAX_SPEED),
+        link_speed=_within(quantity(_without_pcie(pci.get("link_speed")), SPEED), 0.1, MAX_SPEED),
         link_width=_within(width, 1, MAX_WIDTH),
     )
 
 
 def text(value: Any) -> str:
-    """Return a text of the tool without control characters, empty for any other value and for `N/A`."""
+    """Return a string from the tool's JSON without control characters, cut at MAX_TEXT.
+
+    Return an empty string for `N/A`, and for a value that is no string.
+    """
     if not isinstance(value, str):
         return ""
     line = "".join(character for character in value if character.isprintable())[:MAX_TEXT].strip()
@@ -101,7 +105,10 @@ def text(value: Any) -> str:
 
 
 def quantity(value: Any, units: Mapping[str, float], lower: bool = False) -> Optional[float]:
-    """Return a number of the tool in the base unit, None without a number or if `units` has no factor for its unit."""
+    """Return the number in `value` in the base unit. Return None if `value` has no number, or a unit that is not in `units`.
+
+    If `lower` is True, the unit is converted to lower case before it is looked up.
+    """
     number, unit = _split(value)
     factor = units.get(unit.lower() if lower else unit)
     return None if number is None or factor is None else number * factor
@@ -140,7 +147,7 @@ def memory_bytes(used: Any, size: Any) -> Tuple[Optional[float], Optional[float]
 
 
 def _split(value: Any) -> Tuple[Optional[float], str]:
-    """Return the number and the unit of a value, (None, "") without a number."""
+    """Return the number and the unit of a value. Return (None, "") if it has no number."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value), ""
     found = QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -152,11 +159,11 @@ def _within(value: Optional[float], least: float, most: float) -> Optional[float
 
 
 def _number_text(value: Any) -> str:
-    """Return a whole number as text, and an empty text for any other value. The tool prints numbers also as texts."""
+    """Return a whole number as text, or an empty text for any other value. The tool prints some numbers as strings."""
     return str(int(value)) if shapes.mismatch(value, (int, re.compile("[0-9]{1,9}"))) is None and int(value) >= 0 else ""
 
 
-def _first_words(value: Any) -> Any:
+def _without_pcie(value: Any) -> Any:
     """Return the speed of a link without the word `PCIe` that the kernel adds."""
     return value.replace(" PCIe", "") if isinstance(value, str) else value
 

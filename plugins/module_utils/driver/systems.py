@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of a host's operating system and kernel with a release row."""
+"""Comparison of a host's operating system and kernel with a release row, which is a row of the table files/releases.yml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import read
 
 
 def system_refusals(row: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
-    """Return the reasons why the release row does not support the operating system and the running kernel."""
+    """Return the reasons why the release row does not support the operating system and the running kernel.
+
+    `row["rows"]` has the systems and the cards of every release row, to name the rows that support this system.
+    """
     found, supported = _system(os_release), row["systems"]
     release = f"for release {row['release']}"
     reasons = []
@@ -30,7 +33,8 @@ def system_refusals(row: Mapping[str, Any], os_release: str, kernel: str) -> Lis
 def kernel_fits(kernel: str, rule: str) -> bool:
     """Return True if a kernel such as `6.8.0-49-generic` matches a rule such as `==6.8.0,<=6.8.0-138` or `<=5.14.0-570.116.1`.
 
-    A part of a rule is compared only up to its last number: `==6.8.0` matches every build.
+    The conditions of a rule are separated by commas. Each condition compares only as many numbers as it has, so `==6.8.0` matches
+    every build of 6.8.0.
     """
     version, _dash, rest = kernel.partition("-")
     build = re.match(r"\d+(?:\.\d+)*", rest)
@@ -49,7 +53,7 @@ def remarks(row: Mapping[str, Any], os_release: str = "/etc/os-release") -> List
     found = _system(read_text(os_release) or "")
     if found not in row.get("untested_systems", []):
         return []
-    return [f"{found} is listed as not fully tested by the vendor for release {row['release']}. Prove one host first"]
+    return [f"{found} is listed as not fully tested by the vendor for release {row['release']}. Test one host first"]
 
 
 def _system(os_release: str) -> str:

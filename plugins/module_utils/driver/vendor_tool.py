@@ -44,7 +44,7 @@ ANSWER = {
 
 
 def find_tool() -> Optional[str]:
-    """Return the path of the tool, None if the host has none."""
+    """Return the path of the tool, or None if the host has none."""
     # A directory may have the path, because an engine creates missing bind sources as directories.
     return next((path for path in TOOLS if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
@@ -53,8 +53,8 @@ def query_tool() -> Dict[str, Any]:
     """Return {"path", "version", "devices", "contexts", "holders"} or {"error"}, in one format for all versions of the tool.
 
     "contexts" is the number of contexts, "holders" the contexts with their cards. A device has a "group" if the tool reports one.
-    If two NPUs have the same number, the groups are queried. "groups_error" is the reason if that fails and the
-    host has several groups.
+    If two NPUs have the same number, the groups are queried. If that fails and the host has several groups, "groups_error" is
+    the reason.
     """
     path = find_tool()
     if path is None:
@@ -80,7 +80,7 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order in which a process numbers them: by group and number, or as listed if two are equal."""
+    """Return the devices in the order in which a process numbers them: by group and number, or as listed if that is not unique."""
     group_and_number = {(device.get("group", 0), device["npu"]) for device in devices}
     if len(group_and_number) < len(devices):
         return list(devices)
@@ -88,10 +88,10 @@ def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, 
 
 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
-    """Return a message if the driver has lost its cards, else None. The kill of a process with open cards can cause this.
+    """Return a message if the driver has lost its cards, or None. It can lose them when a process with open cards is killed.
 
-    The tool then numbers all cards of a group 0, or lists no card although `nodes` exist. Only a reload of the module or a reboot
-    helps. If the groups are unknown, no card counts as lost, because a reload ends the servers on all cards.
+    The tool then gives every card of a group the number 0, or lists no card although `nodes` exist. Only a reload of the module or
+    a reboot helps. If the groups are unknown, no card counts as lost, because a reload ends the servers on all cards.
     """
     devices = tool.get("devices")
     if devices is None:
@@ -149,7 +149,7 @@ def query_groups() -> Dict[str, Any]:
 
 
 def _group(device: Mapping[str, Any]) -> Optional[int]:
-    """Return the group of a device or context, None if the tool reports none."""
+    """Return the group of a device or context, or None if the tool reports none."""
     group = str(device.get("group_id", ""))
     return int(group) if group.isascii() and group.isdigit() and len(group) < 10 else None
 
