@@ -22,8 +22,8 @@ PACKAGE, TOOLKIT = "rbln-container-toolkit", "/usr/bin/rbln-ctk"
 MIN_VERSION = "0.2"
 # Older drivers lack a library that the toolkit needs.
 OLDEST_DRIVER = 3
-# The vendor's own unit also writes this file. Each boot removes the file. An engine prefers this directory to /etc/cdi. The spec in
-# /etc/cdi is outdated: the package wrote it during its installation.
+# The spec. The vendor's own unit also writes this file, and each boot removes it. The vendor's package writes another spec into
+# /etc/cdi, but only during its installation, so that spec is outdated. Engines prefer this directory to /etc/cdi.
 SPEC = "/var/run/cdi/rbln.yaml"
 KIND = "rebellions.ai/npu"
 # The node of the default group of NPUs. The SDK opens only this name, and finds no NPU without it.
@@ -80,7 +80,7 @@ def unit_texts(container: str) -> Dict[str, str]:
 def read(npus: Optional[int]) -> Dict[str, Any]:
     """Return {"units", "enabled"} and, unless `npus` is None, also {"version", "spec", "flaws", "error", "link"}.
 
-    "units" has the text of each unit, or None. "version" is of the toolkit. "spec" is "current", "outdated" or None (no file).
+    "units" has the text of each unit, or None. "version" is that of the toolkit. "spec" is "current", "outdated" or None (no file).
     "flaws" and "error" describe the spec that the toolkit generates now. "link" is {"path", "to"} of a missing link to a library.
     """
     installed: Dict[str, Any] = {
@@ -104,7 +104,7 @@ def read(npus: Optional[int]) -> Dict[str, Any]:
 
 
 def version() -> Optional[str]:
-    """Return the version of the toolkit; an empty string if the toolkit prints no version, None if it is not installed."""
+    """Return the version of the toolkit, or an empty string if the toolkit prints no version, or None if it is not installed."""
     if not os.access(TOOLKIT, os.X_OK):
         return None
     found = re.search(r"version v?(\d+\.\d[\w.+~-]*)", run(TOOLKIT, "version")[1])

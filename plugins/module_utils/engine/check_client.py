@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the checks, which runs in a short-lived container of the release image."""
+"""The client of the checks, which runs in a short-lived container of the image of the Triton release."""
 
 from __future__ import annotations
 

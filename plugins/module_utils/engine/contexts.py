@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that use cards, from the contexts (a process and an NPU) that the vendor's tool lists.
+"""The processes that use cards, with their names, containers and cards.
 
-Each process is returned with its name, its container and its cards.
+They are found by the contexts that the vendor's tool lists. A context is one process on one NPU.
 
 If NPUs are in groups, the NPU number of a context does not identify a card, but the open device nodes of a process do.
 """
@@ -43,7 +43,8 @@ def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
     foreign = []
     for holder in tool["holders"]:
         owner = owner_of(holder)
-        # The tool may list a process by its ID in the PID namespace of the container. The host has no process with such an ID.
+        # The tool may list a process of the container by its ID in the container's PID namespace. The host has no process with
+        # this ID, so the process looks like an ended one.
         if not (ignore_gone and owner["gone"]) and not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
             foreign.append({**holder, **owner, "open": open_cards(holder["pid"]) if not owner["gone"] else set()})
     names = {}

@@ -50,7 +50,7 @@ UNIT_PATHS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system",
 )  # fmt: skip
 PROGRAM = "dockerd"
-# The unit of Debian's package. It replaces a missing unit, because drop-ins may exist before the package is installed.
+# The unit of Debian's package. It is used if the host has no unit, because drop-ins may exist before the package is installed.
 PACKAGED_UNIT = (
     "the package's docker.service",
     "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
@@ -93,7 +93,7 @@ def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> D
 
 
 def _valid_part(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[str, Any]) -> Any:
-    """Return the current value of an option without the parts that are invalid for the desired driver, None if no part remains."""
+    """Return the current value of an option without the parts that the desired driver does not accept, or None if none remains."""
     owner = DRIVER_OPTIONS.get(option)
     if owner is None or owner not in desired:
         return value
@@ -124,7 +124,7 @@ def options(config: Mapping[str, Any]) -> Iterator[str]:
 def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
     """Return the flags (from `read_flags`) that conflict with daemon.json.
 
-    dockerd does not start if a flag sets an option of daemon.json. With the flag `--config-file`, dockerd reads another file.
+    dockerd does not start if a flag sets an option that is also in daemon.json. With `--config-file`, it reads another file.
     """
     set_twice = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
     return [*set_twice, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]
@@ -137,7 +137,7 @@ def read_flags() -> Dict[str, str]:
     """
     words = _command_line(_unit_files())
     if not words or os.path.basename(words[0][0].lstrip("@-:+!")) != PROGRAM:
-        # systemd starts a script that starts dockerd, so only the running process shows the flags.
+        # In this case systemd starts a script that starts dockerd, so only the running process shows the flags.
         words = _running_command_line()
     return {flag.option: f"{flag.written} in {flag.source}" for flag in parse_flags(words)}
 

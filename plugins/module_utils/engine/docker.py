@@ -100,7 +100,7 @@ class Engine:
             return exchange(connected, method, resource, fields, None if body is None else json.dumps(body).encode(), budget)
 
     def get(self, resource: str) -> Optional[Any]:
-        """Return the data of a GET, None for status 404. Raises OSError for any other failure."""
+        """Return the data of a GET, or None for status 404. Raises OSError for any other failure."""
         status, body = self.exchange("GET", resource)
         if status == 404:
             return None
@@ -109,7 +109,7 @@ class Engine:
         return _data(body)
 
     def container(self, name: str) -> Optional[Dict[str, Any]]:
-        """Return `docker inspect` of a container, None if it does not exist. Raises OSError without a valid response."""
+        """Return `docker inspect` of a container, or None if it does not exist. Raises OSError without a valid response."""
         from urllib.parse import quote
 
         found: Optional[Dict[str, Any]] = self.get(f"/containers/{quote(name)}/json")

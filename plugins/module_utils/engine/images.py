@@ -25,7 +25,7 @@ IMAGE = {
 
 
 def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
-    """Return the SHA-256 of an image's unpacked layers and configuration, None if the layers are unknown.
+    """Return the SHA-256 of an image's unpacked layers and configuration, or None if the layers are unknown.
 
     Two hosts that loaded the same archive may have different image IDs. Docker's own store uses the digest of the configuration as
     ID. The store of containerd, the default of new installations of Docker 29, uses the digest of the manifest.
@@ -40,7 +40,7 @@ def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
 
 
 def inspect_image(engine: Engine, name: str) -> Optional[Dict[str, Any]]:
-    """Return `docker image inspect` of an image, None if the image does not exist. Raises OSError without a valid response."""
+    """Return `docker image inspect` of an image, or None if the image does not exist. Raises OSError without a valid response."""
     found: Optional[Dict[str, Any]] = engine.get(f"/images/{name}/json")
     flaw = None if found is None else shapes.mismatch(found, IMAGE)
     if flaw:

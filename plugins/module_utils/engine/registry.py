@@ -63,7 +63,7 @@ def _check_image(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[s
 
 
 def _reason(status: int, message: str, login: Tuple[str, str]) -> Optional[str]:
-    """Return the reason in an engine's response, None for success."""
+    """Return the reason in an engine's response, or None for success."""
     if 200 <= status < 300:
         return None
     if REFUSED.search(message):

@@ -78,7 +78,7 @@ def _is_blob(name: str) -> bool:
 
 @contextmanager
 def _member(path: str, digest: str) -> Iterator[Any]:
-    """Yield an open file of a bundle, None if the bundle does not have it."""
+    """Yield the blob with this digest as an open file, or None if the bundle does not have it."""
     if os.path.isdir(path):
         blob = os.path.join(path, "blobs", "sha256", digest)
         with open(blob, "rb") if os.path.isfile(blob) else nullcontext() as source:
@@ -120,7 +120,7 @@ def _from_bundle(path: str, digest: str, sink: Any, check_cancelled: Callable[[]
 
 
 def size(origin: Mapping[str, Any], digest: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
-    """Return the size of a file at its source, None if the source does not report it. Raises SourceError without access."""
+    """Return the size of a file at its source, or None if the source does not report it. Raises SourceError without access."""
     if origin.get("bundle"):
         return blobs_in_bundle(origin["bundle"]).get(digest)
     if origin.get("file"):
@@ -196,7 +196,7 @@ def _partial(target: str) -> Iterator[Any]:
     if is_planted:
         os.unlink(target)
         handle = os.open(target, flags | os.O_EXCL, 0o600)
-    # Unbuffered, so that tell() returns the bytes that are written
+    # The file is unbuffered, so that tell() returns the number of bytes that were written.
     with os.fdopen(handle, "r+b", buffering=0) as sink:
         sink.seek(0, os.SEEK_END)
         yield sink

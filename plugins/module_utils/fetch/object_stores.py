@@ -33,7 +33,7 @@ MAX_OUTPUT = 1 << 20
 
 
 def store_of(url: str) -> Optional[str]:
-    """Return `s3` or `gs` for an address of an object store, None for other addresses."""
+    """Return `s3` or `gs` for an address of an object store, or None for other addresses."""
     return next((name for name, head in STORES.items() if url.startswith(head)), None)
 
 
@@ -137,7 +137,7 @@ def _rclone(arguments: List[str], url: str, options: Mapping[str, Any], secrets:
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
     settings = {**untranslated(), **environment(url, options, secrets)}
-    # rclone fails with this variable of Amazon's tools, so its own variable is set instead.
+    # rclone fails with this variable of Amazon's tools, so rclone's own variable is set instead.
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:
         settings.setdefault("RCLONE_CA_CERT", bundle)
@@ -154,7 +154,7 @@ def _rclone(arguments: List[str], url: str, options: Mapping[str, Any], secrets:
 
 @contextmanager
 def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
-    """Yield the path of a file with the authorities of the site and of the system. rclone reads only one file."""
+    """Yield the path of one file with the certificate authorities of the site and of the system. rclone reads only one file."""
     if not ca:
         yield None
         return

@@ -97,7 +97,7 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 def _pull(
     root: str, incoming: str, pulls: Dict[str, Mapping[str, Any]], order: Mapping[str, Any], secrets: Mapping[str, str]
 ) -> None:
-    # Imported here, because most hosts download nothing, and the import of TLS is slow
+    # The import is here, because most hosts download nothing, and the import of TLS is slow.
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 
     options = order["fetch_options"]
@@ -136,7 +136,7 @@ def _pull(
 def cancellation(incoming: str) -> Callable[[], None]:
     """Return a function that raises StoreError if the controller has not touched its file for MAX_SILENCE seconds."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
-    # The clock may be set, so only a change of the time stamp counts.
+    # The time of day may be set meanwhile, so the time stamp is only compared with its own previous value.
     latest_stamp, last_change = 0, time.monotonic()
 
     def check_cancelled() -> None:
