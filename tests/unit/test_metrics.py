@@ -431,7 +431,7 @@ def test_certificates_that_cannot_be_read_are_left_out(machine: Host, capsys: py
     ends = {name: value for name, value in found.items() if name.startswith("npufleet_certificate_expiry")}
     label = f'npufleet_certificate_expiry_timestamp_seconds{{file="{paths[0]}"}}'
     assert ends == {label: pytest.approx(time.time() + 3 * 86400, abs=60)}
-    assert f"<4>the end of the certificate {paths[1]} cannot be read: No such file" in capsys.readouterr().err
+    assert f"<4>the expiry time of the certificate {paths[1]} cannot be read: No such file" in capsys.readouterr().err
 
 
 def test_a_missing_directory_is_an_error(machine: Host, capsys: pytest.CaptureFixture[str]) -> None:

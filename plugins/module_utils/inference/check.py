@@ -35,7 +35,7 @@ class Check(NamedTuple):
         """Return the inputs and outputs of a request."""
         arrays = {name: (dtype, rows.take(request.rows)) for name, (dtype, rows) in self.inputs.items()}
         inputs = {name: (dtype or triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
-        # To judge a label, the two best classes are compared: they may have the same score.
+        # A label is judged by the two best classes, because they may have the same score.
         classes = {
             name: expected.get("class_count", 2)
             for name, expected in self.expect.items()

@@ -96,7 +96,7 @@ class Service:
         raise NotImplementedError
 
     def unreachable(self) -> str:
-        """Return the reason why this service does not answer, empty if it answers."""
+        """Return the reason why this service does not answer, or an empty text if it answers."""
         try:
             self.live(min(self.timeout, SIGN_OF_LIFE))
         except Exception as error:
@@ -134,7 +134,7 @@ class Service:
         return message
 
     def index_entry(self, model: str, version: str = "") -> str:
-        """Return what the index of the server reports about a missing model or version, empty without an index."""
+        """Return what the server's index reports about a missing model or version, or an empty text without an index."""
         try:
             entries = self.index()
         except Exception:

@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 
 def pem(path: Optional[str]) -> Optional[bytes]:
-    """Return the content of a file, None without a path."""
+    """Return the content of a file, or None without a path."""
     if not path:
         return None
     with open(path, "rb") as source:
@@ -48,7 +48,7 @@ def encode_array(dtype: str, array: Any) -> bytes:
 
 
 def decode_array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    """Return the array in Triton's binary `data`, None if the data does not match dtype and shape."""
+    """Return the array in Triton's binary `data`, or None if the data does not match dtype and shape."""
     import numpy as np
     from tritonclient.utils import deserialize_bytes_tensor
 

@@ -16,7 +16,7 @@ WITHOUT_JSON = ("client received an empty response", "an exception occurred in t
 
 
 def status_of(error: Exception) -> str:
-    """Return the status of an error of tritonclient, such as 404 or NOT_FOUND, empty for other errors."""
+    """Return the status of an error of tritonclient, such as 404 or NOT_FOUND, or an empty text for other errors."""
     status = getattr(error, "status", None)
     return str(status() or "").replace("StatusCode.", "") if callable(status) else ""
 

@@ -74,6 +74,6 @@ def answered_requests(url: str, model: str) -> Dict[str, float]:
     for metric, labels, value in samples(text, REQUESTS_METRIC):
         if metric == REQUESTS_METRIC and labels.get("model") == model:
             name = "{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))
-            # Each load of the model starts a process with its own counter.
+            # Each load of the model starts a process with its own counter, so the counters of an instance are added.
             found[name] = found.get(name, 0.0) + value
     return found

@@ -20,7 +20,7 @@ PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 
 def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]:
-    """Return the values of the only input row of a request as whole numbers, None if they cannot be drawn."""
+    """Return the values of the only input row of a request as whole numbers, or None if they cannot be drawn."""
     import numpy as np
 
     rows = list(inputs.values())
@@ -32,7 +32,7 @@ def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]
 
 
 def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, Any]]:
-    """Return {"width", "height", "channels", "pixels": base64} of the input row of a request, None if it is no image.
+    """Return {"width", "height", "channels", "pixels": base64} of the input row of a request, or None if it is no image.
 
     An image is a matrix, an array with three channels first or last, a vector with a square length, or a JPEG or PNG file.
     """
@@ -72,7 +72,7 @@ def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, A
 
 
 def _decode_picture(array: Any) -> Any:
-    """Return the pixels [height, width, 3] of an array that contains the bytes of a picture file, None for other arrays."""
+    """Return the pixels [height, width, 3] of an array that contains the bytes of a picture file, or None for other arrays."""
     import numpy as np
 
     data = array.tobytes() if array.dtype == np.uint8 else bytes(array.flat[0])

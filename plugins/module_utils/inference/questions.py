@@ -62,7 +62,7 @@ class Result(TypedDict, total=False):
     ok: bool
     # All reasons of a failure
     why: str
-    # Milliseconds, measured by the client, None without an answer
+    # Milliseconds, measured by the client, or None without an answer
     ms: Optional[float]
     # True if no server answered, or the request was not sent
     unanswered: bool
@@ -89,7 +89,7 @@ class Answer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """An unpacked array. `indexes` is {row number: index in the array}, None for a whole array."""
+    """An unpacked array. `indexes` is {row number: index in the array}, or None for a whole array."""
 
     indexes: Optional[Dict[int, int]]
     array: Any

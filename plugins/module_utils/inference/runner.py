@@ -91,7 +91,7 @@ def without_checks(model: str) -> Result:
 
 
 def send(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
-    """Send a request, and complete its result. Return the reasons to give up (the service, the model), empty to continue."""
+    """Send a request, and complete its result. Return the reasons to give up (the service, the model), empty if there is none."""
     try:
         question = check.question(request)
         arrays = {name: array for name, (_dtype, array) in question.inputs.items()}

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that nobody can set: the seconds since boot. The time of day can be set. It is for people, logs and other machines.
+"""The clock for durations: the seconds since boot. Unlike the time of day, nobody can set it.
 
-Files keep a moment as a mark, {"boot": ID of the boot, "uptime": seconds}. A mark is valid until the next reboot.
+The time of day is only for people, logs and other machines. Files keep a moment as a mark, {"boot": ID of the boot,
+"uptime": seconds}. A mark is valid until the next reboot.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def mark() -> Dict[str, Any]:
 
 
 def since(moment: Mapping[str, Any]) -> Optional[float]:
-    """Return the seconds since a mark; None if the mark is invalid, from another boot, or in the future."""
+    """Return the seconds since a mark, or None if the mark is invalid, from another boot, or in the future."""
     at = moment.get(UPTIME)
     if type(at) not in (int, float) or moment.get(BOOT) != boot():
         return None
@@ -58,13 +59,13 @@ def age(moment: Mapping[str, Any], at: float) -> float:
 
 
 def process_started(pid: int) -> Optional[float]:
-    """Return the uptime in seconds at which a process started, None if the process is gone."""
+    """Return the uptime in seconds at which a process started, or None if the process is gone."""
     found = _started(pid)
     return int(found) / os.sysconf("SC_CLK_TCK") if found else None
 
 
 def _started(pid: int) -> str:
-    """Return the start of a process in ticks since boot, as text; an empty string if the process is gone."""
+    """Return the start of a process in ticks since boot, as text, or an empty string if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as source:
             fields = source.read().rpartition(")")[2].split()

@@ -124,5 +124,5 @@ def _lstat(name: str, directory: int) -> Optional[os.stat_result]:
 
 
 def _bytes(found: os.stat_result) -> int:
-    """Return the size of a file in bytes, 0 for a link."""
+    """Return the size of a file in bytes, or 0 for a link."""
     return 0 if stat.S_ISLNK(found.st_mode) else found.st_size

@@ -23,7 +23,7 @@ HELP = {
     "npufleet_cards_found": "Cards that the vendor's tool lists.",
     "npufleet_cards_last_read_timestamp_seconds": "When the vendor's tool was last called.",
     "npufleet_cards_read_ok": "Whether the vendor's tool listed the cards (1) or failed (0).",
-    "npufleet_driver_info": "Versions of the driver: the loaded one, empty if none is loaded, and the one of the inventory.",
+    "npufleet_driver_info": "Versions of the driver: the loaded version (empty if none is loaded), and that of the inventory.",
 }
 # Each metric with the field of a card that has its value
 READINGS = {

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of certificates as metrics. The standard library cannot parse certificates, so openssl reads them."""
+"""The expiry times of certificates as metrics. The standard library cannot parse certificates, so openssl reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, which
 from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Families
 
-HELP = {"npufleet_certificate_expiry_timestamp_seconds": "The earliest end of the certificates in a file."}
+HELP = {"npufleet_certificate_expiry_timestamp_seconds": "The earliest expiry time of the certificates in a file."}
 # Limits: bytes of a file, certificates of a file, seconds and bytes of output of one call of openssl
 MAX_SIZE, MAX_CERTIFICATES, TIMEOUT_SECONDS, MAX_OUTPUT = 1 << 20, 20, 5.0, 1 << 12
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]{1,65536}-----END CERTIFICATE-----")
@@ -21,16 +21,16 @@ _END = re.compile(rf"notAfter=({'|'.join(_MONTHS)}) ([ \d]\d) (\d\d):(\d\d):(\d\
 
 
 class Unreadable(Exception):
-    """An error because the end of a certificate cannot be read."""
+    """An error because the expiry time of a certificate cannot be read."""
 
 
 def families(ends: Mapping[str, float]) -> Families:
-    """Return the metrics of files with certificates, from the ends by path."""
+    """Return the metrics of files with certificates. `ends` is {path: expiry time}."""
     return {"npufleet_certificate_expiry_timestamp_seconds": [({"file": path}, end) for path, end in ends.items()]}
 
 
 def expiry(path: str) -> float:
-    """Return the earliest end of the certificates in a PEM file, in seconds since 1970. Raises Unreadable.
+    """Return the earliest expiry time of the certificates in a PEM file, in seconds since 1970. Raises Unreadable.
 
     Private keys of the file are not sent to openssl.
     """
@@ -45,14 +45,14 @@ def expiry(path: str) -> float:
     blocks = _CERTIFICATE.findall(text)
     if not blocks:
         raise Unreadable("it has no certificate in PEM")
-    # The first certificates alone could hide that another one ends earlier.
+    # If only some of the certificates were read, another one could expire earlier.
     if len(text) > MAX_SIZE or len(blocks) > MAX_CERTIFICATES:
         raise Unreadable(f"it has more than {MAX_CERTIFICATES} certificates or {MAX_SIZE} characters")
     return min(_end(openssl, block) for block in blocks)
 
 
 def _end(openssl: str, block: str) -> float:
-    """Return the end of one certificate. Raises Unreadable."""
+    """Return the expiry time of one certificate. Raises Unreadable."""
     try:
         done = capture([openssl, "x509", "-noout", "-enddate"], TIMEOUT_SECONDS, stdin=block + "\n", size=MAX_OUTPUT)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -64,7 +64,7 @@ def _end(openssl: str, block: str) -> float:
 
 
 def parse_end(output: str) -> Optional[float]:
-    """Return the time in the output of openssl, in seconds since 1970; None for any other text."""
+    """Return the time in the output of openssl, in seconds since 1970, or None for any other text."""
     found = _END.fullmatch(output.strip())
     if found is None:
         return None

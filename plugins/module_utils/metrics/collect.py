@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-# This is a program: it prints to the journal. pylint: disable=ansible-bad-function
+# This file is a program, which prints to the journal. pylint: disable=ansible-bad-function
 import collections
 import os
 import sys
@@ -46,7 +46,7 @@ def is_changing(root: str) -> bool:
 
 
 def read_cards() -> Optional[List[readings.Card]]:
-    """Return the readings of the cards, None if the vendor's tool fails."""
+    """Return the readings of the cards, or None if the vendor's tool fails."""
     try:
         return vendor_tool.query_readings(TOOL_SECONDS)
     except ValueError as error:
@@ -105,25 +105,25 @@ def drained_servers() -> textfile.Families:
 
 
 def read_certificates(paths: Sequence[str]) -> Dict[str, float]:
-    """Return the ends of the certificates by path. A file that cannot be read is left out."""
+    """Return {path: expiry time} of the certificates. A file that cannot be read is left out."""
     ends = {}
     for path in paths:
         try:
             ends[path] = certificates.expiry(path)
         except certificates.Unreadable as error:
-            warn(f"the end of the certificate {path} cannot be read: {error}")
+            warn(f"the expiry time of the certificate {path} cannot be read: {error}")
     return ends
 
 
 def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float]:
-    """Return the time in a record, `now` if the record has none; None without a record."""
+    """Return the time in a record, or `now` if the record has no time, or None if there is no record."""
     if record is None:
         return None
     return seconds_since_1970(str(record.get("since"))) or now
 
 
 def desired_models(root: str) -> Dict[str, Dict[str, object]]:
-    """Return {model: facts of its release} for the links in served/, empty if a record cannot be read."""
+    """Return {model: facts of its release} for the links in served/, or {} if a record cannot be read."""
     try:
         return current_models(root, {})
     except StoreError as error:
@@ -155,7 +155,7 @@ def read_container(observer: Observer) -> Tuple[Dict[str, host.Stubs], Optional[
 
 
 def shared_memory(init: int) -> Optional[Tuple[int, int]]:
-    """Return the size and used bytes of /dev/shm of the container whose first process is `init`, None if it has ended."""
+    """Return the size and used bytes of /dev/shm of the container whose first process is `init`, or None if it has ended."""
     try:
         found = os.statvfs(f"{stubs.PROC}/{init}/root/dev/shm")
     except OSError:

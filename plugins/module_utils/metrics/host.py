@@ -38,19 +38,19 @@ class Stubs(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The facts of a host. Times are in seconds since 1970. Unknown facts, and times of conditions that do not hold, are None."""
+    """The facts of a host. Times are in seconds since 1970. Unknown facts, and times of conditions that are not true, are None."""
 
     now: float
     # {model: its desired state with "versions" and "release"}
     desired: Mapping[str, Mapping[str, Any]]
-    # {model: {version: {"state", "reason", "release"}}}, None if the server does not answer
+    # {model: {version: {"state", "reason", "release"}}}, or None if the server does not answer
     served: Optional[Mapping[str, Mapping[str, Mapping[str, Any]]]]
     stubs: Mapping[str, Stubs]
-    # Size and used bytes
+    # Size and used bytes of the shared memory of the server's container
     shm: Optional[Tuple[int, int]]
     changing: bool
     maintenance: Optional[float]
-    limited: Optional[float]  # A rollout lowered the share of the traffic
+    limited: Optional[float]  # Since when a rollout has lowered the share of the traffic
     holds: Mapping[str, float]
 
 

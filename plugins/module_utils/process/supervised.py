@@ -40,7 +40,7 @@ ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
     re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
 )
-# Time limit in seconds for a supervisor to start. To end, a supervisor has the server's stop_timeout and these seconds.
+# Time limit in seconds for a supervisor to start. To end, a supervisor may take the server's stop_timeout plus these seconds.
 GRACE = 20.0
 # Seconds between two checks
 POLL_SECONDS = 0.1
@@ -65,7 +65,7 @@ def log_path(root: str) -> str:
 
 
 def holder(root: str) -> Optional[int]:
-    """Return the process number of the supervisor, 0 if it is unknown, None if no supervisor runs."""
+    """Return the process ID of the supervisor, or 0 if it is unknown, or None if no supervisor runs."""
     try:
         with open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
             if not locks.is_held(pid):
@@ -77,7 +77,7 @@ def holder(root: str) -> Optional[int]:
 
 
 def running(root: str) -> Optional[Dict[str, Any]]:
-    """Return the configuration of the running supervisor: empty if it is unknown, None if no supervisor runs."""
+    """Return the configuration of the running supervisor, or {} if it is unknown, or None if no supervisor runs."""
     return None if holder(root) is None else {name: value for name, value in _config(root).items() if name not in START_FIELDS}
 
 
@@ -178,7 +178,7 @@ def log_since(root: str, since: int, until: Optional[int] = None) -> str:
 
 
 def log_size(root: str) -> int:
-    """Return the size of the log in bytes, 0 if there is no log."""
+    """Return the size of the log in bytes, or 0 if there is no log."""
     try:
         return os.path.getsize(log_path(root))
     except OSError:

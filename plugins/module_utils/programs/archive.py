@@ -81,7 +81,7 @@ def _collect(module: str, files: Dict[str, str]) -> None:
 
 
 def imports(source: str) -> Set[str]:
-    """Return the modules of module_utils that a source imports, and the names that it imports from them: they may be modules."""
+    """Return the modules of module_utils that a source imports, and the names that it imports from them, which may be modules."""
     found: Set[str] = set()
     for module, names, plain in IMPORT.findall(source):
         if plain:
