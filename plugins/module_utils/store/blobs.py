@@ -92,7 +92,7 @@ def _matches_stamp(root: str, digest: str, found: os.stat_result) -> bool:
 
 
 def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
-    """Return `is gone` or `was changed` for a damaged blob, None for an intact blob.
+    """Return `is gone` or `was changed` for a damaged blob, or None for an intact blob.
 
     The blob is hashed only if it does not match its stamp, or if `verify` is true.
     """
@@ -121,7 +121,7 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
 
 
 def space_problem(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Return the reason why these blobs do not fit on the file system of the store, None if they fit."""
+    """Return the reason why these blobs do not fit on the file system of the store, or None if they fit."""
     return shortage(root, free_space(root)[1], arrived(incoming), sizes)
 
 
@@ -181,7 +181,7 @@ def _staging_path(root: str, digest: str) -> str:
 
 
 def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Optional[str]:
-    """Move one blob from `incoming` into tmp/ and verify it. Return the reason why it was removed, None if it is correct."""
+    """Move one blob from `incoming` into tmp/ and verify it. Return the reason why it was removed, or None if it is correct."""
     staged = _staging_path(root, digest)
     try:
         proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
@@ -317,7 +317,7 @@ def _older(stamp: str, path: str, age: float) -> bool:
 
 
 def _expired(directory: str, age: float) -> List[str]:
-    """Return the entries of a directory that are older than `age` seconds, none while another run has locked the directory."""
+    """Return the entries of a directory that are older than `age` seconds, or none if another run has locked the directory."""
     if not os.path.isdir(directory):
         return []
     found = []

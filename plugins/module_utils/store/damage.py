@@ -31,7 +31,11 @@ def find(root: str) -> Dict[str, str]:
 
 
 def holds_unknown(root: str) -> Optional[str]:
-    """Return the reason why the holds are unknown, or None. Without them, a change could deploy a release that was rolled back."""
+    """Return the reason why the holds are unknown, or None.
+
+    A hold keeps a model on the release to which an operator rolled it back (holds.py). If holds are unknown, a change could deploy
+    the release that was rolled back.
+    """
     flaw = store.read(root, store.HOLDS).flaw
     if not flaw or not store.served_names(root):
         return None
@@ -46,7 +50,7 @@ def holds_unknown(root: str) -> Optional[str]:
 
 
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
-    """Return the flaw of a damaged record that cannot be recovered, None for any other record."""
+    """Return the flaw of a damaged record that cannot be recovered, or None for any other record."""
     entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
     flaw = entry.flaw if entry.exists else "it is gone"
     return flaw if flaw and _recover_record(root, name, label) is None else None
@@ -94,7 +98,7 @@ def _releases(root: str) -> List[Any]:
 
 
 def _recover_record(root: str, name: str, label: str) -> Optional[records.Record]:
-    """Return the record that the files of a release show, None if a file is missing or damaged."""
+    """Return the record that the files of a release show, or None if a file is missing or damaged."""
     return records.record_of(
         store.release_path(root, name, label),
         label,

@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.records impo
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
 # The models whose load hangs, and the time of this observation. The file is valid until the server restarts.
 HUNG = "hung.json"
-# A time since boot (kernel/clock.py), because the time of day may be set. Earlier versions wrote only the time of day.
+# Fields of a time since boot (kernel/clock.py), which nobody can set. Earlier versions wrote only the time of day.
 MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
 # The shapes of the JSON files. history.SHAPE describes a line of the history, records.SHAPE a record.
@@ -74,7 +74,7 @@ def is_complete(root: str) -> bool:
 
 
 def listed(directory: str) -> List[str]:
-    """Return the sorted names of the entries of a directory, an empty list if it does not exist."""
+    """Return the sorted names of the entries of a directory, or an empty list if it does not exist."""
     return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
 
 

@@ -26,7 +26,7 @@ class Untrusted(Exception):
 
 
 class NotRegular(Untrusted):
-    """The error for a link, a directory, a pipe, a device, or a file that has a second name."""
+    """The error for a link, a directory, a pipe, a device, or a file with a second name (hard link)."""
 
 
 def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int = MAX_SIZE, single: bool = True) -> BinaryIO:
@@ -70,7 +70,7 @@ def _enter(directory: int, part: str) -> int:
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Return True for a regular file with one name. A second name could belong to another account's file."""
+    """Return True for a regular file with one name. If it has another name (hard link), it may be the file of another account."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 

@@ -48,12 +48,12 @@ class Record(TypedDict):
     versions: List[str]  # version numbers that are served
     steps: List[str]  # models that an ensemble calls
     cached: bool  # the server caches responses of the model
-    # Digest of the config without the two digests in it, None if it is unknown
+    # Digest of the config without the two digests that the config contains, or None if it is unknown
     shape: Optional[str]
     files: Dict[str, File]
 
 
-# A switch of a model between two releases (labels, None for no release). `failed` is the release that a rollback replaced.
+# A switch of a model between two releases (labels, or None for no release). `failed` is the release that a rollback replaced.
 Move = TypedDict(
     "Move",
     {"from": Optional[str], "to": Optional[str], "what": str, "failed": Optional[str]},
@@ -79,9 +79,9 @@ def tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
 
 
 def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Optional[Record]:
-    """Return the record of the release in directory `base`, None if its files do not match the label.
+    """Return the record of the release in directory `base`, or None if its files do not match the label.
 
-    `blob` returns the path of a blob that matches its digest, None if it is missing or damaged.
+    `blob` returns the path of a blob that matches its digest, or None if it is missing or damaged.
     """
     files: Dict[str, File] = {}
     text = ""

@@ -152,7 +152,7 @@ def release_content(root: str, name: str, label: str) -> Dict[str, Any]:
 
 
 def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
-    """Return the content of a file of a release, None if it is missing or does not match its digest."""
+    """Return the content of a file of a release, or None if it is missing or does not match its digest."""
     try:
         with open(os.path.join(base, path), "rb") as source:
             content = source.read()
@@ -162,7 +162,7 @@ def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
 
 
 def served_label(root: str, name: str) -> Optional[str]:
-    """Return the label of the release that served/<name> links to, None if it does not link to a release of this model."""
+    """Return the label of the release that served/<name> links to, or None if it does not link to a release of this model."""
     link = os.path.join(root, "served", name)
     if not os.path.islink(link):
         return None

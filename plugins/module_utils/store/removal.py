@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.damage impor
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-# Directories outside the store: of roles, of transfers, and of a server that is a process
+# Directories that are not part of the store: those of roles, of transfers, and of a server that runs as a process
 DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
 # A host that was in maintenance, but never had a server, has only these files
 LEASE_FILES = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
@@ -35,7 +35,7 @@ FILES = (
     *("replacement.json", "traffic.json", "rollouts.json"),
     *("probe.json", "watchdog.json", "process.lock"),
 )
-# Suffixes of files: none, of a file that is being written, and of the copy of a damaged file
+# Suffixes of files: no suffix, the two suffixes of files that are being written, and the suffix of copies of damaged files
 ENDINGS = ("", ".new", ".draft", DAMAGED_SUFFIX)
 # Names of the drafts that the module host_files writes
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")
@@ -46,7 +46,7 @@ MAX_SHOWN = 5
 
 
 def entries(root: str) -> List[str]:
-    """Return the names of the entries in the root, empty if the root does not exist.
+    """Return the names of the entries in the root, or an empty list if the root does not exist.
 
     Raises StoreError if the directory is not a store, or contains an entry that does not belong to the project.
     """

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign
 
-# Time limit in seconds for a sender to close its file. Child processes also have the file open until they execute a program.
+# Time limit in seconds for a sender to close its file. Its child processes also have the file open until they execute a program.
 CLOSE_TIMEOUT = 5.0
 # Errors of file systems that do not support leases
 LEASES_UNSUPPORTED = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -36,8 +36,8 @@ class RejectedFile(StoreError):
 def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.MAX_SIZE) -> str:
     """Move a file from the sender's directory to `target`, make root its owner, and return its digest.
 
-    Raises MissingFile if the file is missing. Raises RejectedFile if it is a link, has a second name, is not a regular file, is
-    larger than `limit` bytes, or if another process can still write to it.
+    Raises MissingFile if the file is missing. Raises RejectedFile if it is a link, has a second name (hard link), is not a regular
+    file, is larger than `limit` bytes, or if another process can still write to it.
     """
     try:
         directory = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -85,7 +85,8 @@ def _take_ownership(source: BinaryIO, path: str, mode: int, limit: int) -> str:
 def own_tree(directory: str, mode: int, limit: int = foreign.MAX_SIZE) -> Dict[str, str]:
     """Replace every file below a directory of root by a copy that only root can write. Return {path: digest of the copy}.
 
-    The sender may still have the originals open for writing. Raises RejectedFile for a link, a second name, or a special file.
+    The copy is needed because the sender may still have the original open for writing. Raises RejectedFile for a link, a file with
+    a second name (hard link), or a special file.
     """
     owned: Dict[str, str] = {}
     queue = [""]
@@ -106,7 +107,10 @@ def own_tree(directory: str, mode: int, limit: int = foreign.MAX_SIZE) -> Dict[s
 
 
 def _lease(handle: int) -> bool:
-    """Return True if the kernel grants a read lease, which proves that no process can write. False if leases are unsupported."""
+    """Return True if the kernel grants a read lease (fcntl), which proves that no process can write to the file.
+
+    Return False if the file system does not support leases.
+    """
     # The default signal of a broken lease, SIGIO, would end this process
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
     deadline = time.monotonic() + CLOSE_TIMEOUT
@@ -145,7 +149,7 @@ def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
 def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.MAX_SIZE) -> str:
     """Move a file of root to the receiver's directory, and make the receiver its only reader. Return the file's digest.
 
-    Raises RejectedFile if it is a link, has a second name, is not a regular file, or is larger than `limit` bytes.
+    Raises RejectedFile if it is a link, has a second name (hard link), is not a regular file, or is larger than `limit` bytes.
     """
     with _open_checked(path, limit) as source:
         sha256 = foreign.digest(source, limit)

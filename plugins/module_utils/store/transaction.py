@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import time
 
 
 def read_transaction(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open transaction, None if no transaction is open.
+    """Return the open transaction, or None if no transaction is open.
 
     A damaged file counts as an open transaction, with the damage in `flaw` and the previous releases from the history.
     """
@@ -45,7 +45,7 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
 
 
 def renewal_time(opened: Mapping[str, Any]) -> float:
-    """Return the time of day of the latest renewal, to select log lines. If the clock was set back since, correct the time."""
+    """Return the time of day of the latest renewal, to select log lines. It is corrected if the clock was set back later."""
     age = clock.since(opened)
     return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
 

@@ -154,7 +154,7 @@ def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, 
 
 
 def _smallest_compiled(root: str) -> Optional[str]:
-    """Return the path of the smallest compiled file of the served models, None if there is no compiled file."""
+    """Return the path of the smallest compiled file of the served models, or None if there is no compiled file."""
     found = {os.path.realpath(path) for path in glob.glob(os.path.join(root, "served", "*", "*", "*.rbln"))}
     return min(sorted(found), key=os.path.getsize) if found else None
 
