@@ -280,7 +280,7 @@ def test_a_server_without_grpc_is_asked_over_http_with_its_key(tmp_path: Path) -
     [
         (
             (1, "No module named 'grpc'"),
-            "reached the server: the client in the container ended with 1 and without a response: No module",
+            "came from the server: the client in the container ended with 1 and without a response: No module",
         ),
         ((0, '{"code": "UNAVAILABLE", "message": "Socket closed"}'), "the server broke off: Socket closed"),
         (
@@ -289,7 +289,7 @@ def test_a_server_without_grpc_is_asked_over_http_with_its_key(tmp_path: Path) -
         ),
         (
             OSError("the engine answered 409: is not running"),
-            "no request reached the server: the engine answered 409",
+            "no response came from the server: the engine answered 409",
         ),
     ],
 )

@@ -1277,7 +1277,7 @@ def test_reload_by_grpc_that_fails_says_why(engine: Any, triton: Any, said: dict
 
 def test_container_that_runs_no_client_says_why(engine: Any, triton: Any) -> None:
     engine.answers["POST /containers/triton/exec"] = (409, {"message": "container is paused"})
-    with pytest.raises(evidence.Failure, match=r"would not unload it \(no request reached the server: .*paused"):
+    with pytest.raises(evidence.Failure, match=r"would not unload it \(no response came from the server: .*paused"):
         host_of(triton, grpc=True).reload("ok")
 
 

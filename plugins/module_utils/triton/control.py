@@ -40,12 +40,13 @@ try:
         metadata = [("triton-grpc-protocol-" + request["key"]["name"], source.read().strip())]
 except (OSError, TypeError):
     pass
-# A proxy in the container's environment is not meant for this request. gRPC limits metadata, such as Triton's message, to 8 KB.
+# A proxy in the container's environment is not meant for this request. Triton's error message arrives as metadata, which gRPC
+# limits to 8 KB by default, so the limit is raised.
 options = [("grpc.enable_http_proxy", 0), ("grpc.max_metadata_size", 1 << 22), ("grpc.absolute_max_metadata_size", 1 << 22)]
 channel = grpc.insecure_channel("127.0.0.1:%d" % request["port"], options=options)
 body = field(2, request["model"].encode())
 if request["verb"] == "unload":
-    # ModelRepositoryParameter: bool_param, false
+    # This is parameters["unload_dependents"] = ModelRepositoryParameter(bool_param=false).
     body += field(3, field(1, b"unload_dependents") + field(2, bytes([8, 0])))
 call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModel" + request["verb"].capitalize())
 try:
@@ -53,7 +54,7 @@ try:
     response = {"code": "OK", "message": ""}
 except grpc.RpcError as error:
     response = {"code": error.code().name, "message": error.details()[:4000]}
-# One write, because the engine sends each write as a separate frame
+# The response must be one write, because the engine sends each write as a separate frame.
 os.write(1, json.dumps(response).encode() + b"\\n")
 """
 
@@ -62,7 +63,7 @@ Runner = Callable[[List[str], float], Tuple[int, str]]
 
 
 class ControlError(Exception):
-    """The reason why no request reached the server."""
+    """The reason why a request was not sent, or why its response is unknown."""
 
 
 def container_runner(container: str) -> Runner:

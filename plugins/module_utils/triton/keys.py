@@ -39,7 +39,7 @@ def fingerprint(key: str) -> str:
 
 
 def content(path: str) -> Optional[str]:
-    """Return the key in a file, None if the file is missing, unreadable or empty."""
+    """Return the key in a file, or None if the file is missing, unreadable or empty."""
     try:
         with open(path, encoding="ascii") as source:
             return source.read().strip() or None
@@ -48,7 +48,7 @@ def content(path: str) -> Optional[str]:
 
 
 def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
-    """Return the HTTP header that opens restricted APIs as {name: key}, an empty dict for a server without a key."""
+    """Return the HTTP header that opens restricted APIs as {name: key}, or an empty dict for a server without a key."""
     found = content(key["path"]) if key else None
     return {key["name"]: found} if key and found else {}
 
@@ -56,7 +56,7 @@ def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
 def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
     """Return {"flaw": the flaw of the file or None, "rewrite": True if a key has to be written again}.
 
-    `desired` is the fingerprint of the desired key, None if any key is accepted. The members of `group` may read the file. If
+    `desired` is the fingerprint of the desired key, or None if any key is accepted. The members of `group` may read the file. If
     `needed` is true, they must be able to read it.
     """
     found = content(path)

@@ -70,7 +70,7 @@ def pauses() -> Iterator[float]:
 
 
 class Server:
-    """The repository API of one server. With `run`, which runs a command in the container, requests use gRPC, else HTTP."""
+    """The repository API of one server. `run` runs a command in the container. Requests use gRPC if it is set, otherwise HTTP."""
 
     def __init__(
         self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
@@ -89,7 +89,7 @@ class Server:
         return found
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
-        """Return the models that a loaded ensemble calls, an empty list for other models."""
+        """Return the models that a loaded ensemble calls, or an empty list for other models."""
         if not is_url_safe(name) or not any(version["state"] == "READY" for version in versions.values()):
             return []
         status, config = self._http("GET", f"/v2/models/{name}/config")
@@ -116,7 +116,7 @@ class Server:
             try:
                 return control.send(self.run, verb, name, self.timeout, self.key)
             except control.ControlError as error:
-                raise Refused(f"no request reached the server: {error}") from None
+                raise Refused(f"no response came from the server: {error}") from None
         if not is_url_safe(name):
             raise Refused(f"{URL_UNSAFE}, so that no request can {verb} it. Restart the container, which loads only what is linked")
         status, answer = self._http("POST", f"/v2/repository/models/{name}/{verb}", self.timeout, "{}")
@@ -227,6 +227,6 @@ class Change:
         return name not in self.reasons
 
     def why(self) -> str:
-        """Return the refused models with the reasons, one line for each; an empty string if no model was refused."""
+        """Return the refused models with the reasons, one line for each, or an empty string if no model was refused."""
         lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in self.reasons.items())
         return f"Triton on port {self.server.port} refused:{lines}" if lines else ""

@@ -31,7 +31,7 @@ def query(server: Mapping[str, Any], method: str, resource: str) -> Tuple[int, A
 
 
 def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return {model: {version: {"state", "reason", "release"}}}, None if the server does not answer in time."""
+    """Return {model: {version: {"state", "reason", "release"}}}, or None if the server does not answer in time."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     status, index = query(server, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
@@ -73,7 +73,7 @@ def in_sync(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def version_of(metadata: Any) -> Optional[str]:
-    """Return Triton's version from a server's metadata, None if the metadata has none."""
+    """Return Triton's version from a server's metadata, or None if the metadata has none."""
     return None if shapes.mismatch(metadata, METADATA) else str(metadata["version"])
 
 
@@ -94,7 +94,7 @@ def served_without_release(served: Mapping[str, Any]) -> List[str]:
 
 
 def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:
-    """Return the release digest in the config of a loaded model, None if the config has no digest."""
+    """Return the release digest in the config of a loaded model, or None if the config has no digest."""
     status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or shapes.mismatch(config, RELEASE_CONFIG):
         return None

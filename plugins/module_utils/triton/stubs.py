@@ -25,7 +25,7 @@ class Stub(NamedTuple):
 
 
 def command_line(pid: int) -> List[str]:
-    """Return the command line of a process as a list, empty if the process has ended."""
+    """Return the command line of a process as a list, or an empty list if the process has ended."""
     try:
         with open(f"{PROC}/{pid}/cmdline", "rb") as source:
             return source.read().decode("utf-8", "replace").split("\0")[:-1]

@@ -35,7 +35,7 @@ CALL_NUMBERS = {"x86_64": (61, 202), "aarch64": (260, 98)}
 DEFAULT_LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
 # Largest number of times that one change repeats stuck loads
 MAX_ROUNDS = 10
-# Share of a processor that both threads together may use: a waiting stub checks for a message once a second
+# Share of a processor that both threads together may use, because a waiting stub checks for a message once a second
 MAX_IDLE_SHARE = 0.01
 
 
@@ -211,7 +211,7 @@ class Guard:
 
 
 class _Stat(NamedTuple):
-    """The facts that the kernel reports about a process or thread. `ticks` of processor time; `started` in ticks since boot."""
+    """The kernel's facts about a process or thread: `ticks` of processor time, and `started` in clock ticks since boot."""
 
     name: str
     state: str
@@ -221,7 +221,7 @@ class _Stat(NamedTuple):
 
 
 def _stat(name: str) -> Optional[_Stat]:
-    """Return the facts of the process or thread in a directory below /proc, None if it has ended."""
+    """Return the facts of the process or thread in a directory below /proc, or None if it has ended."""
     try:
         with open(f"{PROC}/{name}/stat", "rb") as source:
             line = source.read().decode("utf-8", "replace")
@@ -245,7 +245,7 @@ def _is_below(pid: int, root: int, processes: Dict[int, _Stat]) -> bool:
 
 
 def _call(name: str) -> Optional[Tuple[int, List[int]]]:
-    """Return (number, arguments) of the system call in which a thread sleeps, None if the thread runs or cannot be read."""
+    """Return (number, arguments) of the system call in which a thread sleeps, or None if the thread runs or cannot be read."""
     try:
         with open(f"{PROC}/{name}/syscall", encoding="ascii") as source:
             number, *arguments = source.read().split()
