@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-# Runs as a program, which has no run_command of a module. pylint: disable=ansible-bad-function
+# This file is part of a program, which has no run_command of a module. pylint: disable=ansible-bad-function
 import os
 import signal
 import subprocess
@@ -30,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
 # Seconds between two attempts to resume a change. Each attempt starts a Python process, so attempts must be rare.
 RESUME_INTERVAL = 10.0
-# A run counts as active if it renewed its lease less than this many seconds ago
+# A run counts as active if it renewed its lease of the host (change/lease.py) less than this many seconds ago
 ACTIVE_SECONDS = 60.0
 # Up to this version Triton restarts a dead stub by itself, and a stub that is killed during a request ends the server.
 LAST_TO_RESTART_STUBS = (2, 46)
@@ -50,13 +50,13 @@ class Host(Observer):
         self._resume_at = 0.0
 
     def paused(self) -> Optional[str]:
-        """Return the reason why the watchdog must do nothing, None if it may act."""
+        """Return the reason why the watchdog must do nothing, or None if it may act."""
         if os.path.exists(os.path.join(self.settings.root, lease.MAINTENANCE_FILE)):
             return MAINTENANCE
         return DEPLOYMENT if os.path.exists(os.path.join(self.settings.root, lease.LEASE)) else None
 
     def resume(self) -> Optional[str]:
-        """Finish the change of a run that has ended. Return the reason why the watchdog must do nothing, None if it may act."""
+        """Finish the change of a run that has ended. Return the reason why the watchdog must do nothing, or None if it may act."""
         if time.monotonic() < self._resume_at or self._at_work():
             return DEPLOYMENT
         command = [sys.executable, "-IS", library.path(), "resume", self.settings.root]
@@ -187,7 +187,7 @@ class Host(Observer):
         ]
 
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until the cards have no contexts except `foreign` ones. Return True then, or if the vendor's tool is missing.
+        """Wait until the cards have no contexts except `foreign` ones. Return True if they have none, or if no tool exists.
 
         Return False if other contexts remain, or if the tool fails, for `cards_timeout` seconds. The caller waits because a server
         that starts while a context ends can wedge the card.

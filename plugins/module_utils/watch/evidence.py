@@ -84,14 +84,14 @@ class Observer:
         return Evidence(now, facts["Id"] + state["StartedAt"], age, page, index, dead, ready.ensembles, nameless, loads)
 
     def container(self) -> Optional[Dict[str, Any]]:
-        """Return `docker inspect` of the container, None if it does not exist. Raises Failure if the engine does not answer."""
+        """Return `docker inspect` of the container, or None if it does not exist. Raises Failure if the engine does not answer."""
         try:
             return self.engine.container(self.settings.container)
         except OSError as error:
             raise Failure(f"the engine does not answer ({error})") from None
 
     def first_process(self) -> Optional[int]:
-        """Return the process ID of the container's first process, None if the container does not run."""
+        """Return the process ID of the container's first process, or None if the container does not run."""
         try:
             return int((self.container() or {})["State"]["Pid"]) or None
         except (Failure, KeyError):
@@ -112,14 +112,14 @@ class Observer:
             return 0, b""
 
     def metrics(self) -> Optional[Page]:
-        """Return the metrics; None if the server does not answer, an empty page if it offers no metrics. Raises TooLarge."""
+        """Return the metrics, or None if the server does not answer, or an empty page if it offers no metrics. Raises TooLarge."""
         if self.settings.metrics_port is None:
             return {} if self.request("GET", "/v2/health/live")[0] else None
         status, body = self.request("GET", "/metrics", self.settings.metrics_port)
         return parse_page(body.decode("utf-8", "replace")) if status == 200 else None
 
     def index(self) -> Optional[Dict[str, Dict[str, str]]]:
-        """Return {model: {version: state}} from the index, None if the server does not return its index. Raises TooLarge."""
+        """Return {model: {version: state}} from the index, or None if the server does not return its index. Raises TooLarge."""
         status, body = self.request("POST", "/v2/repository/index")
         entries = http_api.parse_body(body, MAX_SIZE) if status == 200 else None
         if not isinstance(entries, list):

@@ -24,12 +24,12 @@ class Evidence(NamedTuple):
     """The facts of one observation of the host."""
 
     at: float  # Time of `time.monotonic`
-    # Container ID and start time, which together identify one run of the container; None if the container does not run
+    # Container ID and start time, which together identify one run of the container, or None if the container does not run
     container_run: Optional[str]
     age: float  # Seconds since the container started
     # None if the server does not answer
     metrics: Optional[Page]
-    # {model: {version: state}}, None if the server does not return its index
+    # {model: {version: state}}, or None if the server does not return its index
     models: Optional[Dict[str, Dict[str, str]]]
     # {model: names of its instances that have no process}
     dead: Dict[str, List[str]]
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     model: Optional[str]
     actual: str
     expected: str
-    # The waits that rule STUCK has found, empty for the other rules
+    # The waits that rule STUCK has found. Other rules leave it empty.
     waits: Tuple[stuck_load.Wait, ...] = ()
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """The rules of the watchdog, and for each condition the time since when it holds."""
+    """The rules of the watchdog, and for each condition the time since when it is true."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

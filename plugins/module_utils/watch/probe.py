@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-# Runs as a program, which has no run_command of a module. pylint: disable=ansible-bad-function
+# This file is part of a program, which has no run_command of a module. pylint: disable=ansible-bad-function
 import functools
 import glob
 import hashlib
@@ -51,7 +51,7 @@ class Unavailable(Exception):
 
 
 def paused(root: str) -> Optional[str]:
-    """Return the reason why no check may run now, None if checks may run."""
+    """Return the reason why no check may run now, or None if checks may run."""
     if lease.maintenance(os.path.join(root, lease.MAINTENANCE_FILE)):
         return "maintenance"
     current = lease.read(root)
@@ -65,7 +65,8 @@ def read_checks(path: str) -> Tuple[str, Dict[str, Any]]:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
         if head["document"] != hashlib.sha256(body).hexdigest():
             raise ValueError("its content was changed")
-        # The digest proves that this project wrote the body, in which golden data may be infinite.
+        # Golden data may have infinite numbers, which only json.loads accepts. It is safe here, because the digest proves that this
+        # project wrote the body.
         document = json.loads(body)
         flaw = shapes.mismatch(document, REQUEST_SHAPE)
         if flaw:
@@ -84,7 +85,7 @@ def run_checks(settings: Settings, request: Mapping[str, Any]) -> Tuple[List[Dic
         proof = check_client.prove(settings.image, document, request["program"], keys.headers(settings.key), run_client)
     except check_client.ClientError as error:
         raise Unavailable(error.cause, str(error)) from None
-    # Earlier versions wrote another name.
+    # Earlier versions wrote the name `unasked`.
     unchecked = list(document.get("unchecked", document.get("unasked", [])))
     if unchecked and not proof["checks"]:
         raise Unavailable("nothing", f"no check covers {', '.join(unchecked)}: add check files, or set monitoring_probe: false")
@@ -92,7 +93,7 @@ def run_checks(settings: Settings, request: Mapping[str, Any]) -> Tuple[List[Dic
 
 
 def lost_cards() -> Optional[str]:
-    """Return a message if the driver has lost its cards, an empty string if it has not, None if that is unknown."""
+    """Return a message if the driver has lost its cards, or an empty string if it has not, or None if that is unknown."""
     tool = vendor_tool.query_tool()
     if "devices" not in tool or "groups_error" in tool:
         return None
@@ -139,7 +140,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def proven(checks: List[Dict[str, Any]], began: float, before: Mapping[str, float]) -> Dict[str, float]:
-    """Return {model: when it last passed all of its checks}. Models without a proof or without a check are left out."""
+    """Return {model: when it last passed all of its checks}. Models without a check, or that never passed, are left out."""
     passed: Dict[str, bool] = {}
     for check in checks:
         model = check.get("model", "")

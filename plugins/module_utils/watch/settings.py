@@ -15,7 +15,7 @@ class Watchdog(NamedTuple):
     container: str
     address: str
     http_port: int
-    # None if the server offers no metrics. Then the watchdog queries the health instead, and finds neither faults nor stalls.
+    # None if the server offers no metrics. Without metrics, the watchdog queries the health, and finds neither faults nor stalls.
     metrics_port: Optional[int]
     mode: str  # The model control mode of the server: explicit, poll or none
     root: str  # The directory of the store on the host
@@ -61,7 +61,7 @@ class Metrics(NamedTuple):
     container: str
     address: str
     http_port: int
-    # None if the server offers no metrics. Then a hung process is not found.
+    # None if the server offers no metrics. Without metrics, a hung process is not found.
     metrics_port: Optional[int]
     # {"name": header, "path": file with the key} if the requests use restricted APIs
     key: Optional[Dict[str, str]]
@@ -76,7 +76,7 @@ class Metrics(NamedTuple):
     certificates: Sequence[str] = ()  # Paths of files with certificates
 
 
-# Fields whose name in the file differs. A file may come from an earlier release, so these names must not change.
+# Fields whose name in the file differs. An earlier version of this project may have written the file, so these names must stay.
 FILE_NAMES = {
     "fault_timeout": "fault_limit",
     "stall_timeout": "stall_limit",
@@ -95,8 +95,8 @@ Settings = TypeVar("Settings", Watchdog, Probe, Metrics)
 def load(path: str, kind: Type[Settings]) -> Settings:
     """Return the settings in a file. Raises OSError, ValueError or TypeError if the file cannot be read.
 
-    The release that wrote the file may be older or newer than this code. So unknown fields are ignored, and a new field needs a
-    default.
+    The version of this project that wrote the file may be older or newer than this code. So unknown fields are ignored, and a new
+    field needs a default.
     """
     with open(path, encoding="utf-8") as source:
         fields: Dict[str, Any] = shapes.parse_as(source.read(), dict)

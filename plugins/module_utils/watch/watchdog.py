@@ -37,7 +37,7 @@ class Watchdog:
         # The last logged message, without its digits
         self._last_message: Optional[str] = None
         self._nameless: Tuple[str, ...] = ()
-        # Time of the last restart, None once the server has answered
+        # Time of the last restart, or None once the server has answered
         self._restarted: Optional[float] = None
         # Models that have to be loaded again, because their stuck load was ended
         self._to_load_again: Set[str] = set()
@@ -159,7 +159,7 @@ class Watchdog:
                 return
 
     def _why_not_reload(self, finding: Finding, evidence: Evidence) -> Optional[str]:
-        """Return the reason to restart the container without a reload, None if a reload may help."""
+        """Return the reason to restart the container without a reload, or None if a reload may help."""
         if finding.model is None:
             return "the whole server is silent"
         if self._settings.mode != EXPLICIT:
@@ -236,7 +236,7 @@ class Watchdog:
 
 
 def _model_of(wait: stuck_load.Wait) -> Optional[str]:
-    """Return the model in the path of a stub's code, None if Triton has copied the code to another directory."""
+    """Return the model in the path of a stub's code, or None if Triton has copied the code to another directory."""
     parts: List[str] = wait.code.split("/")
     return parts[-3] if len(parts) > 3 and parts[-2].isdigit() else None
 
