@@ -12,7 +12,8 @@ from urllib.parse import quote
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
-# A line has STEPS steps between STEPS + 1 points. The others are the largest numbers of cards with a line and of series of a query.
+# A line of a chart has STEPS steps between STEPS + 1 points. At most MAX_CARDS cards get a line. A query returns at most MAX_SERIES
+# series.
 STEPS, MAX_CARDS, MAX_SERIES = 72, 12, 200
 # Limits of one answer: bytes, and seconds until it has arrived
 MAX_BYTES, TIMEOUT_SECONDS = 1 << 23, 20.0
@@ -95,7 +96,7 @@ def _labels(metric: Dict[str, str]) -> Dict[str, str]:
 
 
 def _values(samples: List[Any], times: Grid) -> List[Optional[float]]:
-    """Return one value for each time of the grid, None where Prometheus has no value."""
+    """Return one value for each time of the grid. The value is None where Prometheus has none."""
     values: List[Optional[float]] = [None] * (STEPS + 1)
     for sample in samples[: STEPS + 1]:
         if len(sample) != 2 or isinstance(sample[0], str):

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Mapping, Optional, Tuple
 TIMEOUT_SECONDS = 20.0
 # Limits: bytes of a header line, bytes of a body, number of header lines
 MAX_LINE, MAX_BODY, MAX_LINES = 1 << 16, 1 << 26, 200
-# Number of received bytes that are allowed for each byte of a body. A chunk with one byte of content takes six bytes or more.
+# Number of received bytes that are allowed for each byte of a body, because a chunk with one byte of content takes six or more.
 FRAMING_FACTOR = 8
 DIGITS = "0123456789abcdef"
 

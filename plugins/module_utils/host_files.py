@@ -42,12 +42,12 @@ class File(NamedTuple):
     mode: int
     # A command that fails if the program that reads the file would refuse its content
     validate: Sequence[str] = ()
-    # Group ID of the file; None for the group of this process
+    # Group ID of the file, or None for the group of this process
     group: Optional[int] = None
 
 
 class Directory(NamedTuple):
-    """A desired directory. If `mode` is None, an existing one keeps mode and owner. If `empty`, the content is removed."""
+    """A desired directory. If `mode` is None, an existing directory keeps mode and owner. If `empty`, its content is removed."""
 
     path: str
     mode: Optional[int]
@@ -216,7 +216,7 @@ def _snapshot(path: str) -> Snapshot:
 
 
 def _restart(units: Sequence[str]) -> Optional[str]:
-    """Restart the units. Return the error message of the first unit that does not start, None if all start."""
+    """Restart the units. Return the error message of the first unit that does not start, or None if all start."""
     run("systemctl", "daemon-reload")
     for unit in units:
         # Without this, systemd does not start a unit that has just failed several times.
@@ -238,7 +238,7 @@ def _mask_secrets(message: str, contents: Sequence[bytes]) -> str:
 
 
 def _values(content: str) -> Iterator[str]:
-    """Yield the values in a file that may be secret: strings in JSON, else the part of each line after `=`."""
+    """Yield the values in a file that may be secret: strings in a JSON file, the part of each line after `=` in any other file."""
     try:
         yield from _texts(shapes.parse(content))
     except ValueError:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that check if a supplier (web server, package index, image registry) can be reached and accepts the login.
 
-The requests change nothing. A check returns None for success, else an error message.
+The requests change nothing. A check returns None for success, or an error message.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def access(settings: Mapping[str, Any], password: Optional[str]) -> Access:
 
 
 def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Return an error message if the supplier cannot be used, None if it can.
+    """Return an error message if the supplier cannot be used, or None if it can.
 
     `entry` is {"kind": "web" or "image", "name", "address", "user", "proxies", "ca", "todo": the next step for the
     message, and for images "mirror"}. `passwords` is {name of a supplier: password}, so that `entry` has no secret.
@@ -83,19 +83,19 @@ def public_address(address: str) -> str:
 
 
 def measure(address: str, own_access: Access) -> Tuple[Optional[int], Optional[str]]:
-    """Return (size of a page or file, reason why it cannot be downloaded). The size is None if unknown, the reason on success."""
+    """Return (size of a page or file or None if it is unknown, reason why it cannot be downloaded or None if it can)."""
     status, text, headers = _exchange(address, own_access)
     why = status_error(status, text, own_access.login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
 
 
 def whole_number(text: str) -> Optional[int]:
-    """Return the number in a header, None if the text is no number or the number is larger than any file."""
+    """Return the number in a header, or None if the text is no number or the number is larger than any file."""
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def status_error(status: int, text: str, login: Tuple[str, str]) -> Optional[str]:
-    """Return the error message for an HTTP status, None for success. Without a response, status is 0 and `text` the reason."""
+    """Return the error message for an HTTP status, or None for success. Without a response, status is 0 and `text` the reason."""
     if status in (401, 403):
         return _refused(status, login)
     if status == 404:
@@ -104,7 +104,7 @@ def status_error(status: int, text: str, login: Tuple[str, str]) -> Optional[str
 
 
 def image(reference: str, own_access: Access, mirror: Optional[str] = None) -> Optional[str]:
-    """Return the reason why an image is in neither the mirror nor its registry, None if one of them has the image."""
+    """Return the reason why an image is in neither the mirror nor its registry, or None if one of them has the image."""
     registry, name, tag = split(reference)
     mirror_error = _manifest(mirror.rstrip("/"), name, tag, own_access._replace(login=("", ""))) if mirror else None
     if mirror and not mirror_error:
@@ -114,7 +114,7 @@ def image(reference: str, own_access: Access, mirror: Optional[str] = None) -> O
 
 
 def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[str]:
-    """Return the reason why a registry does not return an image's manifest, None if it does. Gets a token if required."""
+    """Return the reason why a registry does not return an image's manifest, or None if it does. Gets a token if required."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
     status, text, headers = _exchange(address, own_access, accept)
@@ -164,7 +164,7 @@ def split(reference: str) -> Tuple[str, str, str]:
 
 
 def _token(body: str) -> str:
-    """Return the token in a response, an empty string without a valid one. Check it, because it becomes part of a header."""
+    """Return the token in a response, or an empty string without a valid one. Check it, because it becomes part of a header."""
     try:
         answer = shapes.parse(body)
     except ValueError:

@@ -97,7 +97,7 @@ def refusals(
             reasons += address_refusals(metrics, "triton_server_metrics_listen_address")
         reasons += list(ports(desired, listeners(desired["listen"]), _publishers(desired["listen"])))
     if "server" in actual:
-        # The driver files exist only after the installation of the driver, and the device nodes only after its load.
+        # The driver files exist only after the driver is installed, and the device nodes only after its module is loaded.
         reasons += list(mounts(actual["server"], ("driver", "install") not in planned_actions))
         access = actual["server"]["access"]
         loads = any(("driver", action) in planned_actions for action in ("install", "load", "reload"))
@@ -240,7 +240,7 @@ def secure_boot() -> List[str]:
 
 
 def _engine_name() -> Optional[str]:
-    """Return the name of the engine that answers at the socket, None if no engine answers."""
+    """Return the name of the engine that answers at the socket, or None if no engine answers."""
     try:
         version = Engine().get("/version") or {}
     except OSError:

@@ -128,7 +128,7 @@ def parse_as(raw: Union[str, bytes], shape: Shape, size: int = MAX_SIZE) -> Any:
 
 
 def mismatch(value: Any, shape: Shape) -> Optional[str]:
-    """Return the first difference between a value and its shape, None if the value matches."""
+    """Return the first difference between a value and its shape, or None if the value matches."""
     return next(_mismatches(value, shape, ""), None)
 
 

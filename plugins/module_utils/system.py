@@ -104,7 +104,7 @@ def timestamp(at: Optional[float] = None) -> str:
 
 
 def seconds_since_1970(when: str) -> Optional[float]:
-    """Return a time that `timestamp` has written, in seconds since 1970; None for any other text."""
+    """Return a time that `timestamp` has written, in seconds since 1970, or None for any other text."""
     # This import is slow, and most calls of modules parse no time.
     import datetime
 
@@ -123,7 +123,7 @@ def free_space(path: str) -> Tuple[int, int]:
 
 
 def which(name: str, extra_path: str = "") -> Optional[str]:
-    """Return the path of a program in PATH or `extra_path`, None if it is missing. The import of shutil is too slow."""
+    """Return the path of a program in PATH or `extra_path`, or None if it is missing. Do not use shutil: its import is slow."""
     for directory in f"{os.environ.get('PATH', os.defpath)}:{extra_path}".split(":"):
         path = os.path.join(directory, name)
         if directory and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -132,7 +132,7 @@ def which(name: str, extra_path: str = "") -> Optional[str]:
 
 
 def read_text(path: str) -> Optional[str]:
-    """Return the content of a small file, None if it cannot be read."""
+    """Return the content of a small file, or None if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             return source.read()
@@ -158,7 +158,7 @@ def installed_packages(names: List[str], broken: bool = False) -> Dict[str, Dict
 
 
 def _dpkg_state() -> Tuple[object, ...]:
-    """Return a value that differs after each change of dpkg's database; an empty tuple if the database cannot be read."""
+    """Return a value that differs after each change of dpkg's database, or an empty tuple if the database cannot be read."""
     try:
         status = os.stat(DPKG + "/status")
         return (status.st_ino, status.st_mtime_ns, *sorted(os.listdir(DPKG + "/updates")))
@@ -167,7 +167,7 @@ def _dpkg_state() -> Tuple[object, ...]:
 
 
 def _dpkg_rows(state: Tuple[object, ...]) -> List[List[str]]:
-    """Return [name, version, selection, status] of each package. One query returns all: dpkg-query reads all in any case."""
+    """Return [name, version, selection, status] of each package. One query returns all, because dpkg-query always reads all."""
     if state not in _CACHE:
         form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
         code, output = run("dpkg-query", "--show", "--showformat", form)
@@ -193,6 +193,6 @@ def unit_states(*names: str) -> Dict[str, Dict[str, Any]]:
 
 
 def candidate_version(name: str) -> Optional[str]:
-    """Return the version of a Debian package that apt would install, None if no repository has it."""
+    """Return the version of a Debian package that apt would install, or None if no repository has it."""
     found = re.search(r"Candidate: (\d\S*)", run("apt-cache", "policy", name)[1])
     return found[1] if found else None
