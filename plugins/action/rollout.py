@@ -60,8 +60,12 @@ class ActionModule(FleetAction):
         if not pause_result.get("failed") and not self._task.check_mode:
             try:
                 names = [[planned.host for planned in part] for part in next_batches]
+                # A rollout of one batch does not pause.
+                own_pause = pause if len(names) > 1 else ""
                 begun_record = (
-                    record.begin(records, owner, names, pause, time.time()) if number == 0 else record.record_of_run(records, owner)
+                    record.begin(records, owner, names, own_pause, time.time())
+                    if number == 0
+                    else record.record_of_run(records, owner)
                 )
                 result["rollout"]["commit"] = begun_record and begun_record["commit"]
             except OSError as error:

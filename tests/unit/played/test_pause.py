@@ -118,6 +118,8 @@ def test_one_batch_needs_no_confirmation(tmp_path: Path) -> None:
     ran = run(tmp_path, "models.yml", {"npu-1": PLAN["npu-1"], "npu-2": {"plan": []}}, npufleet_rollout_pause="confirm")
     assert ran.code == 0, ran.output
     assert ran.touched() == ["npu-1"]
+    (record,) = records(tmp_path)
+    assert (record["pause"], changed(record)) == ("", [["npu-1"]])
 
 
 def test_check_mode_does_not_pause(tmp_path: Path) -> None:
