@@ -141,17 +141,19 @@ def environment() -> dict[str, str]:
     return {**given, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
 
 
-def playbook_process(name: str, *arguments: str) -> subprocess.Popen[str]:
-    """A run in a process group of its own."""
-    return subprocess.Popen(
-        command_of(name, *arguments),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(),
-        cwd=ROOT,
-        start_new_session=True,
-    )
+def playbook_process(name: str, *arguments: str, output: Path | None = None) -> subprocess.Popen[str]:
+    """Start a run in a process group of its own, without a terminal. `output` is the file for its output."""
+    with open(output or os.devnull, "w") as sink:
+        return subprocess.Popen(
+            command_of(name, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+            start_new_session=True,
+        )
 
 
 def lose_power(process: subprocess.Popen[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -9,16 +10,31 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from conftest import INVENTORY, LAB, ROOT, Run, connect, environment, inspect, lose_power, playbook, playbook_process
-from open_loop import SMALLEST, OpenLoop, Span
+from conftest import (
+    INVENTORY,
+    LAB,
+    LEASE,
+    OUTPUT,
+    ROOT,
+    Run,
+    connect,
+    environment,
+    inspect,
+    lose_power,
+    playbook,
+    playbook_process,
+)
+from open_loop import HTTP_PORT, SMALLEST, HttpConnections, OpenLoop, Span, number_of
 from test_3_reboot import wait_for
 
 HOSTS = ("npu1", "npu2")
 MORE = ("--inventory", str(ROOT / "molecule/rollout/inventory/hosts.yml"))
 TRAFFIC = "/var/lib/npufleet/traffic.json"
+# The record of the last rollouts on each host, newest first
+ROLLOUTS = "/var/lib/npufleet/rollouts.json"
 RATES = {"http": 20.0, "grpc": 20.0, "stream": 1.0}
 OPTION = {"triton_server_extra_args": ["--http-thread-count=9"]}
 # Releases that pass their checks, whose numbers are small
@@ -26,6 +42,23 @@ EXECUTE = "        responses = []\n"
 CLIENTS = f"max(abs(pb_utils.get_input_tensor_by_name(r, 'X').as_numpy()).max() for r in requests) >= {SMALLEST}"
 FAILS = f"{EXECUTE}        if {CLIENTS}:\n            raise ValueError('a fault')\n"
 SLOW = f"{EXECUTE}        if {CLIENTS}:\n            threading.Event().wait(0.4)\n"
+
+
+def address(host: str) -> str:
+    """Return the address of a host of the lab."""
+    return str(LAB["_meta"]["hostvars"][host]["ansible_host"])
+
+
+class PausedRun(NamedTuple):
+    """A run that pauses after its first batch, and the file with its output."""
+
+    process: subprocess.Popen[str]
+    output: Path
+
+    def finished(self) -> Run:
+        """Wait for the end of the run and return its result."""
+        wait_for(lambda: self.process.poll() is not None)
+        return Run(self.process.returncode, self.output.read_text())
 
 
 class Rollout:
@@ -40,6 +73,19 @@ class Rollout:
 
     def run(self, name: str, **variables: Any) -> Run:
         return playbook(name, *MORE, "-e", json.dumps({**self.current, **variables}))
+
+    @contextlib.contextmanager
+    def paused(self, name: str, **variables: Any) -> Iterator[PausedRun]:
+        """Start a playbook and yield its run when it pauses. After the block, a run that has not ended is killed."""
+        output = self.directory / f"output-{time.monotonic_ns()}"
+        process = playbook_process(name, *MORE, "-e", json.dumps({**self.current, **variables}), output=output)
+        try:
+            wait_for(lambda: "Pausing for" in output.read_text() or process.poll() is not None)
+            assert process.poll() is None, f"the run was over before its pause: {output.read_text()}"
+            yield PausedRun(process, output)
+        finally:
+            if process.poll() is None:
+                lose_power(process)
 
     def edited(self, edition: int, execute: str = EXECUTE) -> dict[str, str]:
         """Return variables with another edition of alpha."""
@@ -81,6 +127,22 @@ class Rollout:
             host = self.hosts[name]
             assert found == before[name], f"{name}: {host.check_output(ended)} {host.run('docker logs --tail 5 triton').stderr}"
 
+    def editions(self) -> dict[str, int]:
+        """Return {host: the edition of alpha with which its own server answers}."""
+        return {name: HttpConnections(address(name), HTTP_PORT, None).double(number_of(0)) for name in HOSTS}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the records of rollouts on the controller, oldest first."""
+        return [json.loads(path.read_text()) for path in sorted((OUTPUT / "rollouts").glob("*.json"))]
+
+    def newest_entry(self, host: str) -> dict[str, Any]:
+        """Return the last rollout in the record of a host."""
+        return json.loads(self.hosts[host].file(ROLLOUTS).content_string)[0]
+
+    def left_over(self) -> list[str]:
+        """Return the files with which a run still limits the traffic of a host, or has its lease."""
+        return [f"{name}: {path}" for name, host in self.hosts.items() for path in (TRAFFIC, LEASE) if host.file(path).exists]
+
 
 FULL = dict.fromkeys(HOSTS, ("ready", "up", 100))
 
@@ -88,7 +150,7 @@ FULL = dict.fromkeys(HOSTS, ("ready", "up", 100))
 @pytest.fixture(scope="session")
 def rollout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rollout]:
     """The hosts as they are, with clients that send requests from now on."""
-    with OpenLoop(LAB["_meta"]["hostvars"]["lb1"]["ansible_host"], RATES) as clients:
+    with OpenLoop(address("lb1"), RATES) as clients:
         found = Rollout(tmp_path_factory.mktemp("rollout"), clients)
         wait_for(lambda: len(clients.samples) > 50)
         yield found
@@ -99,6 +161,16 @@ def assert_all_answered(span: Span, *editions: int, at_least: int = 100) -> None
     assert not span.wrong
     assert len(span.samples) >= at_least
     assert span.editions == set(editions)
+
+
+def changed(record: dict[str, Any]) -> list[list[str]]:
+    """Return the hosts of each batch of a record that has ended."""
+    return [sorted(batch["hosts"]) for batch in record["batches"]]
+
+
+def answers_over_http(span: Span) -> list[int]:
+    """Return the editions that answered over HTTP. Streams that stay open do not influence the choice of their servers."""
+    return [sample.edition for sample in span.samples if sample.kind == "http" and not sample.error]
 
 
 def test_a_second_run_changes_nothing(rollout: Rollout) -> None:
@@ -191,6 +263,83 @@ def test_the_drain_of_an_operator_stays_through_a_rollout_and_a_reload(rollout: 
     assert run.code == 0, run.output
     assert_all_answered(span, 1, 4)
     assert rollout.states() == FULL
+
+
+def test_first_batch_gets_its_full_share_during_the_pause(rollout: Rollout) -> None:
+    before = rollout.runs()
+    # The pause is long enough for the observations on a busy machine.
+    variables = {"npufleet_rollout_pause": 25, "npufleet_judge_seconds": 5, **rollout.edited(5)}
+    with rollout.clients.span() as span, rollout.paused("models.yml", **variables) as paused:
+        with rollout.clients.span() as pause:
+            wait_for(lambda: len(answers_over_http(pause)) >= 100)
+        assert rollout.editions() == {"npu1": 5, "npu2": 1}
+        assert rollout.states() == FULL
+        assert rollout.left_over() == []
+        record = rollout.records()[-1]
+        assert (record["pause"], record["planned"], changed(record)) == ("25", [["npu1"], ["npu2"]], [["npu1"]])
+        # The change of npu2 has not begun, so the run has paused up to here.
+        assert rollout.newest_entry("npu2")["run"] != record["run"]
+        run = paused.finished()
+    assert run.code == 0, run.output
+    assert "a pause after the first batch for 25 s" in " ".join(run.output.split()), run.output
+    assert run.output.count("Pausing for") == 1, run.output
+    assert_all_answered(span, 1, 5)
+    # The canary weight would give npu1 a fifth of the requests.
+    answers = answers_over_http(pause)
+    assert 0.3 < answers.count(5) / len(answers) < 0.7, answers
+    rollout.assert_same_containers(before)
+    assert (span.closed, rollout.states()) == (0, FULL)
+    assert rollout.editions() == dict.fromkeys(HOSTS, 5)
+    record = rollout.records()[-1]
+    assert changed(record) == [["npu1"], ["npu2"]]
+    for batch, name in zip(record["batches"], HOSTS):
+        assert batch["hosts"][name]["verdict"]["verdict"] == "good", record
+        assert rollout.newest_entry(name)["run"] == record["run"]
+
+
+def test_rollout_killed_in_its_pause_continues_with_the_other_host(rollout: Rollout) -> None:
+    # The hosts are drained and not judged. With the option, they return to the edition of the inventory.
+    variables = {"triton_server_extra_args": ["--http-thread-count=13"], "npufleet_rollout_pause": 600, "npufleet_judge_seconds": 0}
+    before = rollout.runs()
+    with rollout.clients.span() as span:
+        with rollout.paused("site.yml", **variables) as paused:
+            lose_power(paused.process)
+        killed = rollout.runs()
+        assert {name for name in HOSTS if killed[name] != before[name]} == {"npu1"}
+        assert rollout.states() == FULL
+        assert rollout.left_over() == []
+        run = rollout.run("site.yml", **variables)
+    assert run.code == 0, run.output
+    assert_all_answered(span, 1, 5)
+    assert span.closed <= len(HOSTS)
+    assert rollout.states() == FULL
+    assert rollout.left_over() == []
+    after = rollout.runs()
+    assert after["npu1"] == killed["npu1"]
+    assert after["npu2"] != killed["npu2"]
+    # The second run neither drains nor changes npu1, and does not pause, because it has one batch.
+    assert run.changed()["npu1"] == 0, run.output
+    assert "[npu2 -> lb1" in run.output and "[npu1 -> lb1" not in run.output, run.output
+    assert "Pausing for" not in run.output, run.output
+    first, second = rollout.records()[-2:]
+    assert (first["pause"], first["planned"], changed(first)) == ("600", [["npu1"], ["npu2"]], [["npu1"]])
+    assert (second["pause"], second["planned"], changed(second)) == ("", [["npu2"]], [["npu2"]])
+    # The newest entry of npu1 belongs to the killed run, so the second run has not held npu1.
+    for name, record, batches in (("npu1", first, 2), ("npu2", second, 1)):
+        host, entry = record["batches"][0]["hosts"][name], rollout.newest_entry(name)
+        assert (host["failure"], host["in_flight"] is not None) == ("", True), record
+        assert (entry["run"], entry["batch"], entry["batches"]) == (record["run"], 1, batches)
+        assert entry["ended"] and not entry["failure"], entry
+    history = rollout.run("history.yml", **variables)
+    assert history.code == 0, history.output
+    words = " ".join(history.output.split())
+    for record, text in ((first, "1 host in 1 batch, 1 host left, pause 600"), (second, "1 host in 1 batch")):
+        assert f"{record['began']} site.yml by {record['by']}: {text}" in words, history.output
+    for text in ("batch 1: npu1: changed;", "batch 1: npu2: changed;", "not changed: npu2"):
+        assert text in words, history.output
+    for name, text in (("npu1", "batch 1 of 2: changed"), ("npu2", "batch 1 of 1: changed")):
+        entry = rollout.newest_entry(name)
+        assert f"rollout {entry['began']} site.yml by {entry['by']}, {text}" in words, history.output
 
 
 def test_the_next_run_completes_the_drain_of_a_killed_rollout(rollout: Rollout) -> None:
