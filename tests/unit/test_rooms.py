@@ -242,7 +242,7 @@ CONCEPTS = (ROOT / "docs/concepts.md").read_text()
 
 
 def test_the_picture_shows_every_room() -> None:
-    picture = CONCEPTS[CONCEPTS.index("## The house") : CONCEPTS.index("| Where is ...")]
+    picture = CONCEPTS[CONCEPTS.index("## The structure of the code") : CONCEPTS.index("| Where is ...")]
     names = [room.rpartition(".")[2] for rooms in FLOORS for room in rooms]
     assert [name for name in names if not re.search(rf"(?<![\w/]){name}(?=[/\s])", picture)] == []
 
