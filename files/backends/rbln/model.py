@@ -1,4 +1,4 @@
-"""Triton backend `rbln`: serves a compiled file. The fields of its config.pbtxt that the file determines may be left out.
+"""Triton backend `rbln`: serves a compiled file. The config.pbtxt of the model may leave out the fields that the file determines.
 
 The index of an instance selects its NPU. The inputs of a batch are copied once, into memory that the device process reads. The
 batch is padded to the next compiled size. Its output is split into one response for each request, in the order of the requests.
@@ -35,12 +35,12 @@ from npufleet_rbln.metrics import Metrics
 from npufleet_rbln.sdk import SDK
 
 DEVICE_TIMEOUT_MS = 10000
-# Seconds after which a request is checked for cancellation. Each check is a message to the server.
+# Younger requests are not checked for cancellation, because each check is a message to the server.
 CANCEL_AFTER_S = 0.02
 # Characters of the ID of a request that are logged
 MAX_ID = 200
-# Options of mallopt, and the bytes that a stub keeps instead of returning them to the kernel. Without this, every large input
-# would cause page faults.
+# Options of mallopt, and the bytes that a stub keeps instead of returning them to the kernel. Without these options, every large
+# input would cause page faults.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 256 << 20
 

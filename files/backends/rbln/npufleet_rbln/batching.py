@@ -15,7 +15,8 @@ from .errors import Fault
 class Item:
     """A valid request: its inputs in the order of the compiled file, its number of rows, and its bucket.
 
-    With a batch dimension, `bucket` is the largest bucket. Otherwise it is the bucket with the shapes of the request.
+    A bucket is one set of shapes that the file was compiled for. With a batch dimension, `bucket` is the largest bucket. Otherwise
+    it is the bucket with the shapes of the request.
     """
 
     request: Any
@@ -36,7 +37,7 @@ class Batcher:
             (tensor.name, tensor.shape[1:], tensor.dtype, memory_dtype(tensor.dtype)) for tensor in plan.buckets[0].inputs
         ]
         order = sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__)
-        # The index is a number of rows, the value the smallest bucket with at least that many rows.
+        # The index is a number of rows. The value is the smallest bucket with at least that many rows.
         self._by_rows = [next(index for index in order if plan.sizes[index] >= rows) for rows in range(self.limit + 1)]
 
     def item(self, request: Any, tensors: List[np.ndarray], index: int = 0, arrived: float = 0.0) -> Item:

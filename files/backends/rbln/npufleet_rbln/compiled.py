@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def limit(self) -> int:
-        """The rows of the largest bucket, 1 without a batch dimension."""
+        """The number of rows of the largest bucket. It is 1 without a batch dimension."""
         return max(self.sizes)
 
     def as_dict(self) -> Dict[str, Any]:
@@ -159,7 +159,7 @@ def _bucket(raw: Mapping[str, Any]) -> Bucket:
 
 
 def _record(path: str) -> Optional[Facts]:
-    """Return the record next to the file, None without a record. Raises Fault if it is unreadable or of another file."""
+    """Return the record next to the file, or None if there is none. Raises Fault if it is unreadable or belongs to another file."""
     name = os.path.basename(path) + ".json"
     try:
         with open(path + ".json", encoding="utf-8") as stream:
@@ -183,7 +183,7 @@ def _record(path: str) -> Optional[Facts]:
 
 
 def batches_of(config: Mapping[str, Any]) -> Optional[List[int]]:
-    """Return the parameter `batches`, None if it is not set. Raises Fault."""
+    """Return the parameter `batches`, or None if it is not set. Raises Fault."""
     if "batches" not in (config.get("parameters") or {}):
         return None
     found = numbers(parameter(config, "batches"), "batches")
@@ -357,7 +357,7 @@ def _order(
 
 
 def sdk_mismatches(facts: Facts, version: str) -> List[str]:
-    """Return why this SDK cannot run the file, empty if it can. Both need the same major and minor version."""
+    """Return the reasons why this SDK cannot run the file. The file must have been compiled with the same minor version."""
     mine, theirs = (re.match(r"\d+\.\d+", text or "") for text in (version, facts.compiler))
     if mine and theirs and mine.group() != theirs.group():
         return [f"the file was compiled with SDK {facts.compiler}, the image has {version}: compile it again with {mine.group()}"]

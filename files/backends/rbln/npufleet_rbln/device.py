@@ -1,4 +1,7 @@
-"""The stub's side of an NPU: the buffers of a batch, and the device process, which is restarted if it hangs."""
+"""The part of a stub that uses an NPU: the buffers of a batch, and the device process, which is restarted if it hangs.
+
+A stub is the Python process in which Triton runs a model instance.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from .shared import ENDED, START, Views, attach
 LOAD_TIMEOUT_S = 300.0
 # Pauses between attempts to restart the device process. The pause doubles each time.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-# Time for a killed process to end
+# Seconds in which a killed process has to end
 END_TIMEOUT_S = 5.0
 CODE = "import sys; sys.path[:] = sys.argv[3].split('\\n'); from npufleet_rbln.worker import main; main(sys.argv[1:])"
 

@@ -31,7 +31,7 @@ class SDK:
 
     @property
     def version(self) -> str:
-        """The version of the SDK, empty if neither the module nor its package has it."""
+        """The version of the SDK. It is empty if neither the module nor its package has a version."""
         found = getattr(self._rebel, "__version__", "")
         if found:
             return str(found)
@@ -44,7 +44,10 @@ class SDK:
             return ""
 
     def inspect(self, path: str) -> Optional[Dict[str, Any]]:
-        """Return the SDK's facts about a compiled file: None before 0.9, {"flaw": reason} if their form is unknown."""
+        """Return the SDK's facts about a compiled file. Return None for an SDK before 0.9.
+
+        If the form of the facts is unknown, return {"flaw": reason}.
+        """
         inspect = getattr(self._rebel.RBLNCompiledModel, "inspect", None)
         if inspect is None:
             return None

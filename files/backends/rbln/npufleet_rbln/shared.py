@@ -12,8 +12,8 @@ import numpy as np
 from .compiled import Plan, Tensor, memory_dtype
 
 PAGE = 4096
-# START, to the device process: the bucket to run. ENDED, from the device process: 0 for success or 1 for an error, and when the run
-# began and ended (seconds of CLOCK_MONOTONIC). After a 1, the error follows as JSON.
+# START is the message to the device process: the bucket to run. ENDED is its message after a run: 0 for success or 1 for an error,
+# and the times when the run began and ended (seconds of CLOCK_MONOTONIC). After a 1, the error follows as JSON.
 START = struct.Struct("<I")
 ENDED = struct.Struct("<Bdd")
 
