@@ -278,7 +278,7 @@ def secret_exports(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> Lis
 
 
 def exec_options(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> Dict[str, Any]:
-    """Return the options of `docker exec` that start the server again; {} if the container's own command starts it.
+    """Return the options of `docker exec` that start the server again, or {} if the container's own command starts it.
 
     The command line of the server may contain keys, so it is not returned. The host reads it before the server is stopped.
     """

@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """A request for the lease of a host. It waits for another owner, unless the run of that owner has ended."""
+    """An action that takes or releases the lease of a host. If another run has the lease, it waits until that run has ended."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -34,7 +34,7 @@ class ActionModule(FleetAction):
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
         result = self.call_module("host_lease", {**arguments, "wait": 0}, task_vars, request)
         other_run = result.get("held_by")
-        # If that run has ended on this controller, the host need not wait for the lease.
+        # If the other run was a run of this controller and has ended, this run can take over the lease at once.
         ended = {"ended": other_run} if runs.has_ended(other_run) else {}
         if other_run and (wait or ended):
             result = self.call_module("host_lease", {**arguments, "wait": wait}, task_vars, {**request, **ended})

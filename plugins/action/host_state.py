@@ -169,7 +169,7 @@ class ActionModule(FleetAction):
         return result
 
     def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
-        """Add the variables from which playbooks derive confirmations and batches. hostvars has no defaults of roles.
+        """Add the variables from which playbooks derive confirmations and batches, because hostvars has no defaults of roles.
 
         An invalid variable is a reason against a change, but not against reading.
         """

@@ -36,7 +36,7 @@ class ActionModule(FleetAction):
     def _prove(self, task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         try:
-            # The arguments of the task come from these variables.
+            # The defaults of the task's arguments come from these variables.
             if variables.type_errors:
                 raise Refusal(variables.type_errors)
             self._task.args = host_checks.with_defaults(self._task.args, variables)

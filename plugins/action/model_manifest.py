@@ -53,7 +53,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _row(release: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
-        """Return the release row for the linter; None if no release is named. Raises Refusal for an unknown release."""
+        """Return the release row for the linter, or None if no release is named. Raises Refusal for an unknown release."""
         name = release or variables.get("rbln_release")
         if name is None:
             return None

@@ -172,7 +172,7 @@ def _durations(hostvars: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, r
     """Return the durations of the successful host changes of a batch."""
     starts = {host: hostvars[host].get("npufleet_began") for host in batch if not hostvars[host].get("npufleet_failed")}
     durations = {host: round(time.time() - float(start), 1) for host, start in starts.items() if start}
-    # Templates cannot read a monotonic clock. The duration is negative if the clock was set back.
+    # Templates cannot read the monotonic clock, so the starts are times of day. A duration is negative if the clock was set back.
     return {
         host: rollout.Duration(seconds, _planned(host, hostvars[host]).concerns)
         for host, seconds in durations.items()
@@ -193,7 +193,7 @@ def _planned(host: str, hostvars: Mapping[str, Any]) -> rollout.PlannedHost:
 
 
 def _size(origin: Mapping[str, Any]) -> Optional[int]:
-    """Return the bytes of a blob; None if the inventory names no size and the controller has no such file."""
+    """Return the bytes of a blob, or None if the inventory names no size and the controller has no such file."""
     if "size" in origin:
         return int(origin["size"])
     try:

@@ -17,11 +17,11 @@ options:
     type: dict
     required: true
   current:
-    description: The result of the same module after the last step. Before the first step, it is the input itself.
+    description: The result of M(npufleet.triton.host_state) after the last step. Before the first step, it is the input itself.
     type: dict
     required: true
   loads:
-    description: Whether the module is loaded again.
+    description: Whether the kernel module of the driver is loaded again.
     type: bool
     required: true
   installs:
@@ -29,7 +29,7 @@ options:
     type: bool
     required: true
   reload:
-    description: Whether a reload of the module was requested.
+    description: Whether the operator has requested a reload of the kernel module.
     type: bool
     default: false
   hold:
@@ -39,7 +39,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Unload the module of the previous version
+- name: Unload the kernel module of the previous version
   ansible.builtin.include_tasks: unload.yml
   when: (before | npufleet.triton.driver_load_steps(now, loads=true, installs=false)).unload
 """
@@ -71,7 +71,7 @@ def driver_load_steps(
         "hold": hold and ("hold" in differences or installs),
         "load_at_boot": "boot" in differences,
         "wait_for_cards": "npufleet-cards.service" in differences,
-        # An installer may already have loaded the module.
+        # An installer may already have loaded the kernel module.
         "unload": load and current["actual"]["driver"]["module"] is not None,
         "load": load,
         "start_services": loads,

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: driver_reboot_helps
 short_description: Decide whether a reboot helps a driver that could not be loaded
 description:
-  - A reboot helps if the desired driver is installed, but the kernel still has another module, or a module that has lost its cards.
+  - A reboot helps if the desired driver is installed, but the loaded kernel module has another version or has lost its cards.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -36,7 +36,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 
 def driver_reboot_helps(plan: List[Mapping[str, Any]]) -> bool:
-    """Return True if the plan reloads the module and installs nothing."""
+    """Return True if the plan reloads the kernel module and installs nothing."""
     installs = any(entry["action"] == "install" for entry in plan)
     return not installs and any((entry["name"], entry["action"]) == ("module", "reload") for entry in plan)
 

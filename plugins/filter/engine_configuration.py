@@ -22,11 +22,11 @@ options:
     type: dict
     required: true
   current:
-    description: The text of C(daemon.json), empty if it does not exist.
+    description: The text of C(daemon.json), or an empty text if the file does not exist.
     type: str
     default: ""
   dockerd_help:
-    description: The output of C(dockerd --help), empty without an engine.
+    description: The output of C(dockerd --help), or an empty text if the host has no engine.
     type: str
     default: ""
 """
@@ -40,7 +40,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(files) for M(npufleet.triton.host_files), and C(restart), the names of units in their order.
+  description: >-
+    C(files) is the option C(files) of M(npufleet.triton.host_files). C(restart) has the names of the units to restart, in the right
+    order.
   type: dict
 """
 

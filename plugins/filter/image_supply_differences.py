@@ -6,9 +6,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: image_supply_differences
-short_description: Compare the supply of a build with the lock file
+short_description: Compare the base image and the wheels of a build with the lock file
 description:
-  - Compares the base image and the wheels of a build with the lock file, which has the base image and wheels of the first build.
+  - Compares the supply of a build, which is its base image and its wheels, with the supply of the first build in the lock file.
   - If the requirements differ from the first build, only wheels with the same file name are compared.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

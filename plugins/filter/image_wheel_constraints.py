@@ -6,9 +6,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: image_wheel_constraints
-short_description: Render the locked versions of packages as constraints
+short_description: Render the versions in the lock file as constraints for pip
 description:
-  - Returns the locked version of each package as constraints for pip, so that a later build downloads the same wheels.
+  - Returns the versions of the packages in the lock file as constraints for pip, so that a later build downloads the same wheels.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -18,7 +18,7 @@ options:
     elements: str
     required: true
   locked:
-    description: The supply in the lock file; empty before the first build.
+    description: The supply of the first build (its base image and wheels) from the lock file; empty before the first build.
     type: dict
     required: true
 """

@@ -11,7 +11,7 @@ description:
   - Returns the reasons of each host of a play, for P(npufleet.triton.refusal_table#filter).
   - A host has reasons if M(npufleet.triton.host_state) has returned reasons, if its plan failed, or if it has no plan. A host in
     maintenance has no reasons. An unreachable host is left out.
-  - Each host to change has a reason if these hosts have different values of C(npufleet_rollout_serial).
+  - If the hosts to change have different values of C(npufleet_rollout_serial), each of these hosts has a reason.
   - A host with C(npufleet_rollout_pause=confirm) has a reason if there are several batches and the run has no terminal.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -91,7 +91,7 @@ def plan_reasons(
 
 
 def _reasons(state: Any, remaining: bool) -> Optional[List[str]]:
-    """Return the reasons of one host; None if it was unreachable."""
+    """Return the reasons of one host, or None if the host was unreachable."""
     if not isinstance(state, Mapping):
         return [NO_PLAN]
     if state.get("unreachable"):

@@ -8,9 +8,9 @@ DOCUMENTATION = r"""
 name: rollout_groups
 short_description: Compute the groups of the hosts of a rollout
 description:
-  - Returns the hosts that take part in a rollout with their groups. C(npufleet_in_rollout) has the hosts that change,
-    C(npufleet_in_maintenance) the hosts in maintenance, which do not change, and C(npufleet_build) the host that builds or
-    publishes the image. A host in sync is in no group.
+  - Returns the hosts that take part in a rollout with their groups. A host in sync is in no group.
+  - The group C(npufleet_in_rollout) has the hosts that change. C(npufleet_in_maintenance) has the hosts in maintenance, which do
+    not change. C(npufleet_build) has the host that builds or publishes the image.
   - A host changes if its plan has actions. In a rollback, it changes if M(npufleet.triton.host_state) has returned moves for it.
   - A host that an earlier rollout has drained and not undrained takes part as well.
 version_added: 0.1.0

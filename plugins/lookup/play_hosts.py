@@ -9,8 +9,9 @@ name: play_hosts
 short_description: Pattern of the hosts of a play, unless the run must end
 description:
   - Returns a pattern for C(hosts) of a play. A group that the inventory does not have matches no host, without a warning.
-  - Ends the run in three cases. A task of a host has no result, and Ansible does not report this. The controller cannot open as
-    many files as its forks need. An extra variable has the name of a variable that the playbooks set themselves.
+  - Ends the run if a task of a host has no result, because Ansible does not report this.
+  - Ends the run if the controller cannot open as many files as its forks need.
+  - Ends the run if an extra variable has the name of a variable that the playbooks set themselves.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: release_change
 short_description: Changes of a host under another release row
 description:
-  - Returns the changes on a host that runs one release row if C(rbln_release) names another row.
+  - Returns the changes on a host that runs one release row (of C(files/releases.yml)) if C(rbln_release) names another row.
   - The changes are versions, models that need another compiled file, driver, image, units, clients and exporters, cards and
     systems that are no longer supported, and known vulnerabilities.
   - The variable C(npufleet_state) must have the result of M(npufleet.triton.host_state) with

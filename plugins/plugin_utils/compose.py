@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The desired container of the server as a Compose file.
 
-The file adds only the health check. Values that may be secret are not in the file, but in `.env` in the same directory. Compose
-reads `.env` by default.
+The file has the same options as the desired container, and a health check. Values that may be secret are not in the file, but in
+`.env` in the same directory. Compose reads `.env` by default.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CONVERSIONS: Dict[str, Callable[[Any], Any]] = {
 def compose_file(
     desired: Mapping[str, Any], sealed: Mapping[str, Any], actual: Mapping[str, Any], host: str, health: Mapping[str, Any]
 ) -> Dict[str, str]:
-    """Return {"file", "env"}: the text of the Compose file, and the text of .env, empty if no value is secret. Raises Refusal.
+    """Return {"file", "env"}: the texts of the Compose file and of .env. `env` is empty if no value is secret. Raises Refusal.
 
     `desired` is the desired state of the concern `server`. `sealed` is the same state with digests instead of secrets. `actual` is
     the actual state of the concern. `health` has the `start_period` in seconds and the `restricted` APIs.

@@ -95,7 +95,7 @@ def _request_of_check_file(variables: Mapping[str, Any], model: str) -> Optional
 
 
 def _body(model: str, check: Mapping[str, Any]) -> Optional[str]:
-    """Return the first HTTP request of a check as JSON, None if the check has no such request or the request is too large."""
+    """Return the first HTTP request of a check as JSON, or None if there is no such request or if it is too large."""
     http_request = next((entry for entry in inference.requests(model, check, 0) if entry.protocol == "http"), None)
     if http_request is None:
         return None

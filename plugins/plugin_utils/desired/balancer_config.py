@@ -47,7 +47,8 @@ GRPC_CALLS = (
     ),
     "/grpc.health.v1.Health/Check",
 )
-# The headers of a W3C trace context. With OpenTelemetry, Triton traces each request that has the first one, whatever its rate is.
+# The headers of a W3C trace context. With OpenTelemetry, Triton traces each request that has `traceparent`, and ignores the
+# configured rate of traces.
 TRACE_CONTEXT = ("traceparent", "tracestate")
 # The response of a server with a full queue. Such a server is overloaded but not broken, so its check passes. Otherwise an overload
 # would take all servers out of the traffic, one after the other.
@@ -99,10 +100,11 @@ class Settings(NamedTuple):
     maxconn: int
     metrics_address: str
     metrics_allow: Sequence[str] = ()
-    # True if clients connect by TLS; true if they need a certificate
+    # True if clients connect by TLS
     tls: bool = False
+    # True if clients need a certificate
     client_certificates: bool = False
-    # SHA-256 of the headers `Authorization` that are accepted; empty if clients need no login
+    # SHA-256 of each header `Authorization` that is accepted. The list is empty if clients need no login.
     logins: Sequence[str] = ()
     # True if Triton gets the trace context of clients
     trace_context: bool = False

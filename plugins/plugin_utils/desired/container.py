@@ -51,7 +51,7 @@ def accepts_grpc(variables: Mapping[str, Any]) -> bool:
 
 
 def cache(variables: Mapping[str, Any]) -> Optional[str]:
-    """Return the kind of the server's response cache, such as `local` or `redis`; None without a cache."""
+    """Return the kind of the server's response cache, such as `local` or `redis`, or None if the server has no cache."""
     words = " ".join(map(str, variables["triton_server_extra_args"]))
     if not words:
         return None
@@ -61,7 +61,7 @@ def cache(variables: Mapping[str, Any]) -> Optional[str]:
 
 
 def listen_address(variables: Mapping[str, Any], service: str = "http") -> str:
-    """Return the address on which a service is published, in its shortest form; empty for all addresses. Raises Refusal."""
+    """Return the address on which a service is published, in its shortest form, or "" for all addresses. Raises Refusal."""
     is_separate = service == "metrics" and variables["triton_server_metrics_listen_address"].strip()
     name = "triton_server_metrics_listen_address" if is_separate else "triton_server_listen_address"
     address_given = variables[name].strip()
@@ -118,7 +118,10 @@ def command(variables: Mapping[str, Any], models: List[str], release_options: Se
 
 
 def _changed_options(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options of metrics, logs and traces that differ from Triton's defaults. Others would only replace containers."""
+    """Yield the options of metrics, logs and traces that differ from Triton's defaults.
+
+    Options with a default value have no effect, but adding them would replace existing containers.
+    """
     if not variables["triton_server_allow_cpu_metrics"]:
         yield "--allow-cpu-metrics=false"
     if variables["triton_server_metrics_interval"] != METRICS_INTERVAL_MS:
@@ -184,7 +187,7 @@ def mount_sources(variables: Mapping[str, Any]) -> List[str]:
 
 
 def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return the query for driver.driver_files.find; None if the container definition mounts no files of the driver.
+    """Return the query for driver.driver_files.find, or None if the container definition mounts no files of the driver.
 
     From 3.0 on, the driver contains the SDK's libraries. If the engine finds cards by CDI name, the vendor's spec mounts the files.
     """
@@ -213,7 +216,7 @@ def host_certificates(variables: Mapping[str, Any]) -> List[str]:
 
 
 def _on_host(variables: Mapping[str, Any], path: str) -> Optional[str]:
-    """Return the path on the host of a file in the container; None for a file of the image. The deepest volume hides the others."""
+    """Return the host's path of a file in the container, or None for a file of the image. The deepest volume hides the others."""
     volumes = [volume(str(bind)).split(":")[:2] for bind in variables["triton_server_volumes"]]
     for host_path, container_path in sorted(volumes, key=lambda pair: len(pair[1]), reverse=True):
         directory = container_path.rstrip("/")

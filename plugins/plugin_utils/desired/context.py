@@ -18,13 +18,13 @@ class Context(NamedTuple):
     manifests: Mapping[str, Mapping[str, Any]] = {}
     # Models that Triton itself reads from an object store
     cloud_models: Sequence[str] = ()
-    # The desired state of the concern `image`
+    # Returns the desired state of the concern `image`
     image: Callable[[], Mapping[str, Any]] = dict
-    # The digest of all inputs of the probe's checks; None for a host without a probe
+    # Returns the digest of all inputs of the probe's checks, or None for a host without a probe
     checks: Callable[[], Optional[str]] = lambda: None
     # Returns (model, JSON body) for the health check of a load balancer. The argument is the models of its servers.
     balancer_check: Callable[[Sequence[str]], Any] = _no_check
-    # A proof (True) needs a good present state. A plan (False) also accepts a recent good state.
+    # True for the proof after a change, for which the state must be good now. A plan also accepts a state that was good recently.
     proof: bool = False
 
 

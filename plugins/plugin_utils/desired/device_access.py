@@ -100,7 +100,7 @@ def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
-    """Return the query for concerns.server.device_access.find; None for a privileged container, which has every device.
+    """Return the query for concerns.server.device_access.find, or None for a privileged container, which has every device.
 
     {"npus": number, "user": user ID, "binds": bind mounts, "cdi_names": CDI names of the NPUs}. Without CDI, the container gets
     device nodes, and `cdi_names` is empty.

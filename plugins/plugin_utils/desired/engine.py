@@ -44,7 +44,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     return {
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
-        # The oldest engine that finds cards by CDI name; None if any version is sufficient
+        # The oldest engine that finds cards by CDI name, or None if any version is sufficient
         "oldest": OLDEST_CDI_VERSION if uses_cdi else None,
         "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
         "ca": authority(variables),
@@ -76,7 +76,7 @@ def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
 
 
 def authority(variables: Mapping[str, Any]) -> Optional[str]:
-    """Return the PEM text of the site's own certificate authority, from a file on the controller; None if no file is set."""
+    """Return the PEM text of the site's own certificate authority from a file on the controller, or None if no file is set."""
     path = variables["npufleet_ca_file"]
     if not path:
         return None

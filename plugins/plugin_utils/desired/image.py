@@ -16,7 +16,7 @@ ARCHIVE, REGISTRY = "archive", "registry"
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return reference, ID, content, options and delivery of the image. The ID is None until this recipe has been built."""
+    """Return reference, ID, content, options and delivery of the image. The ID is None until the image has been built."""
     recipe = variables["triton_image_recipe"]
     digest = recipe_digest(recipe, variables["triton_image_backends"], variables.get("triton_image_instructions"))
     lock = (variables["npufleet_lock"] or {}).get(variables["rbln_release"]) or {}
@@ -25,7 +25,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     sources = {ARCHIVE: lock.get("archive"), REGISTRY: in_repository(lock.get("repo_digest"), repository)}
     delivery, publish = REGISTRY if repository else ARCHIVE, False
     if lock.get("id") and not sources[delivery]:
-        # The image is not published in this form yet. The build host publishes it, and may get it in the other form before.
+        # The image is not published in this form yet, so the build host publishes it. It may get the image in the other form first.
         publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
         delivery = next((form for form in sorted(sources) if publish and sources[form]), delivery)
     return {
@@ -37,7 +37,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "delivery": delivery,
         "archive": sources[ARCHIVE],
         "repo_digest": sources[REGISTRY],
-        # A text for messages about how this host publishes the image for other hosts; None unless it publishes the image
+        # Text for messages: where this host publishes the image for other hosts. None if the host does not publish the image.
         "publish": (f"it in {repository}" if repository else "its archive on the controller") if publish else None,
         # Options of this Triton that other releases lack, as recorded at the build
         "options": list(lock.get("options") or []),

@@ -82,7 +82,7 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 
 
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
-    """Return {"path", "sha256"} of the host's file with Triton's keys to object stores; None without keys.
+    """Return {"path", "sha256"} of the host's file with Triton's keys to object stores, or None if there are no keys.
 
     The name of the file depends on the keys. So changed keys get a new file, which replaces the container. The file of the previous
     container stays for a restore.

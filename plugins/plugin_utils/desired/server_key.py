@@ -26,7 +26,7 @@ USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "
 CONTROL = "model-repository"
 # The fingerprint of a key is not secret. A short key that a person has chosen could be guessed from its fingerprint.
 MIN_KEY_LENGTH = 12
-# In this mode, a client that may load models can send a model with its own code.
+# In this mode of model control, a client that may load models can send a model with its own code.
 EXPLICIT = "explicit"
 START = (
     f'key=$(cat {FILE}) && [ -n "$key" ] || {{ echo "tritonserver: found no key in {FILE}, wanted that of this host: run '
@@ -35,14 +35,14 @@ START = (
 
 
 def desired(variables: Mapping[str, Any]) -> Optional[Dict[str, str]]:
-    """Return {"name": name of the header, "path": file of the key on the host}; None if no API is restricted."""
+    """Return {"name": name of the header, "path": file of the key on the host}, or None if no API is restricted."""
     if not variables["triton_server_restricted_apis"]:
         return None
     return {"name": str(variables["triton_server_api_key_name"]), "path": FILE}
 
 
 def digest(variables: Mapping[str, Any]) -> Optional[str]:
-    """Return the fingerprint of the operator's own key; None if the host generates the key or no API is restricted."""
+    """Return the fingerprint of the operator's own key, or None if the host generates the key or no API is restricted."""
     key = str(variables["triton_server_api_key"])
     return fingerprint(key) if key and variables["triton_server_restricted_apis"] else None
 
@@ -63,7 +63,7 @@ def command(variables: Mapping[str, Any], line: List[str]) -> List[str]:
 
 
 def volumes(variables: Mapping[str, Any]) -> List[str]:
-    """Return the bind mount of the directory with the key; empty if no API is restricted."""
+    """Return the bind mount of the directory with the key, or [] if no API is restricted."""
     return [f"{HOME}:{HOME}:ro"] if variables["triton_server_restricted_apis"] else []
 
 

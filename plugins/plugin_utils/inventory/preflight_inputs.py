@@ -58,14 +58,14 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
 
 
 def _archive_bytes(variables: Mapping[str, Any]) -> int:
-    """Return the bytes that the archive of the image needs on the host: 0 for a host that only pulls the image."""
+    """Return the bytes that the archive of the image needs on the host. A host that only pulls the image needs 0 bytes."""
     if variables["triton_image_delivery_repository"] and variables["npufleet_build_host"] != variables["inventory_hostname"]:
         return 0
     return int(variables["preflight_disk_transfer"]) * GIB
 
 
 def _downloads(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return the large files that the host fetches, and the options of the fetch; {} if the controller fetches them."""
+    """Return the large files that the host fetches, and the options of the fetch. Return {} if the controller fetches them."""
     if variables["model_repository_fetch"] == "controller":
         return {}
     files = {
@@ -109,7 +109,7 @@ def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[
 
 
 def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
-    """Return ([suppliers], {supplier: password}). The host would download from a supplier for a step of the plan."""
+    """Return ([suppliers], {supplier: password}). A supplier is a server from which the host would download for the plan."""
     entries: List[Dict[str, Any]] = []
     address = variables["rbln_driver_package_url"]
     if address and not variables["rbln_driver_package_file"]:
@@ -195,7 +195,7 @@ def refusals(
 def clock(actual: float, before: float, after: float, max_skew: int) -> List[str]:
     """Return [the reason] if the clocks of host and controller differ by more than `max_skew` seconds, else [].
 
-    `before` and `after` are the times of the controller around the query. A time of the host between both is right.
+    `before` and `after` are the times of the controller around the query. If the time of the host is between them, it is right.
     """
     difference = max(actual - after, 0.0) + min(actual - before, 0.0)
     if abs(difference) <= max_skew:
@@ -261,7 +261,7 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
     except http_probe.AddressError as error:
         yield f"rbln_driver_package_url: {error}. Correct it."
         return
-    # The name may contain any version that is not the version of another driver.
+    # The file name may contain any version, except the version of another driver.
     others = {other["driver"]["version"] for other in variables["npufleet_release_rows"].values()}
     versions, ending = set(re.findall(r"\d+(?:\.\d+)+", name)), os.path.splitext(name)[1]
     todo = "Set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256, for this release."

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a compilation, computed from the specs of models and the records of existing compiled files. Controller only.
 
-A spec is {"name", "source", "inputs"}. `source` is {"onnx": file} or {"torch": "module:function", "path": directory}, `inputs` is
-[{"name", "shape" without the batch, "dtype"}]. Optional are "outputs", "batches", "devices", "npu" and "output", a directory.
+A spec is {"name", "source", "inputs"}. `source` is {"onnx": file} or {"torch": "module:function", "path": directory}. `inputs` is
+[{"name", "shape" without the batch, "dtype"}]. A spec may also have "outputs", "batches", "devices", "npu" and "output", which is a
+directory.
 files/compile/rbln_compile.py compiles a model and writes its record.
 """
 

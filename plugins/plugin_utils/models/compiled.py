@@ -4,8 +4,8 @@
 
 Keys of a record: "format": 1, "sha256" of the compiled file, "npu" such as "RBLN-CA12", "compiler_version", "devices" (the number
 of NPUs that one instance spans), "device_memory" (bytes on each of these NPUs), and "buckets", a list in the file's order of
-{"inputs": [{"name", "shape", "dtype"}], "outputs": [...]}. Shapes include the batch dimension, dtypes are numpy's names. A name
-is null if the SDK does not keep it. This code runs on the controller, which has no SDK.
+{"inputs": [{"name", "shape", "dtype"}], "outputs": [...]}. Shapes include the batch dimension. Dtypes have the names of numpy. A
+name is null if the SDK does not keep it. This code runs on the controller, which has no SDK.
 """
 
 from __future__ import annotations

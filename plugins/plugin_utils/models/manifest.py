@@ -30,10 +30,10 @@ BLOB_BYTES = 1 << 20
 # The parameters of config.pbtxt with the two digests
 SOURCE_PARAMETER, RELEASE_PARAMETER = "npufleet_source", "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"  # The default path of a compiled file in a model
-# The most requests that wait in the batcher of a profile. Triton refuses further requests, because they would fill the memory.
+# The most requests that wait in the batcher of a model. Triton refuses further requests, because they would fill the memory.
 MAX_QUEUE = 256
-# {profile: instances of a rbln model on each NPU, and microseconds that its batcher waits for a full batch}. While one instance
-# computes on the NPU, the other instance joins the next batch.
+# {`profile` of a model in `triton_models`: instances of a rbln model on each NPU, and microseconds that its batcher waits for a
+# full batch}. While one instance computes on the NPU, the other instance assembles the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 STEP_LOCATION = StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
 # Prefixes of the object stores from which Triton itself reads models

@@ -20,7 +20,7 @@ Values = Sequence[Optional[float]]
 WIDTH, HEIGHT, MAX_MODELS, MAX_ROLLOUTS, MAX_REASON = 240, 48, 7, 5, 300
 # Values of this size or larger are not drawn.
 MAX_VALUE = 1e15
-# A model is failing if more than this share of its last requests failed. The total is successful and failed requests per second.
+# A model is failing if more than this share of its last requests failed.
 FAILING_SHARE = 0.01
 _ANY = re.compile(".*", re.DOTALL)
 _SERIES = [{"labels": {_ANY: str}, "values": [(int, float, shapes.NULL)]}]
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile with charts: its title, True if something is wrong, and the number by which the tiles are sorted."""
+    """A tile with charts: its title, whether something is wrong, and the number by which the tiles are sorted."""
 
     title: str
     is_wrong: bool

@@ -18,8 +18,8 @@ HELP = {
 def metrics(now: float, entries: Iterable[Mapping[str, Any]]) -> str:
     """Return a page of metrics of the entries of a status document.
 
-    A host without differences has no series. A host in maintenance may differ, and has no series, too. The label is not
-    `host`, because Prometheus renames that one if the target has a label `host` of its own.
+    A host without differences has no series. A host in maintenance has no series either, although it may differ. The label is not
+    called `host`, because Prometheus renames a label `host` of a series if the target has the same label.
     """
     # An entry may come from the status file of an earlier run.
     drifted = [entry for entry in entries if entry.get("state") == "drift"]

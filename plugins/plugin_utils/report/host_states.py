@@ -30,7 +30,7 @@ def write(entry: Mapping[str, Any]) -> None:
 
 
 def read(host: str) -> Optional[Dict[str, Any]]:
-    """Return the entry of a host; None if its state was not read. Raises OSError."""
+    """Return the entry of a host, or None if its state was not read. Raises OSError."""
     try:
         with open(_path(host), encoding="utf-8") as source:
             entry: Dict[str, Any] = json.load(source)

@@ -18,7 +18,7 @@ MAX_REASON = 300
 
 
 def by_sentence(sentences: Mapping[str, Sequence[str]], total: Optional[int] = None) -> List[str]:
-    """Return one line for each sentence after the names of its hosts, in the order of the hosts and their sentences.
+    """Return one line for each sentence with its hosts. The sentences keep the order in which they first appear.
 
     `total` is the number of all hosts. The default is the number of hosts in `sentences`.
     """

@@ -50,7 +50,7 @@ def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict
 
 
 def _json(path: str) -> Dict[str, Any]:
-    """Return the JSON object in a file; {} if the file is missing or invalid."""
+    """Return the JSON object in a file, or {} if the file is missing or invalid."""
     try:
         with open(path, encoding="utf-8") as source:
             content = json.load(source)
@@ -68,7 +68,7 @@ def view(
     charts: Optional[Mapping[str, Any]] = None,
     rollouts: Sequence[Row] = (),
 ) -> Dict[str, Any]:
-    """Return the view. If one host has a status, hosts without a status are shown as not read. The same holds for check results.
+    """Return the view. If a host has a status, hosts without a status are shown as not read. The same holds for check results.
 
     `charts` is the result of charts.view(). `rollouts` is the result of record.cards() for the last rollouts.
     """
@@ -297,7 +297,7 @@ def _place_pictures(rows: Sequence[Row]) -> None:
 
 
 def moment(text: Any) -> Optional[datetime]:
-    """Return the time in a text of the form that iso() returns; None for any other value."""
+    """Return the time in a text of the form that iso() returns. Return None for any other value."""
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -327,7 +327,7 @@ def escaped(data: Any) -> Any:
 
 
 def _value(value: Any, *keys: str) -> Any:
-    """Return the value below these keys; None if a key is missing."""
+    """Return the value below these keys, or None if a key is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of rollouts in `rollouts/<UTC time>-<digest of the run>.json` on the controller. Controller only, without Ansible.
 
-A run has one record. It is written before the first host changes, with the planned batches, and each batch is added at its end. The
-record of a killed run therefore shows which hosts were not changed. Nothing in a record decides what a run does.
+A run has one record. The run writes the record with the planned batches before the first host changes, and adds each batch at its
+end. So the record of a killed run shows which hosts were not changed. No run reads a record to decide what to do.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def paths(directory: str) -> List[str]:
 
 
 def read(path: str) -> Optional[Dict[str, Any]]:
-    """Return a record; None if it is missing or damaged."""
+    """Return a record, or None if it is missing or damaged."""
     loaded = shapes.read(path, SHAPE, MAX_BYTES)
     return None if loaded.flaw or not loaded.exists else loaded.content
 
@@ -139,7 +139,7 @@ def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
     path, record = _record_or_new(directory, owner, now)
-    # An earlier rollout of this run has ended. Its unchanged batches are removed, so that their hosts do not count as left.
+    # An earlier rollout of this run has ended. Its batches that were not changed are removed, so that `left` omits their hosts.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)
@@ -159,7 +159,7 @@ def left(record: Mapping[str, Any]) -> List[str]:
 
 
 def record_of_run(directory: str, owner: Owner) -> Optional[Dict[str, Any]]:
-    """Return the record of the run; None if the run has no record."""
+    """Return the record of the run, or None if the run has no record."""
     return next((record for _path, record in _of_run(directory, owner)), None)
 
 

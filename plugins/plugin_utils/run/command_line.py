@@ -151,7 +151,7 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
 
 
 def tls_files(options: Any) -> Dict[str, Optional[str]]:
-    """Return {"ca", "cert", "key"}: the file of each option that TLS can use, None if not set. Raises CommandError."""
+    """Return {"ca", "cert", "key"}: the file of each option, or None if the option is not set. Raises CommandError."""
     files: Dict[str, Optional[str]] = {key: getattr(options, key) for key in ("ca", "cert", "key")}
     reasons = [
         f"--{file} is {path!r}, expected a file" for file, path in files.items() if path is not None and not os.path.isfile(path)

@@ -64,7 +64,7 @@ def parse_serial(value: Any) -> List[Size]:
 
 
 def _size(entry: Any) -> Optional[Size]:
-    """Return the size of a batch; None if the entry is invalid."""
+    """Return the size of a batch, or None if the entry is invalid."""
     if isinstance(entry, bool) or not isinstance(entry, (int, str)):
         return None
     text = str(entry).strip()
@@ -129,8 +129,7 @@ def announcement(
     """Return the announcement of the remaining batches, in their order. `total` is the number of hosts of the rollout.
 
     If there are many hosts, the announcement has only the size, the first host and the last host of each batch. `path` is the file
-    with all names, if one was written.
-    `pause` is the pause after the first batch: `confirm`, seconds, or empty.
+    with all names, if one was written. `pause` is the pause after the first batch: `confirm`, seconds, or empty.
     """
     hosts = [host for batch in remaining for host in batch]
     names = "; then ".join(_batch([host.host for host in batch], len(hosts) > MAX_NAMES) for batch in remaining)
@@ -181,7 +180,7 @@ def listing(remaining: Sequence[Sequence[PlannedHost]]) -> str:
 
 
 def read(path: str) -> Dict[str, Duration]:
-    """Return {host: duration of its last change}; empty if the record is missing or invalid."""
+    """Return {host: duration of its last change}, or {} if the record is missing or invalid."""
     durations: Dict[str, Duration] = {}
     with suppress(OSError, ValueError, TypeError, AttributeError, KeyError), open(path, encoding="utf-8") as source:
         for host, entry in json.load(source).items():

@@ -25,7 +25,7 @@ def run_id() -> str:
 
 
 def has_ended(run: object) -> bool:
-    """Return True if a run that a host reports was started on this machine and has ended; False for an invalid ID."""
+    """Return True if a run that a host reports was started on this machine and has ended. Return False for an invalid ID."""
     match = RUN.fullmatch(run) if isinstance(run, str) else None
     return match is not None and match["namespace"] == _pid_namespace() and _start_time(int(match["pid"])) != match["start"]
 
@@ -49,7 +49,7 @@ def has_terminal() -> bool:
 
 
 def _pid_namespace() -> str:
-    """Return machine, boot and namespace of process IDs. Within them, a process ID and a start time identify one process."""
+    """Return machine, boot and namespace of process IDs. In one namespace, a process ID and a start time identify one process."""
     boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     try:
         space = os.readlink("/proc/self/ns/pid")
@@ -59,6 +59,6 @@ def _pid_namespace() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return the start time of a process in ticks since boot; empty if the process does not exist."""
+    """Return the start time of a process in ticks since boot, or "" if the process does not exist."""
     after_name = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return after_name[19] if len(after_name) > 19 else ""

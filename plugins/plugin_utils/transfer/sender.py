@@ -303,7 +303,7 @@ class Sender:
         return files
 
     def _fetched(self) -> Optional[int]:
-        """Return the bytes that this process has fetched; None before the first fetch."""
+        """Return the bytes that this process has fetched, or None before the first fetch."""
         partials = self.fetching.values()
         return sum(max(_size_of(path), _size_of(path[: -len(".partial")])) for path in partials) if partials else None
 

@@ -90,7 +90,7 @@ def platforms(triton: str) -> Dict[str, str]:
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
     """Return backend, platform and file name as Triton completes them in a config.
 
-    `name` is the name of the model. `names` are the files in its first subdirectory in alphabetical order, which may be no version.
+    `name` is the name of the model. `names` are the files in the subdirectory whose name sorts first. It may be no version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
@@ -104,7 +104,7 @@ def identify(config: Any, name: str, names: Collection[str], is_directory: Calla
     if platform in ("tensorflow_savedmodel", "tensorflow_graphdef"):
         return Identity(backend or "tensorflow", platform, file or "model." + platform.partition("_")[2])
     aoti = triton_version(triton) >= TORCH_AOTI
-    # (file, backend, True if it may be a directory), in Triton's order
+    # (file, backend, whether the file may be a directory), in the order in which Triton looks for the files
     candidates = [("model.plan", "tensorrt", False), ("model.onnx", "onnxruntime", True), ("model.xml", "openvino", True)]
     candidates += [("model.pt", "pytorch", False)] + [("model.pt2", "pytorch", False)] * aoti + [(MODEL_PY, "python", True)]
     if not backend:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about ensembles: each step exists. Each tensor has one writer and a reader, which agree on its type and shape."""
+"""Rules about ensembles: each step exists, and each tensor has one writer and a reader that agree on its type and shape."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     the outputs of the ensemble. Source: ValidateEnsembleConfig of Triton's ensemble_utils.cc.
     """
     steps = model.config.ensemble_scheduling.step
-    # {tensor: index of the last decoupled step that it depends on, None if it depends on no decoupled step}
+    # {tensor: index of the last decoupled step that it depends on, or None if there is no such step}
     origin: Dict[str, Optional[int]] = {tensor.name: None for tensor in model.config.input}
     because = "as a decoupled step may respond any number of times"
     for index, step in _in_order(steps, list(origin))[0]:

@@ -65,7 +65,7 @@ class Row(NamedTuple):
     python: str = ""
 
     def remark(self) -> str:
-        """Return a remark if the release is untested, else ""."""
+        """Return a remark if the release is untested, and "" otherwise."""
         return f"release {self.name} is untested: {self.untested}" if self.untested else ""
 
 

@@ -69,7 +69,7 @@ def _text(raw: bytes) -> str:
 
 
 def _without_new_syntax(text: str) -> str:
-    """Return a program without the syntax of 3.12 and with the same line numbers."""
+    """Return a program without the new syntax of Python 3.12, but with the same line numbers."""
     plain = "".join(part for part, _line, _new in _parts(text))
     plain = TYPE.sub(r"\1\2 = ", plain)
     for match in reversed(list(GENERIC.finditer(plain))):
@@ -92,12 +92,15 @@ def _closing(text: str, at: int) -> int:
 
 
 def _new_strings(text: str) -> Iterator[int]:
-    """Yield the line numbers of the f-strings that need 3.12."""
+    """Yield the line numbers of the f-strings that need Python 3.12."""
     return (line for _part, line, new in _parts(text) if new)
 
 
 def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
-    """Yield the parts of a program as (text, line, True for an f-string that needs 3.12). Replace f-strings by empty strings."""
+    """Yield (text, line, whether it is an f-string that needs Python 3.12) for each part of a program.
+
+    F-strings are replaced by empty strings.
+    """
     at, start, line = 0, 0, 1
     while at < len(text):
         if text[at] == "#":
@@ -121,7 +124,7 @@ def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
 
 
 def _string_end(text: str, start: Match[str]) -> Tuple[int, bool]:
-    """Return (the end of a string, True if the string needs 3.12). `start` matches the string's prefix and opening quote."""
+    """Return (the end of a string, whether it needs Python 3.12). `start` matches the string's prefix and opening quote."""
     at, quote, prefix = start.end(), start.group(2), start.group(1).lower()
     fields, raw = "f" in prefix, "r" in prefix
     depth, new = 0, False
