@@ -8,7 +8,7 @@ import uuid
 from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards
-from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ENGINE_EXTRA
+from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ENGINE_TIMEOUT
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Contact, FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import host_checks
@@ -99,7 +99,7 @@ def _limit(request: Mapping[str, Any], accept_within: float) -> float:
     """
     times, checks = request["container"], (request.get("checks") or {}).get("document") or {}
     # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.
-    one_change = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_EXTRA + 2 * times["ready_timeout"]
+    one_change = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_TIMEOUT + 2 * times["ready_timeout"]
     check_time = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
     return float(cards.TIMEOUT_SECONDS + 2 * one_change + check_time + accept_within)
 

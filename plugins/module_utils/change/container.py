@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import (
-    ENGINE_EXTRA,
+    ENGINE_TIMEOUT,
     ContainerError,
     Docker,
     refuse_absent,
@@ -225,7 +225,7 @@ def _start_manual_server(name: str, manual: Mapping[str, Any]) -> None:
     """Start the server in the container again with the recorded command and options of docker exec."""
     command = ["docker", "exec", "--detach", *map(str, manual["options"]), name, *map(str, manual["command"])]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False, env=untranslated())
+        done = subprocess.run(command, capture_output=True, timeout=ENGINE_TIMEOUT, check=False, env=untranslated())
     except (OSError, subprocess.SubprocessError) as error:
         # The text of the error contains the command, whose options may be secret
         raise ContainerError(f"the server in the container could not be started again: {type(error).__name__}") from None

@@ -10,8 +10,8 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, missing_binds
 
-# Time limit in seconds of a request, in addition to the stop timeout of the container
-ENGINE_EXTRA = 60.0
+# Time limit in seconds of a request to the engine. A stop also gets the stop timeout of the container.
+ENGINE_TIMEOUT = 60.0
 
 
 class ContainerError(Exception):
@@ -42,26 +42,26 @@ class Docker(Engine):
 
     def stop(self, identity: str, patience: float) -> None:
         """Stop a container. `patience` is the stop timeout of the container in seconds. This also ends a restart loop."""
-        self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_EXTRA)
+        self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_TIMEOUT)
 
     def start(self, identity: str) -> None:
         """Start a container. Raises ContainerError if the source of a bind mount is missing."""
         refuse_absent(self.inspect(identity) or {})
-        self.order("POST", f"/containers/{identity}/start", ENGINE_EXTRA)
+        self.order("POST", f"/containers/{identity}/start", ENGINE_TIMEOUT)
 
     def rename(self, identity: str, name: str) -> None:
         """Rename a container."""
         from urllib.parse import quote
 
-        self.order("POST", f"/containers/{identity}/rename?name={quote(name)}", ENGINE_EXTRA)
+        self.order("POST", f"/containers/{identity}/rename?name={quote(name)}", ENGINE_TIMEOUT)
 
     def remove(self, identity: str) -> None:
         """Remove a container, running or not."""
-        self.order("DELETE", f"/containers/{identity}?force=true", ENGINE_EXTRA, (204, 404))
+        self.order("DELETE", f"/containers/{identity}?force=true", ENGINE_TIMEOUT, (204, 404))
 
     def kill(self, identity: str) -> None:
         """Kill the main process of a container, unless it has ended."""
-        self.order("POST", f"/containers/{identity}/kill", ENGINE_EXTRA, (204, 409))
+        self.order("POST", f"/containers/{identity}/kill", ENGINE_TIMEOUT, (204, 409))
 
 
 def refuse_absent(container: Mapping[str, Any]) -> None:
