@@ -146,7 +146,7 @@ def main() -> None:
         elif params["state"] == "exported":
             result = export_file(params)
         else:
-            result = {"files": takeover.own_tree(params["path"], mode, params["limit"])}
+            result = {"files": takeover.take_over_tree(params["path"], mode, params["limit"])}
     except takeover.RejectedFile as error:
         consequence = "it was removed: transfer it again" if params["state"] == "imported" else "it was not used"
         module.fail_json(msg=f"{path}: {error}; {consequence}")

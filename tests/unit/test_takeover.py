@@ -162,7 +162,7 @@ def test_a_tree_becomes_copies_of_its_own(incoming: Path, user: HostileUser) -> 
     (tree / "inner/a.whl").write_bytes(CONTENT)
     (tree / "b.whl").write_bytes(b"b")
     with (tree / "inner/a.whl").open("r+b") as kept:
-        owned = takeover.own_tree(str(tree), 0o644)
+        owned = takeover.take_over_tree(str(tree), 0o644)
         kept.write(b"another")
     assert owned == {"inner/a.whl": DIGEST, "b.whl": hashlib.sha256(b"b").hexdigest()}
     assert (tree / "inner/a.whl").read_bytes() == CONTENT
