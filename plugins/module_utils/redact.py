@@ -57,7 +57,8 @@ PATTERNS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>\bbearer\s+)(?P<secret>[A-Za-z0-9._~+/-]{8,}={0,2})"),
     _pattern(r"(?P<keep>\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\")(?P<secret>[^\"\n]+)"),
     _pattern(r"(?P<keep>)(?P<secret>\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*)"),
-    # The next patterns: "NAME=value" in quotes, name: "value", the rest of a line that begins with a name, one word after a name
+    # The next patterns match "NAME=value" in quotes, name: "value", the rest of a line that begins with a name, and one word after
+    # a name.
     _pattern(r"(?P<keep>\"[\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(?P<secret>(?:[^\"\\\n]|\\.)+)(?=\")"),
     _pattern(r"(?P<keep>" + WORDS + r"[\w.-]{0,64}\\?[\"']?\s*[:=]\s*)(?P<secret>" + _QUOTED + ")"),
     _pattern(

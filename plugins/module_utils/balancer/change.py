@@ -45,7 +45,7 @@ class Desired(NamedTuple):
     by: str
     reason: str
     allow_outage: bool
-    # Seconds to wait until no request is in flight. If `close` is True, the requests that remain are closed then.
+    # Seconds to wait until no request is in flight. If `close` is True, the requests that remain after this time are closed.
     wait: int
     close: bool
     # Seconds to wait until health checks pass, before the server becomes ready. With 0, the change does not wait.

@@ -29,7 +29,8 @@ MAX_SHOWN, MAX_OLD_WORKERS = 120, 100
 BACKENDS = {"http": "npufleet_http", "grpc": "npufleet_grpc"}
 # Names of servers that may be a part of a command
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
-# Flags of srv_admin_state. `OWN_` flags were set on the server itself; the others include inherited flags.
+# Flags of srv_admin_state. The flags in OWN_MAINTENANCE and OWN_DRAIN were set on the server itself. MAINTENANCE and DRAIN also
+# include inherited flags.
 OWN_MAINTENANCE, MAINTENANCE, OWN_DRAIN, DRAIN = 0x01, 0x01 | 0x02 | 0x04 | 0x20 | 0x40, 0x08, 0x08 | 0x10
 # Values of srv_op_state of a server that takes requests: starting, running
 RUNNING = (1, 2)
@@ -65,7 +66,7 @@ class Runtime:
             raise NotRunning(f"HAProxy cannot be queried on {self.path}: {error.strerror or error}. Is it running?") from None
 
     def _answer(self, request: bytes) -> bytes:
-        """Return the answer. Retry during a reload of HAProxy: each command may be repeated."""
+        """Return the answer. Retry during a reload of HAProxy, because it does no harm to repeat a command."""
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:
@@ -81,8 +82,8 @@ class Runtime:
             channel.settimeout(self.seconds)
             channel.connect(self.path)
             channel.sendall(request)
-            # This ends the connection after the answer. The master socket otherwise stays open. With the command `quit` instead, it
-            # stays open after about 1 of 300 long answers of an old worker (HAProxy 2.6).
+            # Without this, the master would keep the connection open after the answer. The command `quit` is not reliable: after
+            # about 1 of 300 long answers of an old worker, the connection stays open (HAProxy 2.6).
             channel.shutdown(socket.SHUT_WR)
             while True:
                 left = deadline - time.monotonic()

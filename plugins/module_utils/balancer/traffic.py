@@ -42,7 +42,7 @@ MAX_MODELS, OTHER_MODELS = 200, "(other models)"
 # Kinds of failures. `connect`: no connection to the server. `aborted`: the server closed the connection or was silent for too
 # long. `grpc`: a gRPC status in the response's headers. `client`: the client gave up. `closed`: a drain closed the request.
 KINDS = ("4xx", "5xx", "connect", "aborted", "grpc", "client", "closed")
-# Kinds for which the server is responsible. Invalid requests of clients also cause 4xx.
+# Kinds for which the server is responsible. They include 4xx, although invalid requests of clients also cause 4xx.
 BY_SERVER = ("4xx", "5xx", "connect", "aborted", "grpc")
 # The name that HAProxy logs as the server if no server received the request
 NO_SERVER = "<NOSRV>"
@@ -208,7 +208,7 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> Dict[str, Any]:
 
 
 def quantile(latency: Mapping[str, int], share: float) -> Optional[int]:
-    """Return the upper bound in ms of the latency that this share of the requests does not exceed. None without requests."""
+    """Return the upper bound in ms of the latency that this share of the requests does not exceed, or None without requests."""
     needed, counted = math.ceil(share * sum(latency.values())), 0
     for bound in sorted(latency, key=int):
         counted += latency[bound]

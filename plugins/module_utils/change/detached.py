@@ -125,7 +125,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
 
 
 def waiting(root: str) -> Optional[Dict[str, Any]]:
-    """Return the result of the proven change that waits to be accepted, including `seconds_to_accept`. None if no change waits."""
+    """Return the result of the proven change that waits to be accepted, including `seconds_to_accept`, or None."""
     found = last(root)
     if found is None or "seconds_to_accept" not in found:
         return None
@@ -193,7 +193,7 @@ def perform(root: str) -> int:
     except lease.LeaseError as error:
         result["refused"] = str(error)
     except Exception as error:
-        # HostChange rolls back by itself. An error outside of it also needs a result, because the controller waits for one.
+        # HostChange handles its own errors. Any other error also needs a result, because the controller waits for a result.
         import traceback
 
         traceback.print_exc()

@@ -53,7 +53,7 @@ class Order(TypedDict):
     manual_server: Dict[str, Any]
     # Seconds between two polls of a server that polls for new releases
     poll_seconds: int
-    # {"image", "document", "program"} of the checks. None proves the change without inference.
+    # {"image", "document", "program"} of the checks. If it is None, the change is proven without inference.
     checks: Optional[Dict[str, Any]]
     # Number of proven releases that are kept for each model
     keep: int
@@ -218,7 +218,7 @@ class ContainerDriver(Driver):
 
 
 class ProcessDriver(Driver):
-    """A server under a supervisor, in the container in which Ansible runs. `key` is the operator's own key, or empty."""
+    """A server under a supervisor, in the container in which Ansible runs. `key` is the key that an operator set, or empty."""
 
     noun, prepares, host_side = "server", STARTS, state
 

@@ -327,7 +327,7 @@ class HostChange:
             if not self.driver.existed(previous):
                 return "there was no server before; the next run continues from this state"
             self.models = self._previous_models(previous)
-            # Restore the server even if the links could not be restored. It then starts with the links as they are.
+            # Restore the server even if the links could not be restored. The server then starts with the current links.
             moves, failure = self._restore_links(why, hung)
             restored = self.driver.restore()
             if failure is not None:

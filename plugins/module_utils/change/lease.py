@@ -48,8 +48,8 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal. They stay right if somebody sets the time of day, in which `renewed` is. Earlier
-    # versions wrote only `renewed`.
+    # Seconds since boot at the last renewal. Unlike the time of day in `renewed`, they cannot be set. Earlier versions wrote only
+    # `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
     # Name and time limits of the container (container.py). The host needs them to end an interrupted change by itself.

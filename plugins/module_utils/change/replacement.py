@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 REPLACEMENT = "replacement.json"
-# From SWAPPING to SWAPPED, one call makes all steps. STOPPED: the container was stopped for another change, such as a change
+# One call makes all steps from SWAPPING to SWAPPED. STOPPED: the container was stopped for another change, such as a change
 # of the driver, and has to run again. PROVEN: only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {

@@ -63,7 +63,7 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
             failed=f"the change of {found['by']} since {found['since']} could not be rolled back, run playbooks/site.yml: {why}"
         )
     finally:
-        # Release the lease even after a failure: a later run finds the remaining differences. If the release fails, the lease has
+        # Release the lease even after a failure, because a later run finds the remaining differences. If that fails, the lease has
         # expired anyway.
         with suppress(lease.LeaseError, OSError):
             lease.release(root, host)

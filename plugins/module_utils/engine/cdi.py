@@ -47,8 +47,8 @@ ExecStart={" ".join(GENERATE_COMMAND)} {SPEC} --format yaml
 [Install]
 WantedBy=multi-user.target
 """
-# Some engines, such as 27.5, start containers before they initialize CDI, so that a container with cards by name stays down
-# (github.com/moby/moby/issues/49989, fixed in later versions). The unit starts only a container with this error.
+# Some engines, such as 27.5, start containers before they initialize CDI. A container that requests cards by name then fails to
+# start (github.com/moby/moby/issues/49989, fixed in later versions). The unit starts only a container with this error.
 START_TEXT = """# Written by npufleet
 [Unit]
 Description=The Triton server that the engine could not start while it started itself

@@ -161,7 +161,7 @@ class Service:
 
 
 class Http(Service):
-    """An HTTP client that uses tritonclient. Its clients have a fixed timeout, so there is one for each timeout."""
+    """An HTTP client that uses tritonclient. A client of tritonclient has a fixed timeout, so there is one for each timeout."""
 
     protocol = "http"
     library = "tritonclient.http"

@@ -89,7 +89,10 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
 
 
 def _without_label(array: Any) -> str:
-    """Return why a row has no unique largest value, or an empty text if each row has one. argmax returns one of several."""
+    """Return why a row has no unique largest value, or an empty text if each row has one.
+
+    This is checked because argmax returns one of several largest values without an error.
+    """
     import numpy as np
 
     for number, row in enumerate(array.reshape(len(array), -1)):

@@ -17,7 +17,7 @@ NUMPY = {
     "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object",
 }  # fmt: skip
-# Largest size of a request in bytes. The lengths of gRPC messages and in Triton's HTTP code are signed 32-bit numbers.
+# Largest size of a request in bytes. gRPC and Triton's HTTP code have lengths as signed 32-bit numbers.
 LARGEST_REQUEST = 2**31 - 1
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a Triton server on a machine without init system and container engine. It restarts the server if that ends.
+"""The supervisor of a Triton server on a machine without init system and container engine. It restarts a server that ends.
 
 The supervisor is a separate archive (programs/archive.py), called as `supervisor.pyz CONFIG`. CONFIG is a JSON file with `command`,
 `environment`, `log`, `log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). The supervisor locks the file

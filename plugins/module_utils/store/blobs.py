@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The blobs (large files) of a host's store. A blob is verified when it arrives: its name is its SHA-256. Unused blobs are removed.
+"""The blobs (large files) of a host's store. The name of a blob is its SHA-256, which is verified when the blob arrives.
 
 Every blob has a stamp in `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is hashed again only if
-it does not match its stamp.
+it does not match its stamp. Unused blobs are removed.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Record(TypedDict):
     files: Dict[str, File]
 
 
-# A switch of a model between two releases (labels, or None for no release). `failed` is the release that a rollback replaced.
+# A switch of a model between two releases, which are given as labels or None. `failed` is the release that a rollback replaced.
 Move = TypedDict(
     "Move",
     {"from": Optional[str], "to": Optional[str], "what": str, "failed": Optional[str]},

@@ -49,7 +49,7 @@ def read_record(root: str, name: str, label: str) -> Record:
     record = found.content
     base = release_path(root, name, label)
     if not record.get("versions"):
-        # Older records have no versions. Triton's default is the latest version.
+        # Older records have no versions. Their releases serve the latest version, which is Triton's default.
         numbers = [int(entry) for entry in listed(base) if re.fullmatch(r"[1-9]\d*", entry)]
         record["versions"] = [str(max(numbers))] if numbers else []
     for path, file in record["files"].items():

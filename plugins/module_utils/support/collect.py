@@ -202,7 +202,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
 
 def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
-    """Yield the items of a load balancer. The ring with the paths of requests is left out, because clients choose the paths."""
+    """Yield the items of a load balancer. The ring is left out, because clients choose the paths of requests in it."""
     yield Item("balancer/haproxy.cfg", lambda: read_file(balancer_files.CONFIG, limits))
     yield Item("balancer/drop-in.conf", _optional(lambda: read_file(balancer_files.DROP_IN, limits)))
     yield Item("balancer/drains.json", _optional(lambda: read_file(f"{drains.HOME}/{drains.RECORDS}", limits)))

@@ -10,7 +10,7 @@ from typing import Dict, List, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, decode_stream
 
-# Number of lines at the end of the log that are read. The usage message of a server that ends has some hundred lines.
+# Number of lines at the end of the log that are read. A server may end with a usage message of some hundred lines after the error.
 LOG_LINES = 1000
 # The beginning of an entry of Triton's log. A line that begins otherwise belongs to the previous entry.
 LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
@@ -75,7 +75,7 @@ def plain(entry: str) -> str:
 
 
 def ending_reason(engine: Engine, name: str) -> str:
-    """Return the reason why a container ended: its failed loads, else the last errors in its log, else its last lines."""
+    """Return the reason why a container ended: its failed loads, or else the last errors in its log, or else its last lines."""
     lines = log_lines(engine, name)
     errors = [plain(line) for line in lines if ERROR_LINE.match(line)]
     # A container that restarts repeatedly logs the same errors each time.

@@ -70,7 +70,7 @@ def pauses() -> Iterator[float]:
 
 
 class Server:
-    """The repository API of one server. `run` runs a command in the container. Requests use gRPC if it is set, otherwise HTTP."""
+    """The repository API of one server. Requests use gRPC if `run` is set, which runs commands in the container, otherwise HTTP."""
 
     def __init__(
         self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None

@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     model: Optional[str]
     actual: str
     expected: str
-    # The waits that rule STUCK has found. Other rules leave it empty.
+    # The waits that rule STUCK has found. The tuple is empty for the other rules.
     waits: Tuple[stuck_load.Wait, ...] = ()
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: a file with the past actions of the watchdog, which outlives its process, and the limits of further actions."""
+"""The ledger of the watchdog: its past actions, in a file that outlives its process, and the limits of further actions."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ class Ledger:
 
 
 def _convert_uptime(action: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a past action with its time as an uptime of this boot. The uptime is negative if it happened in an earlier boot."""
+    """Return a past action with its time as an uptime of this boot. The uptime is negative if the action was in an earlier boot."""
     at = float(action["at"])
     return {**action, "at": at, **clock.mark(), "uptime": clock.uptime() - clock.age(action, at)}

@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the facts of a container without the variables that its image sets. Other settings of the image are "the image's"."""
+    """Return the facts of a container without the variables of its image. Other settings of the image appear as "the image's"."""
     host = inspect["HostConfig"]
     config = inspect["Config"]
     base = image.get("Config") or {}
