@@ -7,17 +7,19 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: npufleet_steps
 type: notification
-short_description: Record which tasks have begun and ended on each host
+short_description: Record which tasks have begun and ended on each host, and tags that select no step
 description:
   - Prints nothing. A step is a task on one host. If Ansible cannot start the process of a step, the step begins and never ends, and
     Ansible does not report it. The playbooks of this directory then end with an error that names the hosts.
+  - The playbooks also end with an error if C(--tags) and C(--skip-tags) select no step. Ansible would report success.
 author: The npufleet developers (@npufleet)
 """
 
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guard import STEPS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import tag_guard
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guard import STEPS, record_errors
 
 
 class CallbackModule(CallbackBase):
@@ -31,6 +33,10 @@ class CallbackModule(CallbackBase):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._linear = False
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:
+        """Record the errors of the tags of the command line."""
+        record_errors(tag_guard.errors(playbook))
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Record the strategy. With `linear`, all hosts run the same task, so every step has ended when the next task begins."""

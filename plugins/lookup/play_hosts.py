@@ -12,6 +12,7 @@ description:
   - Ends the run if a task of a host has no result, because Ansible does not report this.
   - Ends the run if the controller cannot open as many files as its forks need.
   - Ends the run if an extra variable has the name of a variable that the playbooks set themselves.
+  - Ends the run if C(--tags), C(--skip-tags) or C(--start-at-task) leave out all steps, or steps on which others depend.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -14,7 +14,7 @@ import functools
 import glob
 import os
 import resource
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, ClassVar, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Tuple
 
 from ansible import context
 from ansible.errors import AnsibleError
@@ -77,15 +77,15 @@ def persistent_variables() -> FrozenSet[str]:
 def _all_entries() -> List[Dict[str, Any]]:
     """Return all plays, blocks and tasks of the collection."""
     paths = [path for pattern in TASK_FILES for path in glob.glob(os.path.join(COLLECTION, pattern))]
-    return [entry for path in paths for entry in _entries(own_yaml(path))]
+    return [entry for path in paths for entry in entries(own_yaml(path))]
 
 
-def _entries(node: Any) -> Iterator[Dict[str, Any]]:
+def entries(node: Any) -> Iterator[Dict[str, Any]]:
     """Yield the plays, blocks and tasks of a list, at all levels."""
     for entry in node if isinstance(node, list) else []:
         yield entry
         for section in TASK_SECTIONS:
-            yield from _entries(entry.get(section))
+            yield from entries(entry.get(section))
 
 
 class Steps:
@@ -125,6 +125,7 @@ class _Run:
     """The state of this guard in the main process."""
 
     begun = False  # True after the checks before the first play
+    errors: ClassVar[List[str]] = []  # Errors of the command line that the callback has found
 
 
 STEPS = Steps()
@@ -132,8 +133,13 @@ STEPS = Steps()
 NEXT_STEP = "See `ulimit -n`, `ulimit -u` and the free memory of the controller, and run again with fewer --forks"
 
 
+def record_errors(errors: Sequence[str]) -> None:
+    """Record errors of the command line. The check before the next play raises them, because callbacks cannot end a run."""
+    _Run.errors += errors
+
+
 def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise AnsibleError if the run has lost a step, may open too few files, or has extra variables that playbooks set.
+    """Raise AnsibleError if the run has lost a step, may open too few files, or has options or extra variables that bypass gates.
 
     The main process calls this before each play, with `variables` that belong to no host. In a play that imports a role, the
     variables contain the `defaults` of the roles.
@@ -145,6 +151,7 @@ def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     if not _Run.begun:
         _Run.begun = True
         _refuse([*_option_errors(), *_name_errors(variables, defaults), *_raise_file_limit(variables)])
+    _refuse(_Run.errors)
     STEPS.mark_lost()
     _refuse(list(filter(None, [STEPS.message()])))
 
@@ -166,7 +173,8 @@ def _option_errors() -> List[str]:
     """Return [the error] of options that skip steps on which later steps depend, or []. Such a run would report success."""
     start, skipped = context.CLIARGS.get("start_at_task"), context.CLIARGS.get("skip_tags") or ()
     options = [f'--start-at-task "{start}"'] if start else []
-    options += ["--skip-tags always"] if "always" in skipped else []
+    # The tag `tagged` also stands for `always`.
+    options += [f"--skip-tags {tag}" for tag in ("always", "tagged") if tag in skipped]
     expected = "expected none, as later steps depend on all steps. Run without it: steps that are in sync are not repeated"
     return [f"The command line has {' and '.join(options)}, {expected}"] if options else []
 

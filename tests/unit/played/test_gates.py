@@ -191,7 +191,6 @@ for _name in CHANGING:
     SCENES.setdefault(_name, (_name, fleet(4, _plan, npu_3={"fails": "host_state models probe server"}), _options, {}))
     SCENES[f"{_name} lost"] = (_name, fleet(4, _plan, npu_3={"lost": "host_state models probe server"}), _options, {})
     SCENES[f"{_name} out"] = (_name, fleet(3, _plan, npu_3={"out": "^npu-1 host_state models probe server"}), _options, {})
-    SCENES[f"{_name} unknown"] = (_name, fleet(1, _plan), (*_options, "--tags", "unknown"), {})
 
 
 @pytest.fixture(scope="module")
@@ -325,12 +324,6 @@ def test_what_is_protected_and_does_not_change_is_not_asked_about(ran: Run) -> N
 def test_a_protected_environment_takes_the_answer_beforehand(ran: Run) -> None:
     assert ran.code == 0, ran.output
     assert ran.touched() == ["npu-1"]
-
-
-@scenes("models.yml unknown", "rollback.yml unknown")
-def test_a_tag_that_there_is_not_changes_nothing(ran: Run) -> None:
-    assert ran.code == 0, ran.output
-    assert [host for host in HOSTS if [call for call in ran.of(host) if not call.startswith("host_state")]] == [], ran.calls
 
 
 # 2. Whoever stops something starts it again
