@@ -36,7 +36,7 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel. `limits` are (colour, lowest value of the colour). A table shows its values if they have the heading `value`.
+    """A panel. `limits` are (colour, lowest value of the colour). A table shows its values only if `value` is their heading.
 
     A table with several queries has one row for all series with the same labels, and the values of the last query. The axis of a
     graph begins at `minimum`, or at its smallest value if that is None, and ends at `maximum`.
@@ -123,14 +123,14 @@ def certificates(host_variable: str) -> Panel:
     """Return a panel with the days until certificates end."""
     return table(
         "Certificates",
-        "Days until the first certificate of a file ends, negative after its end. HAProxy and Triton's gRPC read these files.",
+        "Days until the first certificate of a file expires; negative after that. HAProxy and Triton's gRPC read these files.",
         f'sort((npufleet_certificate_expiry_timestamp_seconds{{host=~"${host_variable}"}} - time()) / 86400)',
         unit="d",
         value="left",
     )
 
 
-# The rules of rules/slo.yml are over all hosts.
+# The rules of rules/slo.yml aggregate all hosts, so their series have no label `host`.
 MODEL_FILTER = 'sloth_service="npufleet", model=~"$model"'
 BUDGET_LEFT = "slo:period_error_budget_remaining:ratio{%s}"
 BURN_RATE = (
@@ -163,7 +163,7 @@ FLEET = Dashboard(
                 ),
                 count(
                     "Models not as desired",
-                    "Models that are not loaded on a host, or loaded with another digest. Counted for each host.",
+                    "Models that are not loaded or that have another digest, counted for each host.",
                     f"count({NOT_AS_DESIRED % FLEET_MODEL}) or vector(0)",
                 ),
                 count(
@@ -204,7 +204,7 @@ FLEET = Dashboard(
                 ),
                 table(
                     "Differences from the inventory",
-                    "Differences that the last status.yml found. It writes them with monitoring_status_metrics.",
+                    "Differences that the last run of status.yml found. It writes them if monitoring_status_metrics is true.",
                     'max by (inventory_host, concern) (npufleet_drift_items{inventory_host=~"$host"})',
                     value="differences",
                 ),
@@ -237,7 +237,7 @@ FLEET = Dashboard(
                 graph(
                     "Mean time of a request",
                     "µs",
-                    "Time of a request in Triton, from its arrival to its answer. Not meaningful for models that stream.",
+                    "Time of a request in Triton, from its arrival to its answer. Ignore it for models that stream.",
                     Query(per_request("request", FLEET_MODEL, "model"), "{{model}}"),
                 ),
                 graph(
@@ -247,7 +247,7 @@ FLEET = Dashboard(
                     Query(f"topk(10, {per_request('request', FLEET_MODEL, 'host')})", "{{host}}"),
                 ),
                 graph(
-                    "Hosts with most waiting requests",
+                    "Hosts with the most waiting requests",
                     "none",
                     "The ten hosts with the most requests that wait for an instance.",
                     Query(f"topk(10, sum by (host) (nv_inference_pending_request_count{{{FLEET_MODEL}}}))", "{{host}}"),
@@ -266,7 +266,7 @@ FLEET = Dashboard(
                 graph(
                     "Fullest disks",
                     "percentunit",
-                    "Used share of the fullest file system of a host, for the ten fullest hosts.",
+                    "Used share of the fullest file system of each host. The panel shows the ten fullest hosts.",
                     Query(
                         f"topk(10, max by (host) ({USED_DISK}))",
                         "{{host}}",
@@ -276,7 +276,7 @@ FLEET = Dashboard(
                 graph(
                     "CPU",
                     "percentunit",
-                    "Busy share of all cores of a host, for the ten busiest hosts.",
+                    "Busy share of all cores of each host. The panel shows the ten busiest hosts.",
                     Query(
                         'topk(10, 1 - avg by (host) (rate(node_cpu_seconds_total{mode="idle", host=~"$host"}[$__rate_interval])))',
                         "{{host}}",
@@ -286,7 +286,7 @@ FLEET = Dashboard(
                 graph(
                     "Memory",
                     "percentunit",
-                    "Used share of the memory of a host, for the ten fullest hosts.",
+                    "Used share of the memory of each host. The panel shows the ten fullest hosts.",
                     Query(
                         'topk(10, 1 - node_memory_MemAvailable_bytes{host=~"$host"} / node_memory_MemTotal_bytes{host=~"$host"})',
                         "{{host}}",
@@ -303,13 +303,13 @@ FLEET = Dashboard(
                 graph(
                     "Age of the last probe",
                     "s",
-                    "Time since the probe of a host last ran, for the ten hosts with the longest time.",
+                    "Time since the probe of each host last ran. The panel shows the ten hosts with the longest time.",
                     Query('topk(10, time() - npufleet_probe_last_attempt_timestamp_seconds{host=~"$host"})', "{{host}}"),
                 ),
                 graph(
                     "Age of the last status",
                     "s",
-                    "Time since status.yml last wrote the drift of the fleet. The numbers of differences are as old.",
+                    "Time since status.yml last wrote the differences of the fleet. The panels show differences of that age.",
                     Query("min by (host) (time() - npufleet_status_timestamp_seconds)", "{{host}}"),
                 ),
             ],
@@ -424,7 +424,7 @@ MODEL = Dashboard(
                     "Error budget left",
                     "percentunit",
                     "Share of the error budget of 30 days that is left. Below 0, it is overspent. "
-                    "A Prometheus that keeps fewer days counts these.",
+                    "If Prometheus keeps data for fewer days, the share is over these days.",
                     Query(f"max by (model, sloth_slo) ({BUDGET_LEFT % MODEL_FILTER})", "{{model}}: {{sloth_slo}}"),
                     maximum=1,
                     minimum=None,
