@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: refusal_table
-short_description: Render all reasons of all hosts as one text
+short_description: Render the reasons to refuse a run as one text
 description:
-  - Returns one text. Each reason appears once, after the names of its hosts. The reasons come from M(npufleet.triton.host_state)
-    with O(npufleet.triton.host_state#module:preflight).
+  - Returns a heading, and one line for each reason. A reason appears once, after the names of its hosts.
+  - The reasons come from M(npufleet.triton.host_state) with O(npufleet.triton.host_state#module:preflight).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

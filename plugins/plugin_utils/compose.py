@@ -158,13 +158,13 @@ def _health(desired: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, 
 def _head(desired: Mapping[str, Any], host: str, has_secrets: bool) -> str:
     """Return the comment at the top of the file."""
     lines = [
-        f"The container {desired['name']} of {json.dumps(host)}, equal to the one that playbooks/site.yml starts. Written by",
-        "playbooks/compose.yml: change the inventory and run it again. The host must have the image under this ID and the sources",
-        "of the mounts. Two containers with this name, or on these ports, cannot run at once.",
+        f"The container {desired['name']} of {json.dumps(host)}, as playbooks/site.yml starts it. playbooks/compose.yml wrote this",
+        "file. To change it, change the inventory and run the playbook again. The host must have the image under this ID, and the",
+        "sources of the mounts. Two containers with this name, or on these ports, cannot run at once.",
     ]
     if has_secrets:
         lines.append(
-            "Values that may be secret are in the file .env, which must be in this directory and readable only for its owner."
+            "Values that may be secret are in the file .env. It must be in this directory, and only its owner may read it."
         )
     return "".join(f"# {line}\n" for line in lines)
 

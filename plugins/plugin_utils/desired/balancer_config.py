@@ -57,8 +57,9 @@ QUEUE_FULL = "Exceeds maximum queue size"
 WEIGHT = 100
 # Time limits in seconds: a connection to a server, the header of a request, and an idle connection of a client
 CONNECT_SECONDS, HEADER_SECONDS, KEEP_ALIVE_SECONDS = 5, 30, 600
-# Connections to a host without power are closed after 30 s of silence: PROBE_IDLE_SECONDS and PROBE_COUNT probes of TCP, or
-# ACKNOWLEDGE_SECONDS after data that were not acknowledged. The kernel of a slow server still answers both.
+# Connections to a host without power are closed after 30 s of silence. An idle connection is closed after PROBE_IDLE_SECONDS and
+# PROBE_COUNT probes of TCP, another one ACKNOWLEDGE_SECONDS after data that were not acknowledged. The kernel of a slow server
+# still answers the probes and acknowledges data.
 PROBE_IDLE_SECONDS, PROBE_INTERVAL_SECONDS, PROBE_COUNT, ACKNOWLEDGE_SECONDS = 15, 5, 3, 30
 # HAProxy 2.6 ignores tcp-ut in the line `default-server`.
 SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGE_SECONDS}s"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of other hosts, which know no defaults of roles."""
+"""Variables of other hosts. hostvars has no defaults of roles, so this module adds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES = {
 
 
 def variable_of(variables: Mapping[str, Any], host: str, name: str) -> Any:
-    """Return a variable of ROLES of any host. The default is that of the role, because the value of this host is its own."""
+    """Return a variable of ROLES of any host. If the host does not set it, return the default of the role."""
     found = variables["hostvars"][host].get(name)
     return _defaults(ROLES[name])[name] if found is None else found
 

@@ -174,7 +174,7 @@ def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 def _balancer(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """Yield the load balancers whose metrics the monitoring host can reach. By default, only the balancer itself can."""
+    """Yield the load balancers whose metrics the monitoring host can reach. By default, only the balancer itself can reach them."""
     for host in _balancers(variables):
         host_part, _colon, port = str(variable_of(variables, host, "load_balancer_metrics_address")).rpartition(":")
         listen = _ip(host_part.strip("[]"))

@@ -65,7 +65,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     # Only a host with a separate metrics address gets this key, so that the file of other hosts stays the same.
     if address(variables, "metrics") != config["address"]:
         config["metrics_address"] = address(variables, "metrics")
-    # A restore, or a failing reload and a restart, must end in this time. Each request of a reload starts a client.
+    # systemd kills a watchdog that is silent for this time. So a restore must end in this time, or a failing reload and a restart,
+    # in which each request starts a client.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240
     patience += 2 * int(control.GRACE)
     files = {

@@ -19,12 +19,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 RIGHT, WRONG, USAGE_ERROR, NO_ANSWER, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
 CODE_TEXTS = {
     RIGHT: "right: every answer, check or model is correct",
-    WRONG: "wrong: an answer, a check or a model is not",
+    WRONG: "wrong: an answer, a check or a model is not correct",
     USAGE_ERROR: "wrong use: an argument is invalid, and no request was sent",
-    NO_ANSWER: "no answer: the server or the model was not reachable, not ready or too late",
+    NO_ANSWER: "no answer: the server or the model was not reachable or not ready, or it answered too late",
     INTERRUPTED: "interrupted",
-    PIPE: "the reader of the output closed it",
+    PIPE: "the program that reads the output closed it",
 }
+DEFAULTS_NOTE = "The default of an option is in parentheses."
 EXIT_CODE_TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {text}" for code, text in CODE_TEXTS.items())
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 
@@ -38,11 +39,11 @@ class CommandError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of options that reports an error as one line. Its help ends with the exit codes."""
+    """A parser of options that reports an error as one line. Its help ends with a note on the defaults, and the exit codes."""
 
     def __init__(self, command: str, text: Optional[str]) -> None:
         about, _gap, more = (text or "").partition("\n\n")
-        epilog = "\n\n".join(filter(None, [more.strip("\n"), EXIT_CODE_TABLE]))
+        epilog = "\n\n".join(filter(None, [more.strip("\n"), DEFAULTS_NOTE, EXIT_CODE_TABLE]))
         # An abbreviation may match another option in a later version.
         super().__init__(command, None, about, epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
