@@ -219,7 +219,7 @@ def _restart(units: Sequence[str]) -> Optional[str]:
     """Restart the units. Return the error message of the first unit that does not start, or None if all start."""
     run("systemctl", "daemon-reload")
     for unit in units:
-        # Without this, systemd does not start a unit that has just failed several times.
+        # Without this command, systemd does not start a unit that has just failed several times.
         run("systemctl", "reset-failed", unit)
         code, output = run("systemctl", "restart", unit, timeout=RESTART_TIMEOUT)
         if code:

@@ -288,7 +288,7 @@ def test_a_server_that_stays_down_stays_drained(haproxy: SmallHaproxy) -> None:
     haproxy.command("set server npufleet_http/npu1 addr 127.0.0.1 port 1")
     result = call(haproxy, state="ready", kind="rollout", up_within=2)
     assert result["failed"] is True
-    assert "npu1 is down by the health check of the balancer for 2 s, expected it to be up. It stays drained" in result["msg"]
+    assert "npu1 has failed the health check of the balancer for 2 s, expected it to be up. It stays drained" in result["msg"]
     assert states(haproxy)[0] == ("npu1", "drained")
     assert record(haproxy)["run"] == "r1"
 

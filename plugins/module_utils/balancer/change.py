@@ -251,7 +251,7 @@ class Change:
                 return
             if time.monotonic() >= deadline:
                 raise BalancerError(
-                    f"{server.name} is down by the health check of the balancer for {self.desired.up_within} s, expected it to be "
+                    f"{server.name} has failed the health check of the balancer for {self.desired.up_within} s, expected it to be "
                     f"up. It stays {server.state}. See the log of HAProxy"
                 )
             time.sleep(pause)

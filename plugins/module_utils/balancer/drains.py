@@ -90,7 +90,7 @@ def locked() -> Iterator[None]:
         raise BalancerError(f"{LOCK} cannot be opened: {error.strerror}") from None
     with lock:
         if not locks.take(lock, time.monotonic() + LOCK_WAIT):
-            raise BalancerError(f"{LOCK} is locked for {LOCK_WAIT:.0f} s by another process. See `fuser {LOCK}`")
+            raise BalancerError(f"{LOCK} has been locked for {LOCK_WAIT:.0f} s by another process. See `fuser {LOCK}`")
         yield
 
 

@@ -82,8 +82,8 @@ class Runtime:
             channel.settimeout(self.seconds)
             channel.connect(self.path)
             channel.sendall(request)
-            # Without this, the master would keep the connection open after the answer. The command `quit` is not reliable: after
-            # about 1 of 300 long answers of an old worker, the connection stays open (HAProxy 2.6).
+            # Without this call, the master would keep the connection open after the answer. The command `quit` is not reliable:
+            # after about 1 of 300 long answers of an old worker, the connection stays open (HAProxy 2.6).
             channel.shutdown(socket.SHUT_WR)
             while True:
                 left = deadline - time.monotonic()

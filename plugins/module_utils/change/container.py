@@ -70,7 +70,7 @@ def replace(
         why = wait_for_cards(settings)
         if why:
             raise ContainerError(
-                f"{why} {settings['free_timeout']} s after the old container ended, expected the cards free. See "
+                f"{why} {settings['free_timeout']} s after the old container ended, expected free cards. See "
                 f"{vendor_tool.find_tool()} for the processes that use them, and reload the module or reboot the host"
             )
     engine.rename(next_container["Id"], name)
@@ -242,7 +242,7 @@ def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
     why = wait_for_cards(settings)
     engine.start(found["Id"])
     if why:
-        raise ContainerError(f"{why} {settings['free_timeout']} s after {name} was stopped, expected the cards free")
+        raise ContainerError(f"{why} {settings['free_timeout']} s after {name} was stopped, expected free cards")
 
 
 def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:

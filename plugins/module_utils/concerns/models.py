@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 CONCERN = "models"
-# The action for a transaction that is not proven yet
+# The action for a transaction whose new releases are not proven (served and checked) yet
 PROVE = "prove"
 # The action for a damaged file of the store
 MEND = "mend"

@@ -42,7 +42,7 @@ def _no_warning(_actual: Mapping[str, Any]) -> Optional[str]:
 
 
 class Concern(NamedTuple):
-    """A part of a host that is planned, applied and proven on its own."""
+    """A part of a host that is planned and applied on its own. It is proven by reading its actual state again."""
 
     host_side: HostSide
     # The role that applies the concern, and the tags with which site.yml runs the role. `traffic` has no role: the tasks around

@@ -51,7 +51,7 @@ def standard_input(document: Mapping[str, Any], program: str) -> bytes:
 
 
 def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
-    """Return the command line that runs the container. The command pulls no image, because only the delivered image was proven."""
+    """Return the command line that runs the container. It pulls no image, because only the delivered image was verified."""
     options = [
         "--rm",
         "--interactive",

@@ -280,7 +280,7 @@ class Stream(Grpc):
         is_final = False
         client = self.new_client()
         try:
-            # With this header newer servers return the status of an error.
+            # With this header, newer servers also return the status of an error.
             headers = {**self.headers, "triton_grpc_error": "true"}
             client.start_stream(responses.put, stream_timeout=timeout, headers=headers)
             client.async_stream_infer(

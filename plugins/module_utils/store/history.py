@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a store: one JSON line for each change, oldest first.
 
-The history shows which contents were proven. If holds.json is lost, the holds are derived from the history.
+The history shows which contents were proven: the host served them, and they passed their checks. If
+holds.json is lost, the holds are derived from the history.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ FILES = (
 ENDINGS = ("", ".new", ".draft", DAMAGED_SUFFIX)
 # Names of the drafts that the module host_files writes
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")
-# This directory exists if the store is the root of its own file system
+# This directory exists if the store is the root of its own file system.
 LOST_FOUND = "lost+found"
 # Largest number of entries in a message
 MAX_SHOWN = 5

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transaction in which the links in served/ move. It is recorded before the first link moves.
 
-If a run is interrupted, the next run finds the previously served releases in this record.
+If a run is interrupted, the next run finds the previously served releases in this record. The transaction is closed when the host
+has been proven to serve the new releases.
 """
 
 from __future__ import annotations
