@@ -64,7 +64,7 @@ PLAYBOOKS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
     "teardown.yml": ((), []),
     "upgrade.yml": (("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true"), MODEL),
 }
-# Playbooks without a fleet
+# Playbooks that query no host of a fleet
 LOCAL = {"in_container.yml", "report.yml"}
 
 
