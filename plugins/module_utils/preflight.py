@@ -144,7 +144,7 @@ def download_refusals(downloads: Mapping[str, Any], store_state: Mapping[str, An
     for digest in missing:
         file = downloads["files"][digest]
         try:
-            # The role installs rclone if it is missing.
+            # Without rclone, the size cannot be queried. This is no reason for a refusal, because the role installs rclone.
             skipped = digest in in_bundle or (download.store_of(file.get("url", "")) and not which("rclone"))
             sizes[digest] = in_bundle.get(digest, file.get("size")) if skipped else download.size(file, digest, options, secrets)
         except download.SourceError as error:

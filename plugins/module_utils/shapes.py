@@ -96,7 +96,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 def _parse_whole_number(digits: str) -> int:
-    # Python needs seconds to convert a very long number.
+    # Python needs seconds to convert a very long number, so the number of digits is limited.
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"it has a number of {len(digits)} digits")
     return int(digits)

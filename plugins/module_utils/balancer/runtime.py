@@ -97,7 +97,7 @@ class Runtime:
                 if len(answer) > MAX_BYTES:
                     raise BalancerError(f"the answer of HAProxy on {self.path} has more than {MAX_BYTES} bytes")
         if not answer:
-            # Even the answer to a command without output ends with an empty line.
+            # Even the answer to a command without output ends with an empty line. So this connection ended before the answer.
             raise ConnectionResetError("the connection was closed without an answer")
         if answer.startswith(UNREACHED):
             # The worker has ended, and the master has not noticed it yet.
@@ -281,7 +281,7 @@ def by_protocol(rows: Sequence[StatRow]) -> Dict[str, Dict[str, StatRow]]:
 def process(runtime: Runtime) -> ProcessInfo:
     """Return the process that answers on a socket. Raises BalancerError."""
     info = parse_info(runtime.command("show info"), time.time())
-    # HAProxy reports the uptime in whole seconds only.
+    # HAProxy reports the uptime in whole seconds only, so the exact start comes from the kernel.
     started = clock.process_started(info.pid)
     exact = time.time() - clock.uptime() + started if started is not None else info.started
     return info._replace(started=exact) if abs(exact - info.started) < 2 else info

@@ -115,7 +115,7 @@ def save() -> None:
     """
     config = read_text(files.CONFIG) or ""
     if not configured_servers(config):
-        # This project did not write the configuration.
+        # This project did not write the configuration, so it does not save the state either.
         return
     try:
         state = Runtime(SOCKET).command("show servers state")

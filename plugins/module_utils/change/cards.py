@@ -60,7 +60,7 @@ def _query_sdk(engine: Docker, name: str) -> Tuple[int, str]:
         "User": config.get("User"),
         "Entrypoint": ["python3", "-c", PROGRAM],
         "Healthcheck": {"Test": ["NONE"]},
-        # The server has the same mounts, devices and limits.
+        # The mounts, devices and limits are those of the server.
         "HostConfig": {
             **host,
             "PortBindings": {},

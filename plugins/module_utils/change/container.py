@@ -164,7 +164,7 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
         if entry is not None and entry["phase"] == replacement.SWAPPING:
             replacement.advance(root, replacement.SWAPPED)
         if entry is None:
-            # The new container was created but never started
+            # The new container was created but never started, so it is removed.
             _remove_if_present(engine, name + "-next")
         return None
     manual = entry["inside"]
@@ -193,7 +193,7 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
 
 def _serve_again(engine: Docker, old: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
     """Start the old container, and its server if that was started manually. Wait until the server is ready."""
-    # The container may still run although the server in it has ended
+    # The container may still run although the server in it has ended, so it is stopped first.
     engine.stop(old["Id"], settings["stop_timeout"])
     # Start even if the cards are not free: this is the last server that is known to work
     wait_for_cards(settings)
@@ -250,7 +250,7 @@ def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
     found = _existing(engine, name)
     if found["State"]["Status"] == "running":
         return False
-    # The engine may be about to restart the container by itself
+    # The engine may be about to restart the container by itself. The stop prevents that.
     engine.stop(found["Id"], settings["stop_timeout"])
     engine.start(found["Id"])
     return True

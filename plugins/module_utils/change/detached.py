@@ -69,7 +69,7 @@ class NoResult(Exception):
 def begin(root: str, order: Mapping[str, Any]) -> None:
     """Start the change with the library on the host. Raises NoResult if another change is running."""
     with locks.open_lock(os.path.join(root, LOCK)) as lock:
-        # Other calls test the lock, and hold it for less time than this
+        # Other calls hold the lock only for a moment, to test it. A change holds it for longer.
         if not locks.take(lock, time.monotonic() + locks.POLL_SECONDS):
             raise NoResult("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):

@@ -141,7 +141,7 @@ def at_work(root: str) -> bool:
     """Return True if a call of the run that holds the lease is running. All calls of the run share a lock."""
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
-            # Another test of the lock holds it for a moment only, a call holds it for longer.
+            # Other processes hold the lock only for a moment, to test it. A call holds it for longer.
             return not locks.take(calls, time.monotonic() + locks.POLL_SECONDS)
     except FileNotFoundError:
         return False

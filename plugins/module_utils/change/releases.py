@@ -73,7 +73,7 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     blobs.ingest(
         root, params["incoming"], sorted({file["sha256"] for new in new_entries for file in new["files"].values() if file["blob"]})
     )
-    # Complete every release before the first link moves
+    # Complete every release before the first link moves, so that a failure does not leave some models switched.
     made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
     moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
     moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in params["withdraw"]})
@@ -105,7 +105,7 @@ def touch_served(root: str, run: store.Run, names: List[str]) -> None:
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `rolled_back`: switch to earlier releases and hold them."""
     found = store.rollback_moves(root, params["models"], params["to"])
-    # Read all contents before the first release is made
+    # Read all contents before the first release is made, so that a lost file stops the rollback before it changes anything.
     contents = {name: store.release_content(root, name, move["to"] or "") for name, move in found.items()}
     moves: Moves = {name: {**found[name], "to": store.make_release(root, name, entry)} for name, entry in contents.items()}
     if not moves:
@@ -167,7 +167,7 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any
         store.prepare(root)
         all_forgotten = state == "forgotten" and not params["models"]
         holds_unknown = damage.holds_unknown(root)
-        # Only `restored` and `proven` do not need to know the holds
+        # Every state except `restored` and `proven` needs the holds.
         if holds_unknown and not all_forgotten and state not in ("restored", "proven"):
             raise store.StoreError(holds_unknown)
         mended = damage.mend(root, forget=all_forgotten)

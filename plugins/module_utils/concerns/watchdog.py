@@ -46,7 +46,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         found = [] if actual["enabled"] else ["disabled"]
         found += [] if actual["active"] == "active" else [actual["active"]]
     if not found:
-        # The process reads its files only when it starts.
+        # The process reads its files only when it starts, so it may run with older files.
         running = actual["state"].get("running") or {}
         config = hashlib.sha256(files["config"].encode()).hexdigest()
         if (running.get("program"), running.get("config")) != (files["program"], config):

@@ -28,7 +28,7 @@ def run(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(MAX_WAIT_SECONDS)
-        # Child processes may still run.
+        # Child processes may still run, so the whole process group is killed.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

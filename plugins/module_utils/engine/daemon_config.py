@@ -241,7 +241,7 @@ def _split(line: str) -> List[str]:
     try:
         return shlex.split(line)
     except ValueError:
-        # The line has a quote that is not closed.
+        # The line has a quote that is not closed, so quotes are ignored.
         return line.split()
 
 

@@ -133,7 +133,7 @@ class Engine:
         from urllib.parse import quote
 
         resource = "/containers/" + quote(name)
-        # An earlier call may have been killed before it removed its container.
+        # Remove the container of an earlier call that was killed before it could do so.
         self.exchange("DELETE", resource + "?force=true")
         self._post(f"/containers/create?name={quote(name)}", config)
         try:

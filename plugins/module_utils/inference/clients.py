@@ -100,10 +100,10 @@ class Service:
         try:
             self.live(min(self.timeout, SIGN_OF_LIFE))
         except Exception as error:
-            # A restricted health API returns the same status as a server that does not exist.
+            # A restricted health API returns the same status as a server that does not exist, so the message is checked, too.
             if of_connection(error) and "restricted" not in str(error):
                 message = self.explain(error)
-                # Triton's HTTP port closes gRPC connections.
+                # Triton's HTTP port closes gRPC connections, so the port may be the wrong one.
                 message += f", which may be a port of HTTP; {PORTS}" if message.endswith("Socket closed") else ""
                 return f"no Triton answers {self.protocol} at {self.url}: {message}"
         return ""

@@ -168,7 +168,7 @@ def run(config: str) -> int:
     settings = load(config, Settings)
     change = is_changing(settings.root)
     try:
-        # The directory belongs to node exporter. Without this call durable.write would create it.
+        # The directory belongs to node exporter. This call fails if it is missing, because durable.write would create it.
         os.stat(settings.directory)
         # The vendor's tool opens the cards. During a change, a run may reload the driver, which fails if a card is open.
         if settings.npu_host and not change:

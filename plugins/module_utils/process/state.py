@@ -93,7 +93,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences of the server."""
     plan: List[Item] = []
     if actual.get("key"):
-        # A server only reads its key at a start
+        # A server reads its key only when it starts, so a new key needs a restart.
         plan.append(item(CONCERN, "key", actual["key"], "a key that only its owner can read", "restart"))
     found, expected = actual["process"], config(desired)
     if found is None:

@@ -128,7 +128,7 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
 
 
 def write_private(path: str, content: bytes) -> None:
-    """Write a file that only its owner can read, in one piece."""
+    """Replace a file as a whole by one that only its owner can read."""
     draft = path + ".draft"
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
         sink.write(content)
@@ -186,9 +186,9 @@ def log_size(root: str) -> int:
 
 
 class Guard:
-    """Reads from the log which stuck loads the supervisor has ended during a change.
+    """A reader of the log, which finds the stuck loads that the supervisor has ended during a change.
 
-    Callers use it in the same way as stuck_load.Guard.
+    It has the same methods as stuck_load.Guard.
     """
 
     def __init__(self, root: str) -> None:

@@ -113,7 +113,7 @@ class Supervisor:
             self.server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.server.wait(self.config["stop_timeout"])
-        # If the server was killed, stubs of the python backend may still run.
+        # If the server was killed, stubs of the python backend may still run, so the whole process group is killed.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.server.pid, signal.SIGKILL)
         return self.server.wait()

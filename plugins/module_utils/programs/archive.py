@@ -41,7 +41,7 @@ def digest(entry: str) -> str:
 
 def pack_program(files: Mapping[str, str], main: str) -> bytes:
     """Return {path: source} as a program that calls main() of a module. Missing __init__.py files of packages are added."""
-    # This import is slow, and hosts never pack.
+    # This import is slow, and hosts never pack a program.
     import zipfile
 
     names = dict(files)

@@ -325,7 +325,7 @@ def _expired(directory: str, age: float) -> List[str]:
         with locked(directory, wait=False):
             for name in store.listed(directory):
                 path = os.path.join(directory, name)
-                # Another process may remove the file meanwhile. Its age is st_ctime, because a copy keeps the original st_mtime.
+                # Another process may remove the file meanwhile. The age is taken from st_ctime, because a copy keeps the st_mtime.
                 with suppress(FileNotFoundError):
                     if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)

@@ -83,7 +83,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
             root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.mismatch(hold, store.HOLD) is None})
         )
     if store.HUNG in flaws:
-        # A load that still hangs is detected and recorded again
+        # The content is not needed, because a load that still hangs is detected and recorded again.
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
         lines = history.read_history(root)

@@ -87,7 +87,7 @@ def remove(root: str) -> bool:
     """Remove the store. Return False if it did not exist. Raises StoreError if it is not a store or cannot be removed."""
     names = entries(root)
     for name in names:
-        # The connecting user can nest directories in incoming/ deeper than a recursion in Python can go
+        # The connecting user can nest directories in incoming/ deeper than a recursion in Python can go, so `rm` is used.
         command = ["rm", "-rf", "--one-file-system", "--", os.path.join(root, name)]
         done = subprocess.run(command, env=untranslated(), capture_output=True, check=False)
         if done.returncode:
@@ -98,7 +98,7 @@ def remove(root: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        # A root with its own file system stays mounted
+        # If the root is a file system of its own, it stays mounted, and only its content is removed.
         if error.errno not in (errno.EBUSY, errno.ENOTEMPTY) or set(os.listdir(root)) - {LOST_FOUND}:
             raise
         return bool(names)

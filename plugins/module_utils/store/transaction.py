@@ -121,7 +121,8 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
         return {}
     moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
-        # The proof was for the linked releases. A killed run may not have moved the links as recorded.
+        # The proof was for the releases that the links point to. These may differ from the record, because a killed run may have
+        # moved only some links.
         current_label = served_label(root, name)
         if current_label == move["to"]:
             moves[name] = move

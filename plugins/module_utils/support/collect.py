@@ -147,7 +147,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield from (Item(f"state/{name}.json", _state(name, element)) for name, element in options["desired"].items())
     yield Item("host/maintenance.json", _optional(lambda: read_file(options["root"] + "/maintenance.json", limits)))
     yield Item("host/watchdog.json", _optional(lambda: read_file(options["root"] + "/watchdog.json", limits)))
-    # The checks of the probe with their golden data are not part of the bundle.
+    # The bundle has the result of the probe, but not the checks with their golden data.
     yield Item("host/probe.json", _optional(lambda: read_file(options["root"] + "/probe.json", limits)))
     yield Item("host/system.txt", _system)
     yield run("host/uname.txt", "uname", "-a")

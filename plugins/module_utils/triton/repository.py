@@ -136,7 +136,8 @@ class Server:
         self.request(name, "load")
         if self.wait_in_sync(name, model):
             return
-        # Triton accepts a load but reloads nothing if the files are not newer, or if an earlier request contained the config.
+        # Triton accepts a load but reloads nothing if the files are not newer, or if an earlier request contained the config. An
+        # unload before the load solves both.
         self.unload(name)
         self.request(name, "load")
         if not self.wait_in_sync(name, model):

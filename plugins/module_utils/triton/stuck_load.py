@@ -225,7 +225,7 @@ def _stat(name: str) -> Optional[_Stat]:
     try:
         with open(f"{PROC}/{name}/stat", "rb") as source:
             line = source.read().decode("utf-8", "replace")
-        # The name of a process may contain spaces and brackets.
+        # The name of a process may contain spaces and brackets, so the fields are read after its last bracket.
         head, _bracket, tail = line.rpartition(")")
         facts = tail.split()
         return _Stat(head.partition("(")[2], facts[0], int(facts[1]), int(facts[11]) + int(facts[12]), int(facts[19]))

@@ -174,7 +174,7 @@ def run(config: str) -> int:
         state = probe(settings, shapes.read(path, PREVIOUS_SHAPE).content or {})
         print(summary(state), flush=True)
         try:
-            # The directory belongs to node exporter. Without this call durable.write would create it.
+            # The directory belongs to node exporter. This call fails if it is missing, because durable.write would create it.
             os.stat(os.path.dirname(settings.textfile))
             durable.write(settings.textfile, probe_page.page(state))
             lease.write(path, state, 0o600)

@@ -50,7 +50,7 @@ class Watchdog:
         self._ledger.note(paused=paused)
         if paused:
             self._judge.forget()
-            # The operator or the run that works on this host starts the server again.
+            # The operator or the run that works on this host starts the server again. So no interrupted action is finished here.
             self._ledger.note(restarting=None, reloading=None)
             return
         try:
@@ -107,7 +107,7 @@ class Watchdog:
         if finding.rule == STUCK:
             with suppress(Failure):
                 self._do(finding, END, lambda: self._host.end(finding.waits))
-                # If the server is still starting, it exits when this load fails, and the engine restarts it.
+                # The load fails now and has to be repeated. A server that is still starting exits, and the engine restarts it.
                 self._to_load_again.update(filter(None, map(_model_of, finding.waits)))
             self._judge.forget()
             return
@@ -142,7 +142,7 @@ class Watchdog:
                 continue
             restarts = self._settings.mode not in (EXPLICIT, POLL)
             if restarts and self._ledger.wait_before_action()[0] > 0:
-                # A restart interrupts the models that are served.
+                # A restart interrupts the models that are served, so it has to wait like other actions.
                 return
             self._to_load_again.discard(model)
             repeats: Dict[str, Callable[[], str]] = {

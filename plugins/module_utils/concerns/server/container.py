@@ -36,7 +36,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "stop_timeout": config.get("StopTimeout") or 10,
         "ulimits": {limit["Name"]: "{}:{}".format(limit["Soft"], limit["Hard"]) for limit in host.get("Ulimits") or []},
         "volumes": sorted(bind if bind.count(":") > 1 else bind + ":rw" for bind in host.get("Binds") or []),
-        # Some engines write capabilities with the prefix CAP_, others without it.
+        # Some engines write capabilities with the prefix CAP_, others without it. Remove the prefix, so that both are equal.
         **{
             key: sorted(name[4:] if name.startswith("CAP_") else name for name in host.get(recorded) or [])
             for key, recorded in (("cap_add", "CapAdd"), ("cap_drop", "CapDrop"))
@@ -58,7 +58,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "ipc": "default" if host.get("IpcMode") in (None, "", "private", "shareable") else host["IpcMode"],
         "cpus": (host.get("NanoCpus") or 0) / 1e9,
         "pids_limit": max(host.get("PidsLimit") or 0, 0),
-        # The engine adds this option to a privileged container.
+        # The engine itself adds this option to a privileged container, so it is left out.
         "security": sorted({_without_true(option) for option in host.get("SecurityOpt") or []} - {"label=disable"}),
         "user": setting("User"),
         "working_dir": setting("WorkingDir"),

@@ -61,7 +61,7 @@ def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> It
             # `container_facts` leaves out variables that the image sets to the same value.
             value = dict(set(value.items()) - set(actual.get("inherited", {}).items()))
         if key == "ports":
-            # Some engines record no address for 0.0.0.0.
+            # Some engines record no address for 0.0.0.0, so both forms count as equal.
             value = {
                 port: where if found[key].get(port) == where else where.replace("0.0.0.0", "") for port, where in value.items()
             }
@@ -76,7 +76,7 @@ def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced:
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
         return
     if ((actual.get("key") or {}).get("rewrite") or actual.get("key_refused")) and not replaced:
-        # A server reads its key only when it starts.
+        # A server reads its key only when it starts, so a new key needs a restart.
         path = (desired["key"] or {}).get("path", "no file")
         yield item(CONCERN, "key in use", "another key", f"the key in {path}", "restart")
         yield from _diff_hanging(actual)
