@@ -16,7 +16,7 @@ Sample = Tuple[Mapping[str, str], float]
 Families = Dict[str, List[Sample]]
 # Limits of a page: series of one metric, and characters of a label's value
 MAX_SERIES, MAX_VALUE = 1000, 200
-# The metric that reports the series of another metric that a page does not have
+# The metric that counts the dropped series of each other metric
 DROPPED = "npufleet_dropped_series"
 _DESCRIPTION = "Series of a metric that were dropped, because a file has a limit."
 

@@ -30,7 +30,7 @@ REBOOT_FILE = "/run/npufleet/reboot-required"
 PRESENT, RUN = "present", "run"
 # The plan item about a wrong version of a PRESENT driver
 INSTALLED_MODULE = "installed module"
-# Packages of a driver: `rebellions` below 3.0, and the packages that the vendor's installer installs from 3.0 on
+# Packages of a driver: `rebellions` before driver 3.0, and the packages that the vendor's installer installs from driver 3.0 on
 PACKAGES = ("rebellions*", "librbln-*")
 PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
 # Services of the driver, the older one first. A running service keeps the module in use.

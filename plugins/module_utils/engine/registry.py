@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 # Messages about a rejected login. The status is no criterion, because it differs between engines.
 REFUSED = re.compile(r"\b40[13]\b|unauthorized|denied|no basic auth|incorrect username or password", re.IGNORECASE)
-# The registry to which Docker sends a login without a registry
+# The registry to which Docker sends a login that names no registry
 DOCKER_HUB = "https://index.docker.io/v1/"
 
 

@@ -25,7 +25,7 @@ HELP = {
     "npufleet_cards_read_ok": "Whether the vendor's tool listed the cards (1) or failed (0).",
     "npufleet_driver_info": "Versions of the driver: the loaded version (empty if none is loaded), and that of the inventory.",
 }
-# Each metric with the field of a card that has its value
+# {metric: the field of Card that has its value}
 READINGS = {
     "npufleet_card_temperature_celsius": "celsius",
     "npufleet_card_power_watts": "watts",

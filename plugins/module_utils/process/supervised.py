@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-# Starts a process that outlives the module, which run_command cannot do. pylint: disable=ansible-bad-function
+# This file starts a process that outlives the module, which run_command cannot do. pylint: disable=ansible-bad-function
 import base64
 import json
 import os

@@ -130,7 +130,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
-    # If maintenance or a deployment has begun meanwhile, it may have caused the failure.
+    # If maintenance or a deployment has begun meanwhile, it may have caused the failure, so the state contains it.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:

@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 
 class Watchdog(NamedTuple):
-    """The settings of the watchdog. Times are in seconds."""
+    """The settings of the watchdog. Times are in seconds. The watchdog acts if a condition lasts longer than its timeout."""
 
     container: str
     address: str
@@ -20,10 +20,10 @@ class Watchdog(NamedTuple):
     mode: str  # The model control mode of the server: explicit, poll or none
     root: str  # The directory of the store on the host
     interval: float  # Seconds between two rounds
-    fault_timeout: float  # Seconds that an NPU may report a fault
-    stall_timeout: float  # Seconds that requests may wait while the model answers none
-    process_timeout: float  # Seconds that an instance of a READY model may have no process
-    silence_timeout: float  # Seconds that the server may give no answer
+    fault_timeout: float  # Seconds for which an NPU may report a fault
+    stall_timeout: float  # Seconds for which requests may wait while the model answers none
+    process_timeout: float  # Seconds for which an instance of a READY model may have no process
+    silence_timeout: float  # Seconds for which the server may give no answer
     start_timeout: float  # Seconds that the server may need from the start of its container to its first answer
     max_actions: int  # Largest number of reloads and restarts within an hour
     backoff: float  # Seconds of pause after an action. Each further action doubles the pause.
