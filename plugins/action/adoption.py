@@ -41,7 +41,7 @@ REQUIRED_VARIABLES = (
 
 
 class ActionModule(FleetAction):
-    """The adoption of a container. The module only reads the container and sends requests to the server in the container."""
+    """An action that adopts a container. The module only reads the container and sends requests to the server in the container."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         fleet = self.variables(task_vars)

@@ -44,7 +44,7 @@ DETAILS = host_state.OPTIONS["details"]["choices"]
 LARGE_KEYS = ("actual", "desired", "origins")
 # The keys of every result
 REQUIRED_KEYS = ("plan", "report", "maintenance", "actual", "held")
-# The types of keys in a result. Except for the required keys, a result may lack them.
+# {key of a result: type of its value}. A result may lack keys that are not in REQUIRED_KEYS.
 KEY_TYPES = {
     "seen": dict,
     "plan": list,
@@ -87,7 +87,7 @@ def beyond_models(plan: List[Item]) -> List[str]:
 
 
 class ActionModule(FleetAction):
-    """A call of the module with the desired state from the inventory, the release row and the model manifests."""
+    """An action that calls the module with the desired state from the inventory, the release row and the model manifests."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variable_name = self._task.args.get("known")

@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender im
 
 
 class ActionModule(FleetAction):
-    """A transfer that pushes the files of the controller and lets the host fetch all other files."""
+    """An action that pushes the files of the controller to the host, and lets the host fetch all other files."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

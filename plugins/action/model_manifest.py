@@ -25,7 +25,7 @@ LintedModels = Tuple[Dict[str, Any], List[Finding], List[str]]
 
 
 class ActionModule(FleetAction):
-    """An action that runs only on the controller."""
+    """An action that lints models. It runs only on the controller."""
 
     _requires_connection = False
 

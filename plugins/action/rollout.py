@@ -24,7 +24,7 @@ MAX_LISTED = 5
 
 
 class ActionModule(FleetAction):
-    """The announcement of a batch, or the end of the change of a host. Only the end calls the host."""
+    """An action that announces a batch, or ends the change of a host. Only the end calls the host."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)

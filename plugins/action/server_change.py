@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
 
-# Seconds after which a call returns even if the change has not ended. npufleet_progress replaces this value unless it is 0.
+# Seconds after which a call returns even if the change has not ended. If npufleet_progress is not 0, it replaces this value.
 WAIT_SECONDS = 10.0
 
 

@@ -45,7 +45,7 @@ MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "a
 
 
 class ActionModule(FleetAction):
-    """A call of the module on the host, and the transfer and check of the archive."""
+    """An action that calls the module on the host, and then fetches and checks the archive."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         unknown = sorted(set(self._task.args) - set(OPTIONS))

@@ -33,7 +33,7 @@ PLAIN_PATH = re.compile(r"/[\w./-]+")
 
 
 class ActionModule(FleetAction):
-    """A request for the whole change of the server in this container."""
+    """An action that sends one request for the whole change of the server in this container."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 
 
 class ActionModule(FleetAction):
-    """One call of the module, which waits on the host."""
+    """An action that calls the module, which waits on the host."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

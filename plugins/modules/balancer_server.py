@@ -42,7 +42,7 @@ options:
       - Kind of the owner of a drain, from low to high V(rollout), V(maintenance), V(operator).
       - O(state=ready) undrains a server that was drained by the same or a lower kind. Otherwise the server stays drained, and
         RV(kept) is true.
-      - O(state=drained) takes over a drain of the same or a lower kind. Otherwise the owner of the drain stays.
+      - O(state=drained) takes over a drain of the same or a lower kind. A drain of a higher kind keeps its owner.
       - A server that was drained directly on the runtime socket of HAProxy has no record, and counts as drained by an operator.
     type: str
     choices: [rollout, maintenance, operator]
@@ -80,8 +80,8 @@ options:
     description:
       - Longest time in seconds that O(state=ready) waits for new health checks of the server. The server is made ready after they
         have passed. If they do not pass, the task fails, and the server stays drained.
-      - V(0) does not wait. HAProxy then sends requests at once if the last health check of the server has passed. This check may be
-        older than the last change of the server.
+      - V(0) does not wait. HAProxy sends requests at once if the last health check of the server has passed, although that check
+        may be older than the last change of the server.
     type: int
     default: 0
 attributes:

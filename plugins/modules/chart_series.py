@@ -49,7 +49,7 @@ step:
 series:
   description: >-
     For each chart, a list of series. Each series has C(labels), and C(values) with one number for each point. A number is null
-    where Prometheus has no value. The dictionary is empty if RV(flaw) is not null.
+    if Prometheus has no value for the point. The dictionary is empty if RV(flaw) is not null.
   returned: success
   type: dict
 flaw:

@@ -32,7 +32,7 @@ options:
         type: str
       empty:
         description:
-          - Whether everything at the path is removed first. The desired files in the directory are then written again.
+          - If true, everything at the path is removed first. After that, the desired files in the directory are written.
         type: bool
         default: false
   files:

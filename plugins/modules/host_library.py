@@ -10,7 +10,8 @@ module: host_library
 short_description: Install the code of this collection's modules on a host
 description:
   - Unpacks and compiles the code below C(/usr/local/lib/npufleet/library), from which module calls load it.
-  - Every action of this collection calls this module if a host lacks the version of the controller. Playbooks need not call it.
+  - Every action of this collection calls this module if a host does not have the controller's version of the code. Playbooks need
+    not call it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

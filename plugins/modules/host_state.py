@@ -10,7 +10,9 @@ module: host_state
 short_description: Read the state of a host and compare it with the desired state
 description:
   - Reads kernel, vendor tool, Docker engine, model store, Triton server, HAProxy and Prometheus of a host in one call. Compares
-    them with the desired state, which the controller computes from inventory, release row and model manifests. Nothing is changed.
+    them with the desired state. Nothing is changed.
+  - The controller computes the desired state from the inventory, the release row (C(files/releases.yml)) and the manifests of the
+    models, which list their files with digests.
   - In check mode the result is C(changed) if the plan is not empty and the host is not in maintenance. C(--diff) prints the plan.
     C(--check) works like this in all playbooks of the project.
 version_added: 0.1.0
@@ -18,7 +20,7 @@ author: The npufleet developers (@npufleet)
 options:
   concerns:
     description:
-      - The concerns of the host that the module reads.
+      - The concerns that the module reads. A concern is a part of the host with its own desired state.
       - With V([]), the module reads only the maintenance mark of the host.
       - Default is every concern of the host's groups. With O(preflight), the variable C(preflight_concerns) takes precedence if it
         is not empty.

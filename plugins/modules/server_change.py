@@ -12,7 +12,7 @@ description:
   - Performs the whole change on the host in one call. It creates the releases of the models and switches to them. It compares the
     server with the inventory, and replaces, starts or restarts the container, or loads and unloads models. Then it verifies the
     served models and runs the checks. If both succeed, releases and container are kept. Otherwise the previous state is restored
-    and verified too.
+    and verified too. (A release is the set of files of one model on the host. It never changes.)
   - With O(accept_within), the change is kept only after a second call accepts it. Between the two calls, an operator can observe
     the traffic, the run keeps the lease of the host, and the previous state can still be restored.
   - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
@@ -89,7 +89,7 @@ options:
   release_host:
     description: >-
       Release the lease of the host when the change is kept. Use this option for the last step of a run. The host then releases the
-      lease even if it has lost the controller.
+      lease even if the connection to the controller is lost.
     type: bool
     default: false
   manual_server:

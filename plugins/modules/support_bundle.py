@@ -24,8 +24,8 @@ extends_documentation_fragment:
 options:
   concerns:
     description:
-      - Concerns to collect in addition to the host itself. They are C(driver), C(engine), C(image), C(models), C(server) and
-        C(monitoring).
+      - Concerns to collect in addition to the host itself. A concern is a part of the host with its own desired state. The concerns
+        are C(driver), C(engine), C(image), C(models), C(server) and C(monitoring).
       - Default is every concern of the groups of the host.
     type: list
     elements: str

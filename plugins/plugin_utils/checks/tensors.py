@@ -72,7 +72,7 @@ def from_text(value: Any) -> Any:
 
 
 def from_numbers(value: Any, dtype: Optional[str] = None) -> Any:
-    """Return nested lists of numbers as an array. Triton's `dtype` must represent each number. By default, numpy chooses it."""
+    """Return nested lists of numbers as an array. Triton's `dtype` must represent each number. By default, numpy chooses a type."""
     import numpy as np
 
     if dtype == "BYTES":

@@ -163,7 +163,7 @@ def _refuse(reasons: List[str]) -> None:
 
 def _protection_errors(variables: Mapping[str, Any]) -> List[str]:
     """Return [the error] of an extra variable that would switch off the inventory's protection, or []."""
-    # In a play that imports a role, both variables have the defaults of the role. Then CONFIRM is set.
+    # In a play that imports a role, both variables have the defaults of the role, so CONFIRM is set.
     if str(variables.get(PROTECTED, "x")).strip() or CONFIRM in variables:
         return []
     return [f"The extra variable {PROTECTED} is empty, expected the value of the inventory. Remove it, and set {CONFIRM}"]

@@ -30,7 +30,8 @@ QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0,
 OUTAGE_SHARE = 0.5
 # Failures that clients cause themselves
 REASONS_OF_CLIENTS = ("CANCELED",)
-# Client errors count only for models that answered in the reference, because a client may ask for a model that nobody serves
+# Client errors count only for models that answered requests of the reference, because a client may request a model that no host
+# serves.
 CLIENT_ERRORS = "4xx"
 
 _NAME = re.compile(r".{1,300}", re.DOTALL)

@@ -28,7 +28,7 @@ UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "limited": False, "
 
 
 def limited(result: Mapping[str, Any]) -> bool:
-    """Return True if a rollout that ended before has not restored the host's share of the traffic."""
+    """Return True if an earlier rollout has not restored the host's share of the traffic."""
     return any(entry["concern"] == traffic.CONCERN for entry in result["plan"])
 
 
@@ -57,7 +57,10 @@ def _effects(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unloaded_first(desired: Mapping[str, Any], result: Mapping[str, Any]) -> Set[str]:
-    """Return the models whose old release is unloaded before the new one loads, because it is configured or for lack of memory."""
+    """Return the models whose old release is unloaded before the new release loads.
+
+    The reason is the configuration of the model, or that the memory is too small for both releases.
+    """
     configured = {name for name, model in desired.items() if model.get("switch") == "unload_first"}
     tool = (result["actual"].get("driver") or {}).get("tool") or {}
     totals = [int(device["memory_total"]) for device in vendor_tool.in_process_order(tool.get("devices") or [])]
@@ -105,7 +108,7 @@ def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[st
         "hook": hook,
         "effect": NONE if hook == "none" else effect(result),
         "limited": limited(result),
-        # Seconds that a proven change waits for the verdict about the traffic; 0 without a verdict
+        # Seconds that a proven change waits for the verdict about the traffic, or 0 if there will be no verdict
         "accept_within": 0 if hook == "none" or not judge else judge + wait + MARGIN_SECONDS,
     }
 

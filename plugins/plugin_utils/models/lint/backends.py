@@ -18,7 +18,7 @@ NEWEST = (999, 0)  # Newer than every version
 
 
 class Backend(NamedTuple):
-    """A backend: its default model file, and the files that can implement the backend. The first of these is the default.
+    """A backend: its default model file, and the files that can implement the backend. The first of these files is the default.
 
     `completes` is True if the backend adds the inputs and outputs of the model file to the config.
     """
