@@ -155,7 +155,7 @@ def facts_path(lab: Lab) -> Path:
 
 
 def facts_of(lab: Lab) -> dict[str, Any]:
-    """Return the facts of a lab, empty if it does not run."""
+    """Return the facts of a lab, or {} if it does not run."""
     path = facts_path(lab)
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -28,7 +28,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The text, one line for each sentence; empty if no host has a sentence.
+  description: The text, with one line for each sentence. It is empty if no host has a sentence.
   type: str
 """
 

@@ -31,7 +31,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(text) is the record for the controller. C(flaw) is the reason why the record is invalid; empty for a valid record.
+  description: C(text) is the record for the controller. C(flaw) is the reason why the record is invalid, or an empty text.
   type: dict
 """
 

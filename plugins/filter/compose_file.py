@@ -29,7 +29,7 @@ options:
     type: str
     required: true
   start_period:
-    description: Seconds that the server has to become ready.
+    description: Longest time in seconds until the server is ready after its start.
     type: int
     required: true
   restricted:
@@ -59,7 +59,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(file) is the text of the Compose file. C(env) is the text of C(.env); empty without a secret.
+  description: C(file) is the text of the Compose file. C(env) is the text of C(.env), which is empty if no value is secret.
   type: dict
 """
 

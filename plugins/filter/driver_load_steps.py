@@ -33,7 +33,7 @@ options:
     type: bool
     default: false
   hold:
-    description: Whether C(apt-mark hold) is to protect the packages from upgrades.
+    description: Whether to protect the packages from upgrades with C(apt-mark hold).
     type: bool
     default: true
 """

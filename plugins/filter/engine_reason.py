@@ -30,7 +30,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The quoted message of the engine, or the whole message if it quotes nothing; at most 200 characters.
+  description: The quoted message of the engine, or the whole message if it quotes nothing. It is shortened to 200 characters.
   type: str
 """
 

@@ -18,7 +18,7 @@ options:
     type: dict
     required: true
   locked:
-    description: The same facts of the first build, from the lock file; empty before the first build.
+    description: The same facts of the first build, from the lock file. The map is empty before the first build.
     type: dict
     required: true
   lock_file:
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: All differences; empty if the supply is the same.
+  description: All differences. The list is empty if the supply is the same.
   type: list
 """
 

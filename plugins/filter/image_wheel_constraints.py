@@ -18,7 +18,7 @@ options:
     elements: str
     required: true
   locked:
-    description: The supply of the first build (its base image and wheels) from the lock file; empty before the first build.
+    description: The base image and the wheels of the first build, from the lock file. The map is empty before the first build.
     type: dict
     required: true
 """
@@ -33,7 +33,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Lines of a constraints file; empty if the requirements differ from the lock file.
+  description: The text of a constraints file. It is empty if the requirements differ from the lock file.
   type: str
 """
 

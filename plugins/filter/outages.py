@@ -31,7 +31,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The reasons; empty if each load balancer would still have a ready server.
+  description: The reasons. The list is empty if each load balancer would still have a ready server.
   type: list
   elements: str
 """

@@ -18,7 +18,7 @@ options:
     type: dict
     required: true
   lease:
-    description: The result of M(npufleet.triton.host_lease) if this run has the lease of the host; else empty.
+    description: The result of M(npufleet.triton.host_lease) if this run has the lease of the host, or an empty map.
     type: dict
     default: {}
   current_releases:

@@ -27,7 +27,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The text; empty if no host has a reason.
+  description: The text. It is empty if no host has a reason.
   type: str
 """
 

@@ -18,11 +18,11 @@ options:
     type: dict
     required: true
   lease:
-    description: The result of M(npufleet.triton.host_lease) if this run has the lease of the host; else empty.
+    description: The result of M(npufleet.triton.host_lease) if this run has the lease of the host, or an empty map.
     type: dict
     default: {}
   planned:
-    description: The result of M(npufleet.triton.host_state) for all concerns that this run applies; empty if unknown.
+    description: The result of M(npufleet.triton.host_state) for all concerns that this run applies, or an empty map.
     type: dict
     default: {}
   current_releases:

@@ -45,8 +45,8 @@ RETURN = r"""
 _raw:
   description:
     - One dictionary. C(reasons) has the errors of all specs. If there are no errors, C(models) has one entry for each spec.
-    - In an entry, C(why) is the reason to compile the model; empty if the model is up to date. C(file) is the compiled file on the
-      controller. C(artefacts) is the value for C(triton_models) that names this file.
+    - In an entry, C(why) is the reason to compile the model, or an empty text if the model is up to date. C(file) is the compiled
+      file on the controller. C(artefacts) is the value for C(triton_models) that names this file.
     - C(push) and C(spec) are sent to the build host.
   type: list
   elements: dict

@@ -18,8 +18,8 @@ author: The npufleet developers (@npufleet)
 options:
   _terms:
     description:
-      - The row that the inventory names; empty without a row. The lookup uses this row if the server does not report the row of its
-        image.
+      - The row that the inventory names, or an empty text if it names no row. The lookup uses this row if the server does not
+        report the row of its image.
     type: list
     elements: str
     required: true
@@ -33,7 +33,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: One list of sentences; empty if the new row does not exist, which is one of the C(refusals).
+  description: One list of sentences. It is empty if the new row does not exist. C(refusals) then names the missing row.
   type: list
   elements: list
 """

@@ -135,7 +135,7 @@ class Failure(Exception):
 
 
 def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
-    """Return the process of the tritonserver in a container; None if no such process runs."""
+    """Return the process of the tritonserver in a container, or None if no such process runs."""
     try:
         top = engine.get(f"/containers/{container}/top") or {}
     except OSError:
@@ -190,7 +190,7 @@ def program_of(argv: List[str]) -> str:
 
 
 def raw(path: str) -> bytes:
-    """Return the content of a file of /proc, empty if the process has ended."""
+    """Return the content of a file of /proc, or b"" if the process has ended."""
     try:
         with open(path, "rb") as source:
             return source.read()

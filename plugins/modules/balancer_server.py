@@ -189,7 +189,7 @@ MAX_WAIT = 86400
 
 
 def flaw(params: Mapping[str, Any]) -> str:
-    """Return the reason why the options are invalid; an empty string for valid options."""
+    """Return the reason why the options are invalid, or "" for valid options."""
     weight = params["weight"]
     if weight is not None and not WEIGHT_RANGE[0] <= weight <= WEIGHT_RANGE[1]:
         return "weight is {}, expected {} to {}. Use state=drained to send no requests".format(weight, *WEIGHT_RANGE)

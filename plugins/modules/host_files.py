@@ -174,7 +174,7 @@ REQUEST: Dict[str, Any] = {
 
 
 def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
-    """Return the number of the group of a file; None for the group of the caller."""
+    """Return the number of the group of a file, or None for the group of the caller."""
     name = entry["group"]
     if not name or name.isdigit():
         return int(name) if name else None

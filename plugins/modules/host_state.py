@@ -135,8 +135,8 @@ plan:
   contains:
     concern: {description: The part of the host that differs., type: str}
     name: {description: The setting of the concern that differs., type: str}
-    current: {description: "The current value, null for nothing.", type: raw}
-    desired: {description: "The desired value, null for nothing.", type: raw}
+    current: {description: "The current value, or null if there is none.", type: raw}
+    desired: {description: "The desired value, or null if there is none.", type: raw}
     action: {description: "The action that a run would take. C(inspect) needs an operator.", type: str}
 report:
   description: The plan as sentences.
@@ -242,7 +242,7 @@ store:
       type: list
       elements: dict
     holds: {description: "Models that are held at an older release, with C(by), C(when) and C(why).", type: dict}
-    transaction: {description: "The open transaction, null if there is none.", type: dict}
+    transaction: {description: "The open transaction, or null if there is none.", type: dict}
     damaged: {description: "The flaw of each damaged file, by its path. The next change tries to repair the files.", type: dict}
     releases: {description: "Labels of the releases of each model, newest first.", type: dict}
     rollouts:

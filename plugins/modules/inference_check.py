@@ -241,8 +241,8 @@ checks:
     model: {description: Name of the model., type: str}
     protocol: {description: "V(http), V(grpc), V(stream) or V(raw).", type: str}
     ok: {description: Whether the answer was as expected., type: bool}
-    why: {description: "All reasons why the check failed, empty for a passed check.", type: str}
-    ms: {description: "Milliseconds that the client measured, null without an answer.", type: float}
+    why: {description: "All reasons why the check failed, or an empty text for a passed check.", type: str}
+    ms: {description: "Milliseconds that the client measured, or null without an answer.", type: float}
     expected: {description: "The expected label, a list of labels for a batch, or the expected texts in one line.", type: raw}
     got: {description: "The actual label, a list of labels for a batch, or the actual texts in one line.", type: raw}
     label: {description: "The actual label of a single row. The file in O(results_dir) has the row itself as C(image).", type: raw}

@@ -60,7 +60,7 @@ findings:
   contains:
     model: {description: Name of the model., type: str}
     file: {description: The file or directory., type: str}
-    line: {description: "Number of the line, null for a finding about the whole file.", type: int}
+    line: {description: "Number of the line, or null for a finding about the whole file.", type: int}
     field: {description: "The field of the config, such as C(input[0].dims). Empty for a finding about files.", type: str}
     actual: {description: The actual value., type: str}
     expected: {description: The expected value., type: str}
