@@ -202,11 +202,12 @@ def run(module: request.Module) -> None:
         if params["state"] == "planned":
             for warning in conditions.warnings(required):
                 module.warn(f"{host}: {warning}")
+            lacks, unreadable = conditions.missing_packages(state.python_path(root), required["requirements"])
             module.exit_json(
                 changed=False,
                 missing=(observation.actual.get("models") or {}).get("missing", []),
-                refusals=conditions.refusals(required, root, supervised.holder(root) is not None),
-                lacks=conditions.python(state.python_path(root), required["requirements"])[1],
+                refusals=[*conditions.refusals(required, root, supervised.holder(root) is not None), *unreadable],
+                lacks=lacks,
                 python=conditions.own_python(),
                 **result,
             )

@@ -25,6 +25,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import con
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from ansible_collections.npufleet.triton.plugins.modules import triton_process
+from helpers import run_module
 from played_engine import Killed
 from test_stuck_load import STUB, needs_numbers
 
@@ -657,9 +658,54 @@ def test_a_driver_of_the_row_with_a_build_behind_it_is_the_rows(place: Path) -> 
     assert len(refusals(place)) == 1
 
 
+def python(place: Path, text: str) -> str:
+    """Write a program in place of the server's Python, and return its path."""
+    program = place / "python"
+    program.write_text(f"#!{sys.executable}\n{text}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
 def test_what_a_python_lacks() -> None:
-    assert conditions.python(sys.executable, FITS["requirements"]) == (FITS["python"], ["no-such-package==1.0"])
-    assert conditions.python("/no/python", ["numpy<2"]) == (None, ["numpy<2"])
+    assert conditions.missing_packages(sys.executable, FITS["requirements"]) == (["no-such-package==1.0"], [])
+
+
+def test_python_that_fails_lacks_all_packages(tmp_path: Path) -> None:
+    for path in ("/no/python", python(tmp_path, "raise SystemExit('broken')")):
+        assert conditions.missing_packages(path, ["numpy<2"]) == (["numpy<2"], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "nothing"),
+        ("print('banner')", "banner"),
+        ("""print('{"lacks": []}\\nGoodbye')""", '{"lacks": []} Goodbye'),
+        ("""print('{"python": "3.10"}')""", '{"python": "3.10"}'),
+        ("""print('{"lacks": "numpy"}')""", '{"lacks": "numpy"}'),
+        ("print('[]')", "[]"),
+    ],
+)
+def test_python_with_another_output_is_a_refusal(tmp_path: Path, text: str, found: str) -> None:
+    """Without a refusal, the packages would count as installed."""
+    path = python(tmp_path, text)
+    lacks, refused = conditions.missing_packages(path, ["numpy<2"])
+    assert lacks == ["numpy<2"]
+    (reason,) = refused
+    assert reason.startswith(
+        f"{path} printed {found}, expected a list of missing packages as JSON. Correct what this Python prints"
+    )
+
+
+def test_unreadable_python_refuses_the_run(root: str, order: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = python(place, "print('banner')")
+    monkeypatch.setattr(state, "python_path", lambda _root: broken)
+    wanted = {**order({"digits": 1}), "conditions": {**FITS, "requirements": ["numpy<2"]}}
+    request = {name: wanted[name] for name in ("run", "api_key")}
+    found = run_module(triton_process, {**request, "state": "planned", "root": root, "host": "localhost", "order": wanted})
+    assert found["failed"] is False, found
+    (refusal,) = found["refusals"]
+    assert f"{broken} printed banner, expected a list of missing packages" in refusal
 
 
 def test_what_the_container_was_given_too_little_of(monkeypatch: pytest.MonkeyPatch) -> None:

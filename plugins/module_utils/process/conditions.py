@@ -26,7 +26,7 @@ DEVICES, SYSFS, SHARED = "/dev", "/sys/module/rebellions/version", "/dev/shm"
 MIB = 1 << 20
 # An option in the output of `tritonserver --help`
 OPTION = re.compile(r"(?m)^\s*--([a-z-]+)")
-# A program that prints the version of its Python, and the requirements that the packages of that Python do not meet
+# A program that prints the requirements that the packages of its Python do not meet
 PROGRAM = """
 import json, sys
 from importlib import metadata
@@ -37,8 +37,9 @@ def lacks(text):
         return not required.specifier.contains(metadata.version(required.name), prereleases=True)
     except metadata.PackageNotFoundError:
         return True
-print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "lacks": [one for one in json.loads(sys.argv[1]) if lacks(one)]}))
+print(json.dumps({"lacks": [one for one in json.loads(sys.argv[1]) if lacks(one)]}))
 """
+OUTPUT = {"lacks": [str]}
 
 
 def tritonserver() -> Optional[str]:
@@ -62,14 +63,25 @@ def options(program: str) -> List[str]:
     return OPTION.findall(run(program, "--help")[1])
 
 
-def python(path: str, requirements: List[str]) -> Tuple[Optional[str], List[str]]:
-    """Return the version of a Python, and the requirements that it does not meet. Return (None, all requirements) if it fails."""
+def missing_packages(path: str, requirements: List[str]) -> Tuple[List[str], List[str]]:
+    """Return the requirements that the packages of a Python do not meet, and [the reason] if its output has another form.
+
+    A Python that fails lacks all packages: it is created later, or pip reports its error.
+    """
     code, output = run(path, "-c", PROGRAM, json.dumps(requirements))
+    if code:
+        return list(requirements), []
     try:
         found = shapes.parse(output.rpartition("\n")[2])
-        return str(found["python"]), [str(entry) for entry in found["lacks"]]
-    except (ValueError, KeyError, TypeError):
-        return None, list(requirements) if code else []
+        if shapes.mismatch(found, OUTPUT) is None:
+            return found["lacks"], []
+    except ValueError:
+        pass
+    tail = " ".join(output.split())[-200:] or "nothing"
+    return list(requirements), [
+        f"{path} printed {tail}, expected a list of missing packages as JSON. Correct what this Python prints, or remove its "
+        "virtual environment, and the next run creates it again"
+    ]
 
 
 def refusals(desired: Mapping[str, Any], root: str, runs: bool) -> List[str]:
