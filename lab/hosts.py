@@ -37,7 +37,7 @@ def balancer_names(count: int) -> list[str]:
 
 
 def number_of(name: str) -> int:
-    """Return the number of a host. The address of the host depends on it. Adding further hosts does not change it."""
+    """Return the number of a host, from which its address follows. The number stays the same if further hosts are added."""
     kind, number = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
     return {"ops": 0, "npu": number, "lb": FIRST_BALANCER + number - 1}[kind]
 

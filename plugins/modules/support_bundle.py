@@ -174,14 +174,14 @@ def redaction(names: List[str], redactor: Redactor) -> str:
     name_lines = "".join(f"  {name}\n" for name in names) or "  none\n"
     return f"""{redactor.count} places were removed and replaced by <redacted>.
 
-Removed in plain text, base64, hexadecimal and the quotings of URLs, JSON and HTML: the values of {MIN_LENGTH} characters
-and more that these variables of the host hold as a secret or as a login in a URL:
+These variables of the host have a secret, or a URL with a login. Each secret and login of {MIN_LENGTH} characters or more was
+removed, in each of these forms: plain text, base64, hexadecimal, and the quoted forms of URLs, JSON and HTML.
 {name_lines}
-Removed by their form: values of a name like password, secret, token, api_key or credential; logins in URLs; headers
-Authorization and Cookie; registry logins; private keys. If such a value consists of letters and digits, it was then
-removed everywhere.
+Texts with the form of a secret were also removed: values of a name like password, secret, token, api_key or credential;
+logins in URLs; headers Authorization and Cookie; registry logins; private keys. If such a value consists of letters and
+digits, it was removed everywhere.
 
-Read the bundle before you send it: a secret without such a name and such a form is not recognized.
+Read the bundle before you send it. A secret without such a name and such a form is not recognized.
 """
 
 
@@ -199,7 +199,7 @@ def readme(params: Mapping[str, Any], contents: Mapping[str, Any], errors: List[
         + as_json(params["about"])
         + f"\nDifferences from the desired state:\n{differences}\n"
         + "".join(f"{name}\n" for name in sorted(contents))
-        + f"\nerrors.txt: {len(errors)} items that could not be collected; redaction.txt: what was removed.\n"
+        + f"\nerrors.txt: {len(errors)} items that could not be collected; redaction.txt: the kinds of text that were removed.\n"
     )
 
 

@@ -12,13 +12,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import short_of_memory
 
-# The effects of a change, from the smallest. With NONE, the server does not change. With RELOAD, it loads models while the current
-# models answer. With STOP, some requests would fail, so the host is drained before.
+# The effects of a change, the smallest first. With NONE, the server does not change. With RELOAD, it loads models while the current
+# models answer. With STOP, some requests would fail, so the host is drained before the change.
 NONE, RELOAD, STOP = "none", "reload", "stop"
 EFFECTS = (NONE, RELOAD, STOP)
 # Actions during which the server answers requests
 LOADS = ("load", "unload", "wait", "prove")
-# Seconds for the steps around the window in which a change is judged: the host becomes healthy, the balancers are called
+# Seconds for the steps before and after the window in which a change is judged, such as health checks and calls of the balancers
 MARGIN_SECONDS = 300
 HOOKS = ("haproxy", "command", "none")
 # The commands of the hook `command`
