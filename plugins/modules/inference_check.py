@@ -55,6 +55,9 @@ options:
         description: Port of the metrics, which show the instances that answered.
         type: int
         default: 8002
+      metrics_url:
+        description: URL of the metrics, if the server does not publish them at O(server.address) and O(server.metrics_port).
+        type: str
       http_tls:
         description:
           - Use HTTPS, which a proxy in front of Triton provides. Default is plain HTTP. The files are on the controller.
@@ -278,6 +281,7 @@ OPTIONS: Dict[str, Any] = {
             "http_port": {"type": "int", "default": 8000},
             "grpc_port": {"type": "int", "default": 8001},
             "metrics_port": {"type": "int", "default": 8002},
+            "metrics_url": {"type": "str"},
             "http_tls": {
                 "type": "dict",
                 "options": {

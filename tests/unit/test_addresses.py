@@ -13,6 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Server
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import evidence, settings
+from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
@@ -46,7 +47,10 @@ def test_everybody_asks_one_address(listens: str, asked: str) -> None:
 def test_metrics_with_an_address_of_their_own_are_read_there() -> None:
     variables = fleet(triton_server_metrics_listen_address="127.0.0.2", npufleet_metrics_port=9002)
     assert inputs.server_of(variables)["metrics_url"] == "http://127.0.0.2:9002/metrics"
-    assert "metrics_url" not in inputs.server_of(fleet())
+    # The module inference_check has to accept this option
+    assert inference_check.OPTIONS["server"]["options"]["metrics_url"] == {"type": "str"}
+    assert inputs.server_of(fleet())["metrics_url"] is None
+    assert "metrics_url" not in inputs.with_pem(inputs.server_of(fleet()))
     assert "metrics_address" not in json.loads(desired_watchdog.desired(fleet())["files"]["config"])
 
 

@@ -88,11 +88,11 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
     separate_metrics = not variables["inference_check_address"] and metrics != address(variables)
     url = f"http://{netloc(metrics, int(variables['npufleet_metrics_port']))}/metrics"
     return {
-        **({"metrics_url": url} if separate_metrics else {}),
         "address": variables["inference_check_address"] or address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "grpc_port": int(variables["npufleet_grpc_port"]),
         "metrics_port": int(variables["npufleet_metrics_port"]),
+        "metrics_url": url if separate_metrics else None,
         "http_tls": variables["inference_check_http_tls"] or None,
         "grpc_tls": variables["inference_check_grpc_tls"] or None,
         "headers": variables["inference_check_headers"] or None,
