@@ -723,6 +723,29 @@ def test_a_load_that_was_stuck_is_repeated(host: Host, guard: PlayedGuard, monke
     assert "loaded digits" in outcome.did
 
 
+def test_loads_are_requested_where_the_container_publishes_its_server(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inventory may already describe the next container."""
+    asked: list[tuple[str, int]] = []
+
+    class Change:
+        hung, loaded, unloaded = ((),) * 3
+
+        def __init__(self, triton: Any, _models: Any) -> None:
+            asked.append((triton.address, triton.port))
+
+        def apply(self) -> None:
+            pass
+
+        def why(self) -> str:
+            return ""
+
+    monkeypatch.setattr(host_change, "Change", Change)
+    switched(host)
+    host.plan = [LOAD]
+    outcome = host.run(server={"mode": "explicit", "address": "192.0.2.1", "http_port": 9500}, serve_current=True)
+    assert (outcome.why, asked) == (None, [("127.0.0.1", 8000)])
+
+
 @pytest.mark.parametrize("restarted", [True, False], ids=["started again by its engine", "left ended by its engine"])
 def test_a_start_that_was_stuck_is_repeated(
     host: Host, guard: PlayedGuard, monkeypatch: pytest.MonkeyPatch, restarted: bool

@@ -29,6 +29,7 @@ INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
 # A lock of before, which does not have the content of its image
 LOCKED = {"id": IMAGE["Id"], "reference": "npufleet/triton:24.01-0123456789ab", "content": None}
 KEY = "of this look"
+KEY_FILE = "/etc/npufleet/server/key"
 KEY_MOUNT = "/etc/npufleet/server:/etc/npufleet/server:ro"
 RELEASE, OTHER = "e" * 64, "0" * 64
 FACTS = {"source": "f" * 64, "steps": [], "memory": [0, 0], "switch": "beside", "cached": False}
@@ -1047,7 +1048,9 @@ def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.Mon
         return 200, [{"name": "digits", "version": "1", "state": "READY"}] if resource.endswith("index") else {}
 
     monkeypatch.setattr(HTTP_JSON, answer)
-    resources = {"/containers/triton/json": INSPECT, f"/images/{IMAGE['Id']}/json": IMAGE}
+    host_address = desired_container.listen_address(fleet(triton_server_listen_address=listens))
+    inspect = changed("HostConfig.PortBindings", {"8000/tcp": [{"HostIp": host_address, "HostPort": "9000"}]})
+    resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
     server.read(sealed(triton_server_listen_address=listens, npufleet_http_port="9000"))
     assert addresses == [
@@ -1055,6 +1058,29 @@ def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.Mon
         (asked, 9000, "/v2/models/digits/versions/1/config"),
         (asked, 9000, "/v2"),
     ]
+
+
+def test_a_server_is_read_where_its_container_publishes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inventory may already describe the next container, or still that of a change which was rolled back."""
+    asked: list[tuple[str, int, Any]] = []
+
+    def answer(address: str, port: int, *_asked: Any, headers: Any) -> tuple[int, Any]:
+        asked.append((address, port, headers))
+        return 404, None
+
+    monkeypatch.setattr(HTTP_JSON, answer)
+    monkeypatch.setattr(reader.keys, "content", lambda path: f"the key in {path}")
+    monkeypatch.setattr(log_reader, "ending_reason", lambda *_asked: "")
+    monkeypatch.setattr(log_reader, "log_lines", lambda *_asked: [])
+    inspect = changed("HostConfig.PortBindings", {"8000/tcp": [{"HostIp": "127.0.0.2", "HostPort": "9000"}]})
+    inspect["Config"]["Cmd"] = desired_server.desired(
+        fleet(triton_server_api_key_name="old-key"), Context(MANIFESTS, image=lambda: LOCKED)
+    )["container"]["command"]
+    monkeypatch.setattr(reader, "Engine", FakeEngine({"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}))
+    actual = server.read(sealed(npufleet_http_port=9500, triton_server_api_key_name="new-key"))
+    assert asked == [("127.0.0.2", 9000, {"old-key": f"the key in {KEY_FILE}"})] * 3
+    (item,) = [entry for entry in server.diff(sealed(npufleet_http_port=9500), actual) if entry["name"] == "http"]
+    assert item["current"] == "no answer on port 9000: its log is empty"
 
 
 @pytest.mark.parametrize(

@@ -387,6 +387,21 @@ def test_wrong_answers_bring_back_what_served(root: str, order: Any, monkeypatch
     assert served(before) == {"digits": release_of("digits", 1)["release"]}
 
 
+def test_server_with_another_port_is_rolled_back_to_the_previous_port(
+    root: str, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = order({"digits": 1})
+    change(root, before)
+    monkeypatch.setattr(check_client, "run_in_process", lambda *_given: [{"name": "digits", "ok": False, "why": "wrong"}])
+    moved = order({"digits": 2}, ready_timeout=20)
+    server, port = moved["desired"]["server"], free_port()
+    old_port = server["http_port"]
+    server.update(http_port=port, command=[word.replace(f"-port={old_port}", f"-port={port}") for word in server["command"]])
+    outcome = change(root, moved)
+    assert (outcome.why is None, outcome.back, outcome.restored) == (False, "the previous server serves again", True)
+    assert served(before) == {"digits": release_of("digits", 1)["release"]}
+
+
 def test_other_cards_are_refused_while_the_old_one_serves(root: str, order: Any) -> None:
     before = order({"digits": 1})
     change(root, before)

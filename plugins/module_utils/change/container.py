@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import (
@@ -24,6 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     Docker,
     refuse_absent,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.connection import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run, untranslated
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
@@ -261,26 +262,6 @@ def _existing(engine: Docker, name: str) -> Dict[str, Any]:
     if found is None:
         raise ContainerError(f"container {name} is missing, expected it to exist. Find out who removed it, then run again")
     return found
-
-
-def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
-    """Return address and port of the server's HTTP service on this host, or None if it is not published.
-
-    They are read from the container, because the port in the inventory may have changed.
-    """
-    host = container.get("HostConfig") or {}
-    command = [str(element) for element in (container.get("Config") or {}).get("Cmd") or []]
-    port = next((word.split("=", 1)[1] for word in command if word.startswith("--http-port=")), "8000")
-    if not port.isascii() or not port.isdigit():
-        return None
-    if host.get("NetworkMode") == "host":
-        return "127.0.0.1", int(port)
-    bound = (host.get("PortBindings") or {}).get(f"{port}/tcp") or []
-    for entry in bound:
-        with suppress(ValueError, KeyError):
-            address = entry.get("HostIp") or "0.0.0.0"
-            return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), int(entry["HostPort"])
-    return None
 
 
 def _is_ready(address: str, port: int, left: float) -> bool:

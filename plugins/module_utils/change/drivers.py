@@ -22,6 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import (
     replacement,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.process import state, supervised
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
@@ -134,6 +135,10 @@ class Driver(ABC):
     def remove_unused_files(self) -> List[str]:
         """Remove files that the current server does not use. Return their paths."""
 
+    def actual_server(self) -> Mapping[str, Any]:
+        """Return the settings of the server with its actual `address`, `http_port` and `key`."""
+        return {**self.server, "key": self.settings["key"]}
+
     @abstractmethod
     def runner(self) -> Optional[control.Runner]:
         """Return the function that runs the gRPC client for loads, or None if loads are requested over HTTP."""
@@ -206,6 +211,9 @@ class ContainerDriver(Driver):
         for path in unused:
             os.unlink(path)
         return unused
+
+    def actual_server(self) -> Mapping[str, Any]:
+        return connection.of_container(super().actual_server(), self.engine.inspect(self.name) or {})
 
     def runner(self) -> Optional[control.Runner]:
         return control.container_runner(self.name) if self.server["grpc"] else None
@@ -281,6 +289,9 @@ class ProcessDriver(Driver):
 
     def remove_unused_files(self) -> List[str]:
         return state.remove_backends(self.root)
+
+    def actual_server(self) -> Mapping[str, Any]:
+        return connection.of_process(super().actual_server(), (supervised.running(self.root) or {}).get("command") or [])
 
     def runner(self) -> Optional[control.Runner]:
         return self._run_grpc_client if self.server["grpc"] else None

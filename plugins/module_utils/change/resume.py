@@ -17,6 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import cont
 from ansible_collections.npufleet.triton.plugins.module_utils.change.releases import STORE_WAIT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models import PROVE
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
@@ -144,10 +145,10 @@ def serve_current_releases(
     ended_loads = 0
     desired: Dict[str, Any] = {"mode": mode, "models": store.current_models(root, {})}
     while True:
-        at = container.endpoint(engine.inspect(name) or {})
-        if at is None:
+        there = connection.of_container({"key": settings.get("key")}, engine.inspect(name) or {})
+        if "address" not in there:
             return
-        served = read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
+        served = read_served(there)
         # Ignore models from object stores, because the host has no list of them
         foreign = [] if served is None else served_without_release(served)
         relevant = {name: versions for name, versions in (served or {}).items() if name in desired["models"] or name not in foreign}

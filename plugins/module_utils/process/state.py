@@ -13,7 +13,13 @@ import tempfile
 from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CONCERN, VERSION, diff_serving, hanging_loads
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import (
+    CONCERN,
+    VERSION,
+    connection,
+    diff_serving,
+    hanging_loads,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, supervised
@@ -81,8 +87,10 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         actual["key"] = keys.flaw(key_path(root), desired["fingerprint"])["flaw"]
     if found is not None:
         actual["hung"] = hanging_loads(root, "", pid or 0)
-        actual["served"] = read_served(desired)
-        status, metadata = query(desired, "GET", "/v2")
+        there = connection.of_process(desired, found.get("command") or [])
+        actual["http_port"] = there["http_port"]
+        actual["served"] = read_served(there)
+        status, metadata = query(there, "GET", "/v2")
         actual["version"] = version_of(metadata) if status == 200 else None
     if actual["served"] is None:
         actual["log"] = mask_secrets(desired, supervised.log_tail(log))

@@ -89,9 +89,8 @@ def diff_serving(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Itera
     if actual["served"] is None:
         restarts = ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
         log = ": " + actual["log"] if actual.get("log") else ""
-        yield item(
-            CONCERN, "http", "no answer on port {}{}{}".format(desired["http_port"], restarts, log), "the model index", "wait"
-        )
+        port = actual.get("http_port", desired["http_port"])
+        yield item(CONCERN, "http", f"no answer on port {port}{restarts}{log}", "the model index", "wait")
     else:
         yield from diff_models(desired, actual["served"])
     yield from _diff_hanging(actual)

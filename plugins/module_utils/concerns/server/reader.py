@@ -8,7 +8,7 @@ import os
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import credentials, device_access
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection, credentials, device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.container import (
     container_facts,
     environment,
@@ -71,10 +71,12 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     )
     if running:
         actual["hung"] = hanging_loads(desired["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
-        actual["served"] = read_served(desired)
-        if actual["served"] is None and query(desired, "POST", "/v2/repository/index")[0] == 403:
-            actual["key_refused"] = True
-        status, server = query(desired, "GET", "/v2")
+        there = connection.of_container(desired, inspect)
+        actual["served"] = read_served(there)
+        if actual["served"] is None:
+            actual["http_port"] = there["http_port"]
+            actual.update({"key_refused": True} if query(there, "POST", "/v2/repository/index")[0] == 403 else {})
+        status, server = query(there, "GET", "/v2")
         actual["version"] = version_of(server) if status == 200 else None
     if not running or actual["served"] is None:
         actual.update(read_log(engine, desired, inspect))

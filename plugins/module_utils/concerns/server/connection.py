@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: The npufleet developers
+# SPDX-License-Identifier: Apache-2.0
+"""The address, the ports and the key of an actual server, from `docker inspect` or from its command line.
+
+The inventory may already describe the next server, or a server whose change was rolled back.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+DEFAULT_PORTS = {"http": "8000", "grpc": "8001", "metrics": "8002"}
+# The address at which a host reaches a server that listens on every address
+_LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+# Parts of the command line that reads the key of the server (server_key.py on the controller)
+_KEY_FILE = re.compile(r"key=\$\(cat ([^\s)]+)\)")
+_KEY_NAME = re.compile(r'"--http-restricted-api=[^:"]+:([a-z0-9-]+)=\$key"')
+
+
+def command_of(inspect: Mapping[str, Any]) -> List[str]:
+    """Return the command line of a container, or an empty list without one."""
+    return [str(word) for word in (inspect.get("Config") or {}).get("Cmd") or []]
+
+
+def endpoint(inspect: Mapping[str, Any], service: str = "http") -> Optional[Tuple[str, int]]:
+    """Return address and port of a service of a container on this host, or None if it is not published."""
+    host = inspect.get("HostConfig") or {}
+    port = _option(command_of(inspect), f"{service}-port") or DEFAULT_PORTS[service]
+    if not port.isascii() or not port.isdigit():
+        return None
+    if host.get("NetworkMode") == "host":
+        return _LOCAL[""], int(port)
+    for entry in (host.get("PortBindings") or {}).get(f"{port}/tcp") or []:
+        with suppress(ValueError, KeyError):
+            address = entry.get("HostIp") or ""
+            return _LOCAL.get(address, address), int(entry["HostPort"])
+    return None
+
+
+def of_container(settings: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the settings of a server with `address`, `http_port` and `key` of its actual container."""
+    published = endpoint(inspect)
+    address = {"address": published[0], "http_port": published[1]} if published else {}
+    return {**settings, **address, "key": api_key(command_of(inspect)) or settings.get("key")}
+
+
+def of_process(settings: Mapping[str, Any], command: Sequence[str]) -> Dict[str, Any]:
+    """Return the settings of a server with `address`, `http_port` and `key` of its actual command line."""
+    address, port = _option(command, "http-address") or "", _option(command, "http-port") or ""
+    if not port.isascii() or not port.isdigit():
+        return dict(settings)
+    key = api_key(command) or settings.get("key")
+    return {**settings, "address": _LOCAL.get(address, address), "http_port": int(port), "key": key}
+
+
+def api_key(command: Sequence[str]) -> Optional[Dict[str, str]]:
+    """Return {"name": name of the header, "path": file of the key} of a server that reads a key, else None."""
+    found = [(name, path) for word in command for name, path in zip(_KEY_NAME.findall(word), _KEY_FILE.findall(word))]
+    return {"name": found[0][0], "path": found[0][1]} if found else None
+
+
+def secures_grpc(inspect: Mapping[str, Any]) -> bool:
+    """Return True if Triton itself uses TLS for gRPC in a container."""
+    return any(word.startswith("--grpc-use-ssl") and not word.endswith(("=false", "=0")) for word in command_of(inspect))
+
+
+def _option(command: Sequence[str], name: str) -> Optional[str]:
+    """Return the value of an option `--name=value`, None if the command line does not have it."""
+    return next((word.split("=", 1)[1] for word in command if word.startswith(f"--{name}=")), None)
