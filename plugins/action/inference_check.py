@@ -39,6 +39,8 @@ class ActionModule(FleetAction):
             # The defaults of the task's arguments come from these variables.
             if variables.type_errors:
                 raise Refusal(variables.type_errors)
+            task_server = self._task.args.get("server") or {}
+            fixed_address = bool(task_server.get("address") or variables["inference_check_address"])
             self._task.args = host_checks.with_defaults(self._task.args, variables)
             _validation, arguments = self.validate_argument_spec(argument_spec=OPTIONS)
             checks = host_checks.checks_of(host, arguments, variables)
@@ -50,8 +52,14 @@ class ActionModule(FleetAction):
         for name in ("results_dir", "models", "require_checks", "checks_dir", "golden_dir"):
             arguments.pop(name)
         arguments["server"] = checks.server
-        root = variables["npufleet_root"]
-        request = {"document": checks.document, "program": checks.program, "key": checks.key, "root": root}
+        request = {
+            "document": checks.document,
+            "program": checks.program,
+            "key": checks.key,
+            "root": variables["npufleet_root"],
+            "container": variables["triton_server_name"],
+            "fixed_address": fixed_address,
+        }
         result = self.call_module("inference_check", arguments, task_vars, request)
         if checks.unchecked and not arguments["keep"]:
             result["warnings"] = [*result.get("warnings", []), host_checks.warning(host, checks.unchecked)]

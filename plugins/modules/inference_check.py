@@ -110,7 +110,9 @@ options:
   accepted:
     description:
       - Run the checks that M(npufleet.triton.server_change) stored on the host when it kept the current releases. Without stored
-        checks, the check files are used.
+        checks, the check files are used. The message names the checks that ran.
+      - Stored checks use the ports, the address and the key of the actual container, which may differ from the inventory.
+        Headers and TLS files are those of the inventory, and so is an address that the inventory or the task sets.
       - Use it after a failed change has restored older releases, because older releases may fail the checks of newer ones.
     type: bool
     default: false
@@ -323,7 +325,14 @@ REQUEST: Dict[str, Any] = {
     "key": {"type": "dict", "no_log": False},
     # The project directory of the host
     "root": {"type": "str", "default": ""},
+    # Name of the server's container
+    "container": {"type": "str", "default": ""},
+    # True if the address of the server does not depend on the container, such as the address of a proxy
+    "fixed_address": {"type": "bool", "default": False},
 }
+# The checks that ran after a failed change, for the message
+STORED_CHECKS = "checks that the host stored when it accepted its current releases"
+INVENTORY_CHECKS = "checks of the inventory, because the host has stored none for its current releases"
 
 
 def keep(module: request.Module, document: Mapping[str, Any], program: str) -> bool:
@@ -361,7 +370,9 @@ def run(module: request.Module) -> None:
         changed = keep(module, document, params["program"])
         state = "written" if changed else "unchanged"
         module.exit_json(changed=changed, msg=f"{document['host']}: the checks of the probe are {state}")
-    host, image, program, key = document["host"], params["image"], params["program"], params["key"]
+    host = document["host"]
+    checks: Dict[str, Any] = {name: params[name] for name in ("image", "program")}
+    checks["document"] = {**document, "key": params["key"]}
     result_fields: Dict[str, bool] = {}
     if params["accepted"]:
         # Only calls with `accepted` need this import.
@@ -369,13 +380,20 @@ def run(module: request.Module) -> None:
 
         stored = accepted_checks.read(params["root"])
         result_fields["accepted"] = stored is not None
-        if stored:
-            image, program, document = stored["image"], stored["program"], dict(stored["document"])
-            key = document.pop("key", None)
+        try:
+            if stored:
+                checks = accepted_checks.for_actual_server(stored, checks, params["container"], params["fixed_address"])
+        except OSError as error:
+            module.fail_json(msg=f"{host}: the engine does not answer ({error})", **result_fields)
+    key = checks["document"].pop("key")
     try:
-        result = check_client.prove(image, document, program, keys.headers(key))
+        result = check_client.prove(checks["image"], checks["document"], checks["program"], keys.headers(key))
     except check_client.ClientError as error:
         module.fail_json(msg=f"{host}: {error}", **result_fields)
+    if params["accepted"]:
+        count, *failures = result["msg"].split("\n")
+        source = STORED_CHECKS if result_fields["accepted"] else INVENTORY_CHECKS
+        result["msg"] = "\n".join([f"{count} ({source})", *failures])
     result.update(result_fields)
     if not result["proven"]:
         module.fail_json(**result)

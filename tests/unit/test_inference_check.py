@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.action import inference_check as action
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.change import accepted_checks
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe
@@ -25,7 +27,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
-from helpers import ROOT, ansible_playbook, run_module
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
+from helpers import ROOT, FakeEngine, ansible_playbook, run_module
+from helpers import fleet as inventory
 from small_triton import certificates
 
 # Check files
@@ -638,38 +642,169 @@ def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
     assert [check["name"] for check in found["checks"]] == ["words/check file", "a"]
 
 
+INVENTORY_CHECKS = "checks of the inventory, because the host has stored none for its current releases"
+STORED_CHECKS = "checks that the host stored when it accepted its current releases"
+# The published ports of the container that serves. The inventory and the accepted checks have other ones.
+BINDINGS = {"8000/tcp": "9000", "8001/tcp": "9001", "8002/tcp": "9002"}
+
+
+class Accepted:
+    """A host that has stored checks for its releases. Its container may differ from the inventory."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.path = root, root / "accepted.json"
+        self.releases = {"m": {"release": "a" * 64}}
+        self.command = ["tritonserver", "--http-port=8000"]
+        self.addresses = dict.fromkeys(BINDINGS, "0.0.0.0")
+        self.images = {"sha256:old"}
+        monkeypatch.setattr(accepted_checks, "PATH", str(self.path))
+        monkeypatch.setattr(accepted_checks.store, "current_models", lambda _root, _desired: self.releases)
+        monkeypatch.setattr(accepted_checks, "Engine", lambda: FakeEngine(self.answers()))
+
+    def answers(self) -> dict[str, Any]:
+        bindings = {port: [{"HostIp": self.addresses[port], "HostPort": to}] for port, to in BINDINGS.items()}
+        container = {
+            "Id": "1",
+            "State": {"Status": "running", "Running": True},
+            "Config": {"Cmd": self.command},
+            "HostConfig": {"PortBindings": bindings},
+        }
+        layers = {"RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
+        return {"/containers/triton/json": container, **{f"/images/{name}/json": {"Id": name, **layers} for name in self.images}}
+
+    def store(self, key: dict[str, str] | None = None, **server: Any) -> None:
+        server = {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, **server}
+        document = {**DOCUMENT, "server": server, "timeout": 5, "key": key, "bound": float("inf")}
+        accepted_checks.write(str(self.root), {"image": "sha256:old", "program": "old", "document": document})
+
+    def prove(self, **arguments: Any) -> tuple[dict[str, Any], str, dict[str, Any]]:
+        """Return the result of the module, the image of its client, and the standard input of its client."""
+        server = {"http_port": 9500, "grpc_port": 9501, "metrics_port": 9502, **arguments.pop("server", {})}
+        given = {"accepted": True, "root": str(self.root), "container": "triton", "server": server, **arguments}
+        found, (((command), options),) = call(answers(result("a")), **given)
+        return found, command[-3], json.loads(options["input"])
+
+
+@pytest.fixture
+def accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Accepted:
+    return Accepted(tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize("given", ["accepted", "other releases", "changed", "none"])
-def test_restored_releases_run_the_checks_that_they_have_passed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    releases = {"m": {"release": "a" * 64}}
-    path = tmp_path / "accepted.json"
-    monkeypatch.setattr(accepted_checks, "PATH", str(path))
-    monkeypatch.setattr(accepted_checks.store, "current_models", lambda _root, _desired: releases)
-    document = {
-        **DOCUMENT,
-        "server": {"address": "192.0.2.9"},
-        "timeout": 5,
-        "key": None,
-        "no_check_file": [],
-        "bound": float("inf"),
-    }
+def test_restored_releases_run_the_checks_that_they_have_passed(accepted: Accepted, given: str) -> None:
     if given != "none":
-        accepted_checks.write(str(tmp_path), {"image": "sha256:old", "program": "old", "document": document})
-        assert path.stat().st_mode & 0o777 == 0o600
+        accepted.store()
+        assert accepted.path.stat().st_mode & 0o777 == 0o600
     if given == "changed":
-        path.write_text(path.read_text().replace("sha256:old", "sha256:bad"))
+        accepted.path.write_text(accepted.path.read_text().replace("sha256:old", "sha256:bad"))
     if given == "other releases":
-        releases["n"] = {"release": "b" * 64}
-    found, ran = call(answers(result("a")), accepted=True, root=str(tmp_path))
+        accepted.releases["n"] = {"release": "b" * 64}
+    found, image, sent = accepted.prove()
     assert (found["proven"], found["accepted"]) == (True, given == "accepted")
-    (((command), options),) = ran
-    sent = json.loads(options["input"])
-    assert (command[-3], sent["program"]) == (("sha256:old", "old") if given == "accepted" else ("sha256:abc", PROGRAM))
-    assert ("bound" in sent["document"]) is (given == "accepted")
+    assert (image, sent["program"]) == (("sha256:old", "old") if given == "accepted" else ("sha256:abc", PROGRAM))
+    assert ("bound" in sent["document"], sent["document"]["timeout"]) == ((True, 5) if given == "accepted" else (False, 30))
+    assert found["msg"] == f"npu1: 1 of 1 checks passed ({STORED_CHECKS if given == 'accepted' else INVENTORY_CHECKS})"
     # Only a proof after a failed change runs them.
-    found, ran = call(answers(result("a")), root=str(tmp_path))
-    assert "accepted" not in found and ran[0][0][-3] == "sha256:abc"
+    found, image, _sent = accepted.prove(accepted=False)
+    assert "accepted" not in found and (image, found["msg"]) == ("sha256:abc", "npu1: 1 of 1 checks passed")
+
+
+def test_accepted_checks_reach_a_container_that_was_changed_without_checks(accepted: Accepted) -> None:
+    accepted.store()
+    _found, _image, sent = accepted.prove()
+    expected = {"http_port": 9000, "grpc_port": 9001, "metrics_port": 9002}
+    local = {"address": "127.0.0.1", "metrics_url": "http://127.0.0.1:9002/metrics"}
+    assert sent["document"]["server"] == {**expected, **local}
+    accepted.addresses = {"8000/tcp": "192.0.2.1", "8001/tcp": "192.0.2.1", "8002/tcp": "::1"}
+    _found, _image, sent = accepted.prove()
+    assert sent["document"]["server"] == {**expected, "address": "192.0.2.1", "metrics_url": "http://[::1]:9002/metrics"}
+    # A proxy or a name of the certificate, which the inventory sets
+    _found, _image, sent = accepted.prove(server={"address": "proxy.example.com"}, fixed_address=True)
+    assert sent["document"]["server"] == {**expected, "address": "proxy.example.com"}
+
+
+def test_accepted_checks_use_the_headers_and_certificates_of_the_inventory(accepted: Accepted) -> None:
+    """They are not part of the container, and may have been renewed."""
+    accepted.store(http_tls={"ca": "old"}, grpc_tls={"ca": "old"}, headers={"proxy": "old"})
+    tls = {"ca": "new", "cert": None, "key": None}
+    new = {"http_tls": tls, "grpc_tls": tls, "headers": {"proxy": "new"}}
+    server = accepted.prove(server=new)[2]["document"]["server"]
+    assert {name: server[name] for name in new} == new
+    assert not {"http_tls", "headers"} & set(accepted.prove()[2]["document"]["server"])
+
+
+@pytest.mark.parametrize("secured", [True, False])
+@pytest.mark.parametrize("side", ["accepted", "inventory"])
+def test_container_decides_if_only_one_side_has_tls_for_grpc(accepted: Accepted, secured: bool, side: str) -> None:
+    tls = {"grpc_tls": {"ca": "pem", "cert": None, "key": None}}
+    accepted.store(**(tls if side == "accepted" else {}))
+    accepted.command.append(f"--grpc-use-ssl={str(secured).lower()}")
+    server = accepted.prove(server=tls if side == "inventory" else {})[2]["document"]["server"]
+    assert server.get("grpc_tls") == (tls["grpc_tls"] if secured else None)
+
+
+def test_accepted_checks_send_the_key_that_the_container_requires(
+    accepted: Accepted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).write_text(f"the {name} key")
+    accepted.store(key={"name": "old-key", "path": str(tmp_path / "old")})
+    monkeypatch.setattr(server_key, "START", server_key.START.replace(server_key.FILE, str(tmp_path / "old")))
+    accepted.command = server_key.command(inventory(triton_server_api_key_name="older-key"), accepted.command)
+    server = accepted.prove(key={"name": "new-key", "path": str(tmp_path / "new")})[2]["document"]["server"]
+    assert server["headers"] == {"older-key": "the old key"}
+
+
+def test_accepted_checks_run_in_the_image_of_the_inventory_if_theirs_was_removed(accepted: Accepted) -> None:
+    accepted.store()
+    accepted.images = set()
+    found, image, sent = accepted.prove()
+    assert (found["accepted"], image, sent["program"]) == (True, "sha256:abc", "old")
+
+
+def test_no_key_and_no_header_is_stored_with_accepted_checks(accepted: Accepted) -> None:
+    accepted.store(
+        key={"name": "k", "path": "/key"}, headers={"proxy": "s3cret"}, http_tls={"ca": "c", "cert": "c", "key": "s3cret"}
+    )
+    stored = accepted_checks.read(str(accepted.root))
+    assert stored and stored["document"]["server"] == {}
+    assert "key" not in stored["document"] and "s3cret" not in accepted.path.read_text()
+
+
+def test_accepted_checks_without_an_engine_fail_with_a_reason(accepted: Accepted, monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted.store()
+    monkeypatch.setattr(accepted_checks, "Engine", lambda: FakeEngine(None))
+    found, ran = call(answers(result("a")), accepted=True, root=str(accepted.root), container="triton")
+    assert (found["failed"], found["msg"], ran) == (True, "npu1: the engine does not answer (no engine)", [])
+
+
+class Action(action.ActionModule):
+    """The action over a host that records its request."""
+
+    def __init__(self, given: Any, **arguments: Any) -> None:
+        self._task = SimpleNamespace(args=arguments)  # type: ignore[assignment]
+        self.given, self.request = given, {}
+
+    def variables(self, _task_vars: Any) -> Any:
+        return self.given
+
+    def validate_argument_spec(self, *_given: Any, **_options: Any) -> Any:
+        return None, dict(self._task.args)
+
+    def call_module(self, _module: str, _arguments: Any, _task_vars: Any, request: Any = None) -> dict[str, Any]:
+        self.request = request
+        return {"msg": "1 of 1 checks passed", "checks": []}
+
+
+@pytest.mark.parametrize(
+    ("variable", "argument", "fixed"),
+    [("", {}, False), ("proxy.example.com", {}, True), ("", {"address": "::1"}, True), ("", {"http_port": 9}, False)],
+)
+def test_action_sends_the_container_and_whether_the_address_is_fixed(variable: str, argument: Any, fixed: bool) -> None:
+    variables = inventory(triton_server_name="mine", inference_check_address=variable, inference_check_image="sha256:1")
+    asked = Action(variables, models=[], keep=None, results_dir=None, **({"server": argument} if argument else {}))
+    asked.act("npu1", {})
+    assert (asked.request["container"], asked.request["fixed_address"]) == ("mine", fixed)
 
 
 def test_without_anything_to_ask_no_container_runs() -> None:

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks that the current releases of a host passed when their change was accepted.
 
-After a failed change they prove the restored releases, which may fail the checks of newer releases.
+After a failed change they prove the restored releases, which may fail the checks of newer releases. Only the requests and the
+expected answers belong to the releases. The connection is not stored, because a change without checks may change ports or keys.
 """
 
 from __future__ import annotations
@@ -13,18 +14,26 @@ import re
 from typing import Any, Dict, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
-# Only root may read the file: it has golden data and perhaps the key of a restricted API. No container mounts its directory.
+# Only root may read the file, because it has golden data. No container mounts its directory.
 PATH = "/etc/npufleet/accepted_checks.json"
 # The first line: the digest of each release, and of the rest of the file
 HEAD = {"releases": {re.compile(".+", re.DOTALL): str}, "content": str}
+# The only part of the connection that is stored. An inventory without TLS has no certificate for a restored server with TLS.
+GRPC_TLS = "grpc_tls"
 CHECKS = {"image": str, "program": str, "document": {"host": str, "server": dict, "checks": [dict]}}
 
 
 def write(root: str, checks: Mapping[str, Any]) -> None:
     """Keep the checks that the current releases have passed. Raises OSError and StoreError."""
-    body = json.dumps(checks, sort_keys=True)
+    document = {name: part for name, part in checks["document"].items() if name != "key"}
+    document["server"] = {name: part for name, part in document["server"].items() if name == GRPC_TLS}
+    body = json.dumps({**checks, "document": document}, sort_keys=True)
     head = {"releases": _current_releases(root), "content": hashlib.sha256(body.encode()).hexdigest()}
     durable.write(PATH, f"{json.dumps(head, sort_keys=True)}\n{body}", 0o600)
 
@@ -41,6 +50,39 @@ def read(root: str) -> Optional[Dict[str, Any]]:
     except (OSError, ValueError, store.StoreError):
         return None
     return None if shapes.mismatch(checks, CHECKS) else checks
+
+
+def for_actual_server(
+    accepted: Mapping[str, Any], inventory: Mapping[str, Any], name: str, fixed_address: bool = False
+) -> Dict[str, Any]:
+    """Return accepted checks with the connection to the container `name`. `inventory` has the checks of the inventory.
+
+    Ports, address and key are those of the container. Headers and certificates are those of the inventory, because they are not a
+    part of the container and may have been renewed. So is the address if it is a `fixed_address`. Raises OSError without an engine.
+    """
+    engine = Engine()
+    inspect = engine.container(name) or {}
+    found, connected = accepted["document"], inventory["document"]
+    server = {**connected["server"], **_published(inspect, fixed_address)}
+    if bool(server.get(GRPC_TLS)) != bool(found["server"].get(GRPC_TLS)):
+        tls = server.pop(GRPC_TLS, None) or found["server"][GRPC_TLS]
+        server.update({GRPC_TLS: tls} if connection.secures_grpc(inspect) else {})
+    key = connection.api_key(connection.command_of(inspect)) or connected.get("key")
+    # An operator may have removed the image of an earlier release row. The client in any image sends the same requests.
+    image = accepted["image"] if images.inspect_image(engine, accepted["image"]) else inventory["image"]
+    return {**accepted, "image": image, "document": {**found, "host": connected["host"], "server": server, "key": key}}
+
+
+def _published(inspect: Mapping[str, Any], fixed_address: bool) -> Dict[str, Any]:
+    """Return the ports of a container, and its address unless the inventory has a `fixed_address`."""
+    found = {service: connection.endpoint(inspect, service) for service in connection.DEFAULT_PORTS}
+    server: Dict[str, Any] = {f"{service}_port": where[1] for service, where in found.items() if where}
+    http, metrics = found["http"], found["metrics"]
+    if http and not fixed_address:
+        server["address"] = http[0]
+        if metrics:
+            server["metrics_url"] = f"http://{netloc(*metrics)}/metrics"
+    return server
 
 
 def _current_releases(root: str) -> Dict[str, str]:
