@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, replacement
-from helpers import unix_server, until
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
+from helpers import fleet, unix_server, until
 from played_engine import Killed, PlayedEngine
 
 SETTINGS = {"free_timeout": 1, "stop_timeout": 1, "ready_timeout": 5}
@@ -22,7 +23,7 @@ ME = lease.Holder("alice/1/1", "alice@ops1")
 def engine(monkeypatch: pytest.MonkeyPatch) -> PlayedEngine:
     """A host whose proven container serves, and a new one that is made."""
     played = PlayedEngine()
-    monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: played.serving(str(port)) is not None)
+    monkeypatch.setattr(container, "_is_ready", lambda _address, port, *_more: played.serving(str(port)) is not None)
     return played
 
 
@@ -268,6 +269,28 @@ def test_killed_anywhere_in_a_replacement_the_next_run_replaces(
 )
 def test_where_a_container_answers(facts: dict[str, Any], wanted: tuple[str, int] | None) -> None:
     assert container.endpoint(facts) == wanted
+
+
+@pytest.mark.parametrize("restricted", [True, False])
+def test_readiness_is_queried_with_the_key_of_a_restricted_health_api(
+    restricted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_key, "START", server_key.START.replace(server_key.FILE, str(tmp_path / "key")))
+    (tmp_path / "key").write_text("s3cret")
+    sent: list[dict[str, str]] = []
+    engine = PlayedEngine()
+
+    def answer(*_request: Any, headers: dict[str, str]) -> tuple[int, Any]:
+        sent.append(headers)
+        return (200, None) if headers or not restricted else (403, None)
+
+    monkeypatch.setattr(container, "http_json", answer)
+    engine.add("triton")
+    command = engine.named("triton")["Config"]
+    if restricted:
+        command["Cmd"] = server_key.command(fleet(triton_server_restricted_apis=["health"]), command["Cmd"])
+    container.wait_ready(engine, "triton", 1)
+    assert sent == [{"npufleet-key": "s3cret"} if restricted else {}]
 
 
 # Its process

@@ -156,7 +156,7 @@ def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path_factory.mktemp("watchdog") / "lock"))
     monkeypatch.setattr(accepted_checks, "PATH", str(tmp_path_factory.mktemp("etc") / "accepted_checks.json"))
     engine = PlayedEngine()
-    monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: engine.serving(str(port)) is not None)
+    monkeypatch.setattr(container, "_is_ready", lambda _address, port, *_more: engine.serving(str(port)) is not None)
     monkeypatch.setattr(resume, "serve_current_releases", lambda *_given, **_more: None)
     monkeypatch.setattr(drivers.contexts, "POLL_SECONDS", 0.01)
     engine.add("triton")

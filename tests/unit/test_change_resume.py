@@ -28,7 +28,7 @@ def watchdog(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> PlayedEngine:
     played = PlayedEngine()
-    monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: played.serving(str(port)) is not None)
+    monkeypatch.setattr(container, "_is_ready", lambda _address, port, *_more: played.serving(str(port)) is not None)
     return played
 
 

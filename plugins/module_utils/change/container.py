@@ -24,10 +24,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     Docker,
     refuse_absent,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.connection import endpoint
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.connection import api_key, command_of, endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run, untranslated
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys, stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import ending_reason
 
@@ -264,8 +264,9 @@ def _existing(engine: Docker, name: str) -> Dict[str, Any]:
     return found
 
 
-def _is_ready(address: str, port: int, left: float) -> bool:
-    return http_json(address, port, "GET", "/v2/health/ready", min(max(left, POLL_SECONDS), RESPONSE_TIMEOUT))[0] == 200
+def _is_ready(address: str, port: int, left: float, key: Optional[Mapping[str, str]]) -> bool:
+    timeout = min(max(left, POLL_SECONDS), RESPONSE_TIMEOUT)
+    return http_json(address, port, "GET", "/v2/health/ready", timeout, headers=keys.headers(key))[0] == 200
 
 
 def wait_ready(engine: Docker, name: str, timeout: float) -> None:
@@ -277,7 +278,7 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
         if end_message:
             raise ContainerError(f"{end_message}: {ending_reason(engine, name) or 'its log is empty'}")
         at = endpoint(found)
-        if at is None or _is_ready(*at, deadline - time.monotonic()):
+        if at is None or _is_ready(*at, deadline - time.monotonic(), api_key(command_of(found))):
             return
         if time.monotonic() >= deadline:
             raise ContainerError(f"{name} is not ready on {at[0]}:{at[1]} within {timeout:.0f} s. See `docker logs {name}`")
