@@ -9,12 +9,14 @@ DOCUMENTATION = r"""
 module: server_change
 short_description: Change the server and its models, prove the change, and keep or roll it back
 description:
-  - Performs the whole change on the host in one call. It creates the releases of the models and switches to them. It compares the
-    server with the inventory, and replaces, starts or restarts the container, or loads and unloads models. Then it verifies the
-    served models and runs the checks. If both succeed, releases and container are kept. Otherwise the previous state is restored
-    and verified too. (A release is the set of files of one model on the host. It never changes.)
+  - Performs the whole change on the host in one call.
+  - The host creates the releases of the models and switches to them. A release is a directory with the files of one model, which
+    never change. The host compares the server with the inventory. Depending on the differences, it replaces, starts or restarts
+    the container, or loads and unloads models.
+  - Then the host verifies the served models and runs the checks. If both succeed, releases and container are kept. Otherwise the
+    previous state is restored and verified, too.
   - With O(accept_within), the change is kept only after a second call accepts it. Between the two calls, an operator can observe
-    the traffic, the run keeps the lease of the host, and the previous state can still be restored.
+    the traffic. Meanwhile, the run keeps the lease of the host, and the previous state can still be restored.
   - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
     host finishes the change, or rolls it back, within the time limits of the inventory.
   - Large files of the models (M(npufleet.triton.model_blobs)) and a new container with the name C(<name>-next)
@@ -46,7 +48,7 @@ options:
     elements: str
     default: []
   withdraw:
-    description: Names of the models to serve no longer. In the plan, they have the action C(withdraw).
+    description: Names of the models to remove from the server. In the plan, they have the action C(withdraw).
     type: list
     elements: str
     default: []
