@@ -77,7 +77,7 @@ def test_another_system_kernel_and_card_all_at_once() -> None:
         ("the bus has RBLN-CA12, expected RBLN-CA22 for release lab-24.01. Choose release 24.01",),
         ("model digits has compiled files for CA12/0.6, expected one for CA22/0.6. Compile it",),
     )
-    said = "1 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816): release 26.05 clears them"
+    said = "1 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816): release 26.05 fixes them"
     assert said in " ".join(run.output.split())
 
 

@@ -88,14 +88,14 @@ def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> 
     (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows=rows))
     assert warning == (
         "release 24.01 runs a Triton with 3 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816, 5828, 5865): "
-        "release 26.05 clears 5816, 5828; release 26.07 clears 5865. "
+        "release 26.05 fixes 5816, 5828; release 26.07 fixes 5865. "
         "Until this host runs such a version, keep its ports away from untrusted networks."
     )
     (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows={"24.01": row, "26.07": later("2.71.0")}))
-    assert "bulletins 5816, 5828, 5865): release 26.07 clears them. Until this host" in warning
+    assert "bulletins 5816, 5828, 5865): release 26.07 fixes them. Until this host" in warning
     (warning,) = row_remarks.warnings(variables(row=row))
     for bulletin, triton in (("5816", "26.02"), ("5828", "26.03"), ("5865", "26.06")):
-        assert f"Triton {triton}, which no release row for RBLN-CA12 has, clears {bulletin}" in warning
+        assert f"Triton {triton}, which no release row for RBLN-CA12 has, fixes {bulletin}" in warning
     assert row_remarks.warnings(variables(row={"vulnerabilities": {"as_of": "2026-08-18", "bulletins": {}}})) == []
     assert row_remarks.warnings(variables()) == []
 

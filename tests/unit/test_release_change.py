@@ -63,8 +63,8 @@ def test_versions_support_and_vulnerabilities_of_a_way_up() -> None:
         "tensor_parallel_size). Adapt your programs that depend on it.",
         "from triton 2.65.0 on: --http-max-input-size counts decompressed bytes as well (before: sent bytes only). Adapt your "
         "programs that depend on it.",
-        "release 26.05 closes known vulnerabilities (NVIDIA security bulletins 5723, 5734, 5790, 5816, 5828, 5848, 5853, 5860)",
-        "release 26.05 keeps open known vulnerabilities (NVIDIA security bulletins 5865, 5875)",
+        "release 26.05 fixes known vulnerabilities (NVIDIA security bulletins 5723, 5734, 5790, 5816, 5828, 5848, 5853, 5860)",
+        "release 26.05 keeps known vulnerabilities (NVIDIA security bulletins 5865, 5875)",
     ]
 
 
@@ -76,7 +76,7 @@ def test_a_way_down_opens_what_the_way_up_closed() -> None:
     assert [sentence for sentence in said if sentence.startswith("before driver 3.2.0: rbln_daemon.service (no longer: ")]
     assert not [sentence for sentence in said if "driver 3.0.0" in sentence]
     assert said[-1] == (
-        "release 26.01 opens known vulnerabilities (NVIDIA security bulletins 5816, 5828, 5848, 5853, 5860, 5865, 5875)"
+        "release 26.01 adds known vulnerabilities (NVIDIA security bulletins 5816, 5828, 5848, 5853, 5860, 5865, 5875)"
     )
 
 
@@ -102,7 +102,7 @@ def test_from_what_nobody_knows_the_new_row_is_told_as_it_is() -> None:
     assert pair(None, "26.05") == [
         "unknown release to 26.05: SDK 0.11.2, Triton 2.69.0, Python 3.12, tritonclient 2.69.0, "
         "base image nvcr.io/nvidia/tritonserver:26.05-vllm-python-py3",
-        "release 26.05 has open known vulnerabilities (NVIDIA security bulletins 5865, 5875)",
+        "release 26.05 has known vulnerabilities (NVIDIA security bulletins 5865, 5875)",
     ]
     (first, *_more) = subject.row_changes(Release("of-a-site", {}), row("26.05"))
     assert first.startswith("release of-a-site to 26.05: SDK 0.11.2, ")
@@ -189,7 +189,7 @@ def test_driver_image_and_what_else_changes() -> None:
         "image: delivered after npu9 has built it"
     ]
     assert host_changes("26.05", "26.07", item("image", "deliver"), item("image", "publish")) == [
-        "image: delivered, as the lock file pins it",
+        "image: delivered as recorded in the lock file",
         "image: published for the other hosts",
     ]
     assert host_changes(None, "26.07", item("driver", "install", "package")) == [

@@ -285,7 +285,7 @@ def _ports(inspect: Mapping[str, Any], arguments: Sequence[Tuple[str, str]], tra
     if addresses:
         variables["triton_server_listen_address"] = addresses[0]
         if len(set(addresses)) > 1:
-            listed = ", ".join(address or "(every one)" for address in addresses)
+            listed = ", ".join(address or "(all addresses)" for address in addresses)
             left_out.append(f"listen addresses {listed}: all managed services listen on the first")
     if on_host:
         left_out.append("network host: the managed container has its own network and publishes its ports")

@@ -109,9 +109,9 @@ def _bulletins(old: Row, new: Release) -> Iterator[str]:
     vulnerabilities = new.row.get("vulnerabilities") or {}
     past, present = (list((row.get("vulnerabilities") or {}).get("bulletins") or []) for row in (old, new.row))
     for verb, bulletins in (
-        ("closes", [number for number in past if number not in present]),
-        ("keeps open", [number for number in past if number in present]),
-        ("opens" if old else "has open", [number for number in present if number not in past]),
+        ("fixes", [number for number in past if number not in present]),
+        ("keeps", [number for number in past if number in present]),
+        ("adds" if old else "has", [number for number in present if number not in past]),
     ):
         if bulletins:
             yield f"release {new.name} {verb} known vulnerabilities (NVIDIA security bulletins {', '.join(bulletins)})"
@@ -195,7 +195,7 @@ def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Itera
     elif "build" in actions:
         yield f"image: delivered after {builder} has built it"
     elif "deliver" in actions:
-        yield "image: delivered, as the lock file pins it"
+        yield "image: delivered as recorded in the lock file"
     if "publish" in actions:
         yield "image: published for the other hosts"
 

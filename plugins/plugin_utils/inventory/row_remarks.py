@@ -43,7 +43,7 @@ def _fixes(variables: Mapping[str, Any], bulletins: Mapping[str, str]) -> List[s
     fixes: Dict[str, List[str]] = {}
     for bulletin, triton in bulletins.items():
         fixing = [name for _version, _untested, name in newer if bulletin not in rows[name]["vulnerabilities"]["bulletins"]]
-        fix = f"release {fixing[0]} clears" if fixing else f"Triton {triton}, which no release row for {card} has, clears"
+        fix = f"release {fixing[0]} fixes" if fixing else f"Triton {triton}, which no release row for {card} has, fixes"
         fixes.setdefault(fix, []).append(bulletin)
     return [f"{fix} {'them' if len(fixes) == 1 else ', '.join(fixed)}" for fix, fixed in fixes.items()]
 

@@ -48,7 +48,7 @@ def test_it_says_what_will_happen_and_changes_nothing(tmp_path: Path, options: t
     assert f"- npu-2: release 24.12 to {TO}: SDK 0.7.4 to 0.9.4, Triton 2.53.0 to 2.71.0" in ran.words
     assert f"- npu-2: release {TO} no longer supports RBLN-CA02" in ran.words
     assert "- every host: Triton 2.68.0 and newer refuse clients that share memory with the server" in ran.words
-    assert "- every host: image: delivered, as the lock file pins it" in ran.words
+    assert "- every host: image: delivered as recorded in the lock file" in ran.words
     assert "nothing was changed: to upgrade, run again with -e upgrade_confirm=true and without --check" in ran.words
 
 
