@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import container, credentials, log_reader, reader
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import (
+    connection,
+    container,
+    credentials,
+    log_reader,
+    reader,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
@@ -1058,6 +1064,17 @@ def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.Mon
         (asked, 9000, "/v2/models/digits/versions/1/config"),
         (asked, 9000, "/v2"),
     ]
+
+
+def test_server_that_was_started_manually_is_read_at_the_port_of_the_inventory() -> None:
+    """Only the inventory knows the options of a server that a script or `docker exec` has started."""
+    inspect = changed("HostConfig.NetworkMode", "host")
+    settings = {"address": "127.0.0.1", "http_port": 9000, "key": None}
+    for command in (["sleep", "infinity"], ["bash", "-c", "tritonserver --http-port=$PORT"]):
+        inspect["Config"]["Cmd"] = command
+        assert connection.of_container(settings, inspect) == settings
+    inspect["Config"]["Cmd"] = ["/opt/tritonserver/bin/tritonserver", "--http-port=9500"]
+    assert connection.of_container(settings, inspect) == {**settings, "http_port": 9500}
 
 
 def test_a_server_is_read_where_its_container_publishes_it(monkeypatch: pytest.MonkeyPatch) -> None:

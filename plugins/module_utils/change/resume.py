@@ -145,10 +145,11 @@ def serve_current_releases(
     ended_loads = 0
     desired: Dict[str, Any] = {"mode": mode, "models": store.current_models(root, {})}
     while True:
-        there = connection.of_container({"key": settings.get("key")}, engine.inspect(name) or {})
-        if "address" not in there:
+        inspect = engine.inspect(name) or {}
+        at, key = connection.endpoint(inspect), connection.api_key(connection.command_of(inspect))
+        if at is None:
             return
-        served = read_served(there)
+        served = read_served({"address": at[0], "http_port": at[1], "key": key or settings.get("key")})
         # Ignore models from object stores, because the host has no list of them
         foreign = [] if served is None else served_without_release(served)
         relevant = {name: versions for name, versions in (served or {}).items() if name in desired["models"] or name not in foreign}

@@ -40,8 +40,12 @@ def endpoint(inspect: Mapping[str, Any], service: str = "http") -> Optional[Tupl
 
 
 def of_container(settings: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the settings of a server with `address`, `http_port` and `key` of its actual container."""
-    published = endpoint(inspect)
+    """Return the settings of a server with `address`, `http_port` and `key` of its actual container.
+
+    They stay as they are if a script or `docker exec` has started the server, because the command line then has no options of it.
+    """
+    starts_server = any(word.rpartition("/")[2] == "tritonserver" for word in command_of(inspect))
+    published = endpoint(inspect) if starts_server else None
     address = {"address": published[0], "http_port": published[1]} if published else {}
     return {**settings, **address, "key": api_key(command_of(inspect)) or settings.get("key")}
 
