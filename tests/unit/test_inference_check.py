@@ -140,7 +140,7 @@ CHECK0 = "checks[0]."
         ("model: [", ["is not a YAML file: while parsing a flow node "]),
         ("", ["the file is null, expected a map that is not empty"]),
         ({"checks": [good_check()]}, ["model is missing, expected a value"]),
-        ({"model": "n", "golden": "m", "checks": [good_check()]}, ["model is n, expected m, as the name of the file"]),
+        ({"model": "n", "golden": "m", "checks": [good_check()]}, ["model is n, expected m, the name of the file"]),
         ({"model": "m"}, ["checks is missing, expected a value"]),
         ({"model": "m", "checks": []}, ["checks is [], expected a list that is not empty"]),
         ({"model": "m", "checks": {"a": 1}}, ['checks is {"a": 1}, expected a list that is not empty']),

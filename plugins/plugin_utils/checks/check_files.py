@@ -71,7 +71,7 @@ class CheckFile(Arrays):
             return {}
         document = self.as_map(content, FILE_KEYS, "")
         if "model" in document and document["model"] != self.model:
-            self.error("model", document["model"], f"{self.model}, as the name of the file")
+            self.error("model", document["model"], f"{self.model}, the name of the file")
         self.golden = self.as_text(document.get("golden", self.model), "golden") or self.model
         if not is_inside(self.golden):
             self.error("golden", self.golden, "the name of a directory of golden data, without ..")

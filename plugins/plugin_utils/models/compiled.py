@@ -222,7 +222,7 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
         if tensors:
             contradictions += _compare(side, tensors, compiled, omits_batch)
         elif any(not entry.get("name") for entry in compiled):
-            expected = f"the {side}, as the compiled file's record has no names for them"
+            expected = f"the {side}, because the compiled file's record has no names for them"
             contradictions.append(Contradiction(side[:-1], "missing", expected))
         else:
             for entry in compiled:

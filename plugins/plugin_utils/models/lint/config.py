@@ -68,12 +68,12 @@ def _identity(model: Model) -> Iterator[Finding]:
             yield model.error("backend", "platform", actual, "ensemble beside ensemble_scheduling", 'Write platform: "ensemble"')
     elif not model.backend:
         field = "platform" if config.platform else "backend"
-        actual = config.platform or "missing, as are a platform and a file that implies one"
+        actual = config.platform or "missing, and neither a platform nor a file implies it"
         todo = names.platform_todo(config.platform, model.triton) if config.platform else 'Add it, such as backend: "rbln"'
         yield model.error("backend", field, actual, "the backend that serves the model", todo)
     elif model.backend in platforms.values() and platforms.get(identity.platform) != model.backend:
         matching = [platform for platform, backend in platforms.items() if backend == model.backend]
-        actual = identity.platform or "missing, as is a file that implies one"
+        actual = identity.platform or "missing, and no file implies it"
         todo = "Remove the platform" if config.platform else "Add the platform"
         yield model.error("backend", "platform", actual, f"{' or '.join(matching)}, a platform of backend {model.backend}", todo)
     if model.backend == "tensorrt":

@@ -67,7 +67,7 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
 def _compare(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: str) -> Iterator[Finding]:
     """Yield the errors of data with another data type or shape than its tensor."""
     if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
-        actual, expected = schema.enum_name(data, "data_type"), f"{schema.enum_name(tensor, 'data_type')}, as the {owner}"
+        actual, expected = schema.enum_name(data, "data_type"), f"{schema.enum_name(tensor, 'data_type')}, the type of the {owner}"
         yield model.error(rule, f"{field}.data_type", actual, expected)
     if (tensor.dims or owner == "state") and min(data.dims, default=0) >= 0 and not _fits(data.dims, tensor.dims):
         actual, expected = str(list(data.dims)), f"sizes for {list(tensor.dims)} of the {owner}, without the batch"
