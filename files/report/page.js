@@ -42,11 +42,11 @@
     table.append(...hosts);
   };
 
-  const open = (host, wanted) => {
-    host.classList.toggle('open', wanted);
-    host.querySelector('.host button').setAttribute('aria-expanded', String(wanted));
+  const open = (host, opened) => {
+    host.classList.toggle('open', opened);
+    host.querySelector('.host button').setAttribute('aria-expanded', String(opened));
     // The page contains each picture once. Other places copy its source when their host is opened.
-    if (wanted) for (const image of all('img[data-picture]:not([src])', host)) image.src = byId(`picture-${image.dataset.picture}`).src;
+    if (opened) for (const image of all('img[data-picture]:not([src])', host)) image.src = byId(`picture-${image.dataset.picture}`).src;
   };
 
   byId('find').addEventListener('input', filter);

@@ -28,8 +28,8 @@ AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
 INTERVAL_SECONDS, TIMEOUT_SECONDS = 30, 10
 # http.client uses no proxy. urllib would use the proxies that the environment has for the server's own downloads.
 HEALTH_PROGRAM = (
-    "import http.client, sys; asked = http.client.HTTPConnection('127.0.0.1', 8000, timeout=5); "
-    "asked.request('GET', '/v2/health/ready', headers=HEADER); sys.exit(asked.getresponse().status != 200)"
+    "import http.client, sys; connection = http.client.HTTPConnection('127.0.0.1', 8000, timeout=5); "
+    "connection.request('GET', '/v2/health/ready', headers=HEADER); sys.exit(connection.getresponse().status != 200)"
 )
 
 

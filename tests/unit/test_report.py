@@ -74,7 +74,7 @@ def test_a_half_that_no_host_has_counts_for_none() -> None:
 
 def test_a_host_that_answers_no_checks_misses_none() -> None:
     whole = view.view(["npu1", "ops1"], ["npu1"], {"npu1": status(), "ops1": status()}, {"npu1": result(check())}, NOW)
-    assert whole["counts"] == {"all": 2, "wrong": 0, "unknown": 0, "good": 2, "right": 1, "asked": 1, "stale": 0}
+    assert whole["counts"] == {"all": 2, "wrong": 0, "unknown": 0, "good": 2, "right": 1, "checks": 1, "stale": 0}
 
 
 def test_what_is_wrong_comes_first_then_names_by_their_numbers() -> None:
@@ -97,7 +97,7 @@ def test_models_that_are_not_served_are_wrong_whatever_they_answered() -> None:
     down = {"digits": {"1": {"state": "UNAVAILABLE", "reason": "no memory", "release": None}}}
     found = row(status(actual={"server": {"served": down}}), result(check()))["models"]["digits"]
     assert (found["level"], found["word"], found["versions"][0]["reason"]) == ("wrong", "1 of 1", "no memory")
-    assert row(status(), None)["models"]["digits"]["word"] == "not asked"
+    assert row(status(), None)["models"]["digits"]["word"] == "not checked"
     assert row(status(actual={"server": {"served": None}}), None)["models"]["digits"]["word"] == "not served"
 
 

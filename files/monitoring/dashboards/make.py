@@ -368,7 +368,7 @@ MODEL = Dashboard(
             "Time",
             [
                 graph(
-                    "Where the time goes",
+                    "Parts of the time of a request",
                     "µs",
                     "Mean time that a request spends in the queue, in reading inputs, in computing and in writing outputs.",
                     *(

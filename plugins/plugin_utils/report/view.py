@@ -100,7 +100,7 @@ def view(
             "all": len(rows),
             **{level: levels.count(level) for level in ("wrong", "unknown", "good")},
             "right": sum(row["right"] for row in rows),
-            "asked": sum(row["asked"] for row in rows),
+            "checks": sum(row["checks"] for row in rows),
             "stale": sum(row["stale"] for row in rows),
         },
         "rollouts": list(rollouts),
@@ -147,7 +147,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "image": _short_text(_value(actual, "image", "id")),
         "models": _models(actual, _mapping(_value(status, "models")), plan, checks),
         "answers": _answers(checks),
-        "asked": len(checks),
+        "checks": len(checks),
         "right": len(checks) - len(wrong),
         "times": [{"what": what, "when": iso(at), "stale": now - at > MAX_AGE} for what, at in times.items() if at],
     }
@@ -237,7 +237,7 @@ def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks
         if model_checks:
             level, word = ("good" if len(right) == len(model_checks) else "wrong"), f"{len(right)} of {len(model_checks)}"
         else:
-            level, word = ("unknown", "not asked") if ready else ("wrong", "not served")
+            level, word = ("unknown", "not checked") if ready else ("wrong", "not served")
         if model_checks and actual and not ready:
             level = "wrong"
         if model in planned and level == "good":
