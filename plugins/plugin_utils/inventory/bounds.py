@@ -13,6 +13,7 @@ import re
 from typing import Any, Callable, Dict, Mapping, NamedTuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import NAME
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import lock_file
 
 # The most bytes of a file name, and of a path. This project creates files below some paths, so the limit is low.
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
@@ -171,12 +172,6 @@ CONTROLLER_DIRECTORY = Bound(
 )
 
 
-def _is_locked_image(entry: Mapping[str, Any]) -> bool:
-    """Return True if the ID in an entry of the lock file can be a part of a file name. Other code checks the rest."""
-    identity = entry.get("id", "none")
-    return isinstance(identity, str) and re.fullmatch("[A-Za-z0-9:_-]{1,200}", identity) is not None
-
-
 def _is_volume(value: str) -> bool:
     """Return True for `SOURCE[:TARGET[:MODE]]`, where SOURCE is a path or a volume's name, and TARGET a path in the container."""
     source, colon, rest = value.partition(":")
@@ -294,7 +289,7 @@ BOUNDS: Dict[str, Bound] = {
     "npufleet_no_proxy[]": text(lines=True),
     "npufleet_proxy_environment": entries(),
     "npufleet_locked": Bound(
-        "an entry with the ID of an image, such as sha256:0123", _is_locked_image, "Restore the lock file as it was reviewed"
+        "an entry as site.yml writes it", lambda entry: not lock_file.entry_error(entry), "Restore the lock file as it was reviewed"
     ),
     "npufleet_proxy_text": text(MAX_TEXT, lines=True, secret=True),
     "docker_engine_unit_limits{}": UNIT,

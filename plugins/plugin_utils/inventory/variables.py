@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import bala
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_concern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.engine import proxy_reasons
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, lock_file, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
@@ -87,6 +87,7 @@ def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         yield f"triton_models contains {', '.join(duplicates)} several times for the same hosts. Remove all but one."
+    yield from lock_file.errors(variables)
 
 
 def collect_desired(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,25 @@ def test_a_connection_variable_that_fails_on_one_host_changes_no_host(tmp_path: 
     assert "division by zero" in ran.words
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"25.08": 3}', "\udcff"])
-def test_a_lock_file_that_is_no_lock_is_a_reason(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", '{"25.08": 3}', '{"25.08": {"id": 5}}', "\udcff"])
+def test_invalid_lock_file_is_one_reason_with_its_path(tmp_path: Path, content: str) -> None:
     lock = tmp_path / "broken.json"
     lock.write_bytes(content.encode("utf-8", "surrogateescape"))
-    refused(run(tmp_path, "site.yml", fleet(MODEL), npufleet_lock_file=of_faulty(f"'{lock}'", f"'{tmp_path}/none.json'")))
+    ran = run(tmp_path, "site.yml", fleet(MODEL), npufleet_lock_file=of_faulty(f"'{lock}'", f"'{tmp_path}/none.json'"))
+    refused(ran)
+    assert "1 of 2 hosts refused, 1 reason" in ran.words
+    assert f"- {FAULTY}: {lock}" in ran.words and "Restore the reviewed file" in ran.words, ran.output
+
+
+def test_lock_file_of_a_build_is_accepted(tmp_path: Path) -> None:
+    texts = dict.fromkeys(("id", "content", "archive"), "sha256:" + 64 * "0")
+    entry = {**texts, "reference": "npufleet/triton:1", "recipe": "0", "options": ["a"], "versions": {}, "supply": {"wheels": {}}}
+    (tmp_path / "lock.json").write_text(json.dumps({"25.08": entry}))
+    variables = {
+        "triton_image_delivery_repository": "registry.example.com/npufleet/triton",
+        "inference_check_image": "{{ npufleet_image }}",
+    }
+    assert run(tmp_path, "site.yml", fleet(MODEL), **variables).code == 0
 
 
 def test_the_reasons_found_before_an_error_are_reported_with_it(tmp_path: Path) -> None:
