@@ -22,7 +22,7 @@ from ansible.plugins.callback import CallbackBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report.summary import Summary
 
 HOST_STATE = "npufleet.triton.host_state"
-# The callbacks of ansible.posix with output for programs
+# The callbacks of ansible.posix whose output is JSON
 FOR_PROGRAMS = ("json", "jsonl")
 
 
