@@ -58,7 +58,8 @@ fi
 
 
 # This installer does what is known about the vendor's installer: it refuses to run if the old package is installed, needs the build
-# tools of DKMS, writes firmware only to unused cards, and installs packages. It is not known if the vendor's asks questions.
+# tools of DKMS, writes firmware only to unused cards, and installs packages. It asks a question, because the vendor's installer may
+# do so, too.
 INSTALLER = f"""\
 #!/bin/sh
 # The lab's stand-in for the vendor's installer: it builds with the real DKMS, and its cards are emulated.

@@ -131,7 +131,7 @@ REQUEST = {
     "container": {"type": "dict", "default": {}},
     # Version of the controller's library
     "version": {"type": "str", "default": ""},
-    # ID of a run that has ended, as the controller has found
+    # ID of another run, which has ended according to the controller
     "ended": {"type": "str", "default": ""},
 }
 

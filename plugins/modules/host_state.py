@@ -71,8 +71,8 @@ options:
         required: true
   details:
     description:
-      - Whether the result has the details RV(actual), RV(desired) and RV(origins), which contain most of the data. Leave the
-        details out in a playbook for a large fleet, which needs the details of few hosts only.
+      - Whether the result has the details RV(actual), RV(desired) and RV(origins), which contain most of the data. A playbook for a
+        large fleet should leave the details out, because it needs the details of few hosts only.
       - V(always) returns the details.
       - V(changes) leaves the details out for a host that is RV(in_sync).
       - V(report) leaves the details out, and stores the state of the host for M(npufleet.triton.fleet_report) until the run ends.

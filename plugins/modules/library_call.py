@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module library_call: see DOCUMENTATION. Ansible inserts the arguments into this file, and so need not send another file.
+"""Module library_call: see DOCUMENTATION. Ansible inserts the arguments into this file, so it need not send another file.
 
 Other accounts may be able to write to directories in the import path. Until main() has removed these directories, the module
 imports only os and sys.

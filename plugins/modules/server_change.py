@@ -196,7 +196,7 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     **request.HOLDER,
-    # ID of the call and of the change that it begins
+    # ID of this call, and of the change that this call begins
     "id": {"type": "str", "default": ""},
     # Seconds that this call waits for the result
     "wait": {"type": "float", "default": 0},

@@ -20,9 +20,9 @@ Tags = FrozenSet[str]
 def errors(playbook: Any) -> List[str]:
     """Return [the error] of the tags of the command line, or [].
 
-    Tasks with the tag `always` run with any tags, so they do not count as steps here. If every task is one of them, any tags are
-    accepted. They are also accepted if the playbook has tasks of another project, because the files that those tasks include may
-    have more tags.
+    Tasks with the tag `always` run with any tags, so they do not count as steps here. If every task has this tag, any tags are
+    accepted. Any tags are also accepted if the playbook has tasks of another project, because the files that those tasks include
+    may have more tags.
     """
     wanted, skipped = _option("tags"), _option("skip_tags")
     if wanted <= {"all"} and not skipped:
