@@ -109,7 +109,7 @@ def _is_host_path(path: str) -> bool:
     return plain and os.path.normpath(path) == path and _is_short_enough(path)
 
 
-HOST_PATH_FORM = "an absolute path of letters, digits and . _ + @ -, without `..` and a slash at its end"
+HOST_PATH_FORM = "an absolute path of letters, digits and . _ + @ -, without `..` and without a slash at its end"
 
 
 def _is_store_path(path: str) -> bool:
@@ -122,12 +122,12 @@ def _is_store_path(path: str) -> bool:
 STORE = Bound(
     f"{HOST_PATH_FORM}, two directories deep or more, and not a directory of the system",
     _is_store_path,
-    "Name a directory of its own, such as /var/lib/npufleet",
+    "Name a directory that is used only for this, such as /var/lib/npufleet",
 )
 DIRECTORY = Bound(
     f"{HOST_PATH_FORM}, and not a directory of the system",
     lambda path: _is_host_path(path) and not is_system_path(path),
-    "Name a directory of its own",
+    "Name a directory that is used only for this",
 )
 
 
@@ -168,7 +168,7 @@ def _is_controller_directory(path: str) -> bool:
 CONTROLLER_DIRECTORY = Bound(
     "an absolute path on the controller, in one line, and not a directory of the system",
     _is_controller_directory,
-    "Name a directory of its own",
+    "Name a directory that is used only for this",
 )
 
 
@@ -295,7 +295,7 @@ BOUNDS: Dict[str, Bound] = {
     "docker_engine_unit_limits{}": UNIT,
     "docker_engine_unit_limits[*]{}": SYSTEMD_DIRECTIVE,
     "docker_engine_daemon_options": Bound(
-        "data-root and exec-root as paths of directories of their own",
+        "data-root and exec-root as directories that only the engine uses",
         _are_daemon_options,
         # Only root may read the daemon.json, and messages show digests of its values.
         secret=True,
