@@ -330,5 +330,5 @@ def test_without_a_digest_in_the_lock_a_host_says_who_pushes_it(stage: Stage) ->
     code, output = stage.run("deliver", host="npu2", given=DELIVERY, id=BUILT, delivery="registry")
     assert code == 2, output
     assert "has no digest of release 24.01 in registry.example.com:5000/npufleet/triton" in output
-    assert "Run playbooks/site.yml with npu1 among the hosts, which pushes the locked image" in output
+    assert "Run playbooks/site.yml with npu1 among the hosts, which pushes the pinned image" in output
     assert stage.read("calls.json") == []
