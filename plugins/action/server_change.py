@@ -55,7 +55,7 @@ class ActionModule(FleetAction):
         names = self._task.args.get("release") or []
         unknown = sorted(set(names) - set(manifests))
         if unknown:
-            raise Refusal(f"triton_models places no {', '.join(unknown)} on this host")
+            raise Refusal(f"triton_models does not place {', '.join(unknown)} on this host")
         return {
             **runs.lease_owner(host),
             "id": uuid.uuid4().hex,

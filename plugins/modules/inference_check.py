@@ -112,7 +112,7 @@ options:
       - Run the checks that M(npufleet.triton.server_change) stored on the host when it kept the current releases. Without stored
         checks, the check files are used. The message names the checks that ran.
       - Stored checks use the ports, the address and the key of the actual container, which may differ from the inventory.
-        Headers and TLS files are those of the inventory, and so is an address that the inventory or the task sets.
+        Headers and TLS files come from the inventory. If the inventory or the task sets an address, that address is used.
       - Use it after a failed change has restored older releases, because older releases may fail the checks of newer ones.
     type: bool
     default: false

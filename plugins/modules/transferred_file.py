@@ -134,7 +134,7 @@ def main() -> None:
     name, path = params["name"], params["path"]
     if params["state"] != "secured":
         if name in ("", ".", "..") or "/" in name:
-            module.fail_json(msg=f"the name is {name!r}, expected that of a file in {params['incoming']}")
+            module.fail_json(msg=f"the name is {name!r}, expected the name of a file in {params['incoming']}")
         path = os.path.join(params["incoming"], name)
     try:
         mode = int(params["mode"], 8)

@@ -274,7 +274,7 @@ def test_checks_are_only_asked_of_a_change_that_wants_them(tmp_path: Path, argum
 
 def test_a_model_that_is_not_placed_here_is_refused(tmp_path: Path) -> None:
     entry = Action(tmp_path, release=["words"])
-    with pytest.raises(AnsibleActionFail, match="triton_models places no words on this host"):
+    with pytest.raises(AnsibleActionFail, match="triton_models does not place words on this host"):
         entry.go()
     assert entry.requests == []
 

@@ -240,7 +240,7 @@ def test_the_module_gives_to_a_user_of_the_host(incoming: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "../etc/passwd", "a/b"])
 def test_the_module_stays_in_its_directory(incoming: Path, name: str) -> None:
-    assert "expected that of a file" in call(incoming, state="imported", sha256=DIGEST, name=name)["msg"]
+    assert "expected the name of a file" in call(incoming, state="imported", sha256=DIGEST, name=name)["msg"]
 
 
 # Who touches that directory

@@ -104,10 +104,10 @@ def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:
         return "which does not exist", "an archive or a directory in the model", effects.REFUSES
     if os.path.isdir(path):
         if os.path.isdir(os.path.join(path, ACTIVATE)):
-            return f"with a directory {ACTIVATE}", f"a script {ACTIVATE}, such as that of conda-pack", effects.HANGS
+            return f"with a directory {ACTIVATE}", f"a script {ACTIVATE}, such as conda-pack writes it", effects.HANGS
         if os.path.exists(os.path.join(path, ACTIVATE)):
             return None
-        return f"a directory without {ACTIVATE}", f"an environment with {ACTIVATE}, such as that of conda-pack", effects.REFUSES
+        return f"a directory without {ACTIVATE}", f"an environment with {ACTIVATE}, such as conda-pack writes it", effects.REFUSES
     if not os.path.isfile(path):
         return "which is no regular file", ARCHIVE, effects.HANGS
     return _archive_flaw(path)
