@@ -89,7 +89,7 @@ def test_table_names_batches_and_reasons(tmp_path: Path) -> None:
     subject.begin(str(tmp_path), OWNER, [["npu-1"], ["npu-2", "npu-3"]], "60", 1000.0)
     subject.add(str(tmp_path), OWNER, {"npu-1": entry(load_balancer_verdict=VERDICT, npufleet_failed="Prove: no")}, 1012.0)
     assert subject.table(subject.latest(str(tmp_path))) == [
-        "1970-01-01T00:16:40Z site.yml by kim@ops1: 1 host in 1 batch, 1 failed, 2 hosts left, pause 60",
+        "1970-01-01T00:16:40Z site.yml by kim@ops1: 1 host in 1 batch, 1 failed, 2 hosts not changed, pause 60",
         "  batch 1: npu-1: failed: Prove: no; models; 12 s; good: 0 of 200 requests failed",
         "  not changed: npu-2, npu-3",
     ]

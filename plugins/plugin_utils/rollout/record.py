@@ -216,7 +216,7 @@ def headline(record: Mapping[str, Any]) -> str:
     failed = sum(bool(host["failure"]) for host in hosts)
     parts = [f"{_count(len(hosts), 'host')} in {_count(len(record['batches']), 'batch', 'es')}"]
     parts += [f"{failed} failed"] if failed else []
-    parts += [f"{_count(len(left(record)), 'host')} left"] if left(record) else []
+    parts += [f"{_count(len(left(record)), 'host')} not changed"] if left(record) else []
     parts += [f"pause {record['pause']}"] if record["pause"] else []
     parts += (
         [f"inventory {short(record['commit'][:12])}{'-dirty' * record['commit'].endswith('-dirty')}"] if record["commit"] else []

@@ -333,7 +333,7 @@ def test_rollout_killed_in_its_pause_continues_with_the_other_host(rollout: Roll
     history = rollout.run("history.yml", **variables)
     assert history.code == 0, history.output
     words = " ".join(history.output.split())
-    for record, text in ((first, "1 host in 1 batch, 1 host left, pause 600"), (second, "1 host in 1 batch")):
+    for record, text in ((first, "1 host in 1 batch, 1 host not changed, pause 600"), (second, "1 host in 1 batch")):
         assert f"{record['began']} site.yml by {record['by']}: {text}" in words, history.output
     for text in ("batch 1: npu1: changed;", "batch 1: npu2: changed;", "not changed: npu2"):
         assert text in words, history.output
