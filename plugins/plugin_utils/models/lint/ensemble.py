@@ -115,7 +115,9 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], l
             yield model.error(RULE, f"{field}.model_version", actual, expected)
         if 0 < entry.config.max_batch_size < largest:
             expected = f"at most {entry.config.max_batch_size}, the max_batch_size of step {step.model_name}"
-            yield model.error(RULE, "max_batch_size", str(largest), expected, "Reduce it, or increase the max_batch_size of the step")
+            yield model.error(
+                RULE, "max_batch_size", str(largest), expected, "Reduce it, or increase the max_batch_size of the step"
+            )
 
 
 def _flow(model: Model) -> Iterator[Finding]:
