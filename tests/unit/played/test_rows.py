@@ -15,7 +15,7 @@ def test_status_tells_that_a_row_is_untested_and_no_drift_comes_of_it(tmp_path: 
     assert ran.code == 0, ran.output
     assert ran.words.count(f"release {UNTESTED} is untested: the vendor pairs SDK 0.9.4 with Triton 25.08") == 1
     hosts = json.loads((tmp_path / "status.json").read_text())["hosts"]
-    assert [(host["state"], host["untested"][:9]) for host in hosts] == [("in sync", "SDK 0.9.4")] * 2
+    assert [(host["state"], "SDK 0.9.4" in host["untested"]) for host in hosts] == [("in sync", True)] * 2
 
 
 def test_preflight_tells_it_too_and_refuses_nothing(tmp_path: Path) -> None:
