@@ -153,7 +153,7 @@ def test_a_sealed_state_has_no_secrets(tmp_path: Path) -> None:
         ({"load_balancer_check_interval": 0}, "load_balancer_check_interval is 0, expected a whole number from 1 to 3600."),
         (
             {"hostvars": hosts_with(npu1=MODELS, npu2=MODELS[:1])},
-            "the models of npu2 and npu1 differ (npu1 alone has digits_guide), ",
+            "the models of npu2 and npu1 differ (only npu1 has digits_guide), ",
         ),
         ({"hostvars": hosts_with(npu1=[], npu2=[])}, "no check file of the pool's models (none) has a request"),
         (
@@ -176,7 +176,7 @@ def test_hosts_that_no_server_line_can_name_are_refused() -> None:
 def test_models_placed_on_a_part_of_the_pool_are_refused() -> None:
     placed = [{"name": "digits"}, {"name": "words", "hosts": ["npu1"]}]
     (reason,) = reasons(hostvars=hosts_with(npu1=placed, npu2=placed))
-    assert "(npu1 alone has words)" in reason
+    assert "(only npu1 has words)" in reason
 
 
 def test_certificates_are_judged_before_anything_changes(tmp_path: Path) -> None:

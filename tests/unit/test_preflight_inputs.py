@@ -54,7 +54,7 @@ def test_a_version_that_changes_under_a_cache_that_outlives_the_server(tmp_path:
     served = {"digits": {"release": "0001-e", "differs": [], "in_place": True}, "faces": {"release": "0001-e", "differs": []}}
     (reason,) = refused(tmp_path, [], served=served, triton_server_extra_args=["--cache-config=redis,host=cache1"])
     assert reason.startswith(
-        "model digits: a served version would change, but with response_cache the redis cache would return its old answers"
+        "model digits: a served version would change, but with response_cache the redis cache would return the old answers"
     )
     assert "Add a version directory" in reason
     # A cache of the server's own is gone with a restart

@@ -115,7 +115,7 @@ def common_models(variables: Mapping[str, Any], hosts: List[str]) -> Tuple[List[
     for host in hosts[1:]:
         more, fewer = sorted(set(by_host[host]) - set(by_host[first])), sorted(set(by_host[first]) - set(by_host[host]))
         if more or fewer:
-            parts = [f"{owner} alone has {', '.join(names)}" for owner, names in ((host, more), (first, fewer)) if names]
+            parts = [f"only {owner} has {', '.join(names)}" for owner, names in ((host, more), (first, fewer)) if names]
             reasons.append(
                 f"the models of {host} and {first} differ ({'; '.join(parts)}), expected the same models on all hosts of "
                 "load_balancer_pool, because a gRPC request does not name its model. Place them on all, or make a smaller pool"

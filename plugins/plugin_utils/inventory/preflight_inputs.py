@@ -241,7 +241,7 @@ def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]
     for name in sorted(served):
         if served[name].get("in_place"):
             yield (
-                f"model {name}: a served version would change, but with response_cache the {kind} cache would return its old "
+                f"model {name}: a served version would change, but with response_cache the {kind} cache would return the old "
                 "answers, expected a new version. Add a version directory (2/ beside 1/), or turn response_cache off."
             )
 
