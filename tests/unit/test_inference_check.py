@@ -228,7 +228,7 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
         ({"expect": {"OUT": {"finite": False}}}, ["expect.OUT.finite is false, expected true, or no such key"]),
         (
             {"expect": {"OUT": {"shape": [1, 0], "finite": True}}},
-            ["expect.OUT.finite is set beside shape [1, 0], expected one of the two, as an empty output has no values"],
+            ["expect.OUT.finite is set together with shape [1, 0], expected one of the two, as an empty output has no values"],
         ),
         (
             {"expect": {"OUT": {"values": {"npy": "none.npy"}}}},
@@ -281,7 +281,7 @@ STREAM = {"protocols": ["stream"], "expect": None}
         ),
         ({"inputs": {"IN": {"text": []}}}, ["inputs.IN.text is an empty list, expected texts"]),
         ({"inputs": {"IN": {"text": [1]}}}, ["inputs.IN.text is 1, expected texts"]),
-        ({"inputs": {"IN": {"text": "a", "dtype": "BYTES"}}}, ["inputs.IN.dtype is BYTES, expected no dtype beside text"]),
+        ({"inputs": {"IN": {"text": "a", "dtype": "BYTES"}}}, ["inputs.IN.dtype is BYTES, expected no dtype together with text"]),
         ({"inputs": {"IN": {"numbers": [1]}}}, ["inputs.IN.dtype is missing, expected a value, as numbers needs one"]),
         (
             {"inputs": {"IN": {"numbers": [256], "dtype": "UINT8"}}},
@@ -307,11 +307,11 @@ STREAM = {"protocols": ["stream"], "expect": None}
         ({"inputs": {"IN": {"numbers": [1], "dtype": "INT"}}}, ["inputs.IN.dtype is INT, expected one of BOOL, "]),
         (
             {"inputs": {"IN": {"numbers": [1], "dtype": "INT8", "shape": [1]}}},
-            ["inputs.IN.shape is [1], expected no shape beside numbers"],
+            ["inputs.IN.shape is [1], expected no shape together with numbers"],
         ),
         (
             {"inputs": {"IN": {"npy": "rows.npy", "dtype": "FP64"}}},
-            ["inputs.IN.dtype is FP64 beside float32 in rows.npy, expected no dtype"],
+            ["inputs.IN.dtype is FP64 for float32 in rows.npy, expected no dtype"],
         ),
         (
             {"inputs": {"IN": {"raw": "four.bin"}}},
@@ -369,21 +369,24 @@ STREAM = {"protocols": ["stream"], "expect": None}
         ),
         (
             {"expect": {"O": {"text": ["a"], "values": {"numbers": [1]}}}},
-            ["expect.O.text is set beside values, expected one of the two"],
+            ["expect.O.text is set together with values, expected one of the two"],
         ),
         ({"expect": {"O": {"text": [3]}}}, ["expect.O.text is 3, expected texts"]),
         ({"expect": {"O": {"label": [3]}}}, ["expect.O.label is 3, expected a text"]),
         ({"expect": {"O": {"class_count": 0}}}, ["expect.O.class_count is 0, expected a whole number of at least 1"]),
         (
             {"expect": {"O": {"label": ["a"], "finite": True}}},
-            ["expect.O.finite is set beside class_count or label, expected a check"],
+            ["expect.O.finite is set together with class_count or label, expected a check"],
         ),
         ({"ms": 0, "timeout": "x"}, ["ms is 0, expected a number above 0", "timeout is x, expected a number above 0"]),
         ({"responses": 1}, ["responses is set for protocols other than stream, expected protocols: [stream]"]),
         ({**STREAM, "responses": -1}, ["responses is -1, expected a whole number of at least 0"]),
         ({**STREAM, "cancel": {}}, ["cancel.after is missing, expected a value"]),
         ({**STREAM, "cancel": {"after": 0, "times": 1.5}}, ["cancel.after is 0, expected", "cancel.times is 1.5, expected"]),
-        ({**STREAM, "cancel": {"after": 1}, "responses": 1}, ["cancel is set beside responses, expected no responses beside it"]),
+        (
+            {**STREAM, "cancel": {"after": 1}, "responses": 1},
+            ["cancel is set together with responses, expected no responses together with it"],
+        ),
         ({"expect": None, "error": {}}, ["error is {}, expected at least one of status, contains"]),
         ({"expect": None, "error": {"status": 400}}, ["error.status is 400, expected one of INVALID_ARGUMENT, "]),
         ({**STREAM, "error": {"status": "INTERNAL"}}, ["error.contains is missing, expected a value, as not every server sends"]),
@@ -394,12 +397,12 @@ STREAM = {"protocols": ["stream"], "expect": None}
         ({"expect": None, "error": {"contains": ""}}, ["error.contains is , expected a text"]),
         (
             {"error": {"contains": "x"}},
-            ["expect is set beside error, expected one of the two, as only a stream responds before it fails"],
+            ["expect is set together with error, expected one of the two, as only a stream responds before it fails"],
         ),
         ({"instances": 1}, ["instances is 1, expected true or false"]),
         (
             {"expect": None, "error": {"contains": "x"}, "instances": True},
-            ["instances is set beside error, expected no error beside it"],
+            ["instances is set together with error, expected no error together with it"],
         ),
     ],
 )

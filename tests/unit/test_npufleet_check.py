@@ -549,8 +549,8 @@ def test_malformed_limits_are_refused(site: Site, latency: dict[str, Any], wrong
     ("changes", "wrong"),
     [
         ({"protocols": ["stream"]}, "latency is set for protocol stream"),
-        ({"ms": 5}, "latency is set beside ms, expected no ms beside it"),
-        ({"instances": True}, "latency is set beside instances, expected no instances beside it"),
+        ({"ms": 5}, "latency is set together with ms, expected no ms together with it"),
+        ({"instances": True}, "latency is set together with instances, expected no instances together with it"),
     ],
 )
 def test_what_does_not_go_with_a_load(site: Site, changes: dict[str, Any], wrong: str) -> None:

@@ -48,13 +48,13 @@ class Arrays(Fields):
         dtype, shape = entry.get("dtype"), entry.get("shape", [])
         pixels = source == "image" and dtype == "FP32"
         if dtype is not None and source not in TYPED:
-            self.error(f"{field}.dtype", dtype, f"no dtype beside {source}")
+            self.error(f"{field}.dtype", dtype, f"no dtype together with {source}")
         elif dtype is not None and dtype not in DTYPES:
             self.error(f"{field}.dtype", dtype, f"one of {', '.join(DTYPES)}")
         if "shape" in entry:
             self._shape(shape, dtype, f"{field}.shape")
             if source not in SHAPED and not pixels:
-                self.error(f"{field}.shape", shape, f"no shape beside {source}, which has its own")
+                self.error(f"{field}.shape", shape, f"no shape together with {source}, which has its own")
         for key, needing_sources in (("dtype", (*SHAPED, "numbers")), ("shape", (*SHAPED, "image") if pixels else SHAPED)):
             if key not in entry and source in needing_sources and sources is SOURCES:
                 self.error(f"{field}.{key}", "missing", f"a value, as {source} needs one")
@@ -83,7 +83,7 @@ class Arrays(Fields):
                 self.arrays[path] = tensors.from_npy(path)
             array = self.arrays[path] if path else None
             if array is not None and dtype and (dtype, array.dtype.name) != ("BF16", "float32"):
-                self.error(f"{field}.dtype", f"{dtype} beside {array.dtype} in {value}", "no dtype, or BF16 beside float32")
+                self.error(f"{field}.dtype", f"{dtype} for {array.dtype} in {value}", "no dtype, or BF16 for float32")
             return array
         if source == "text":
             return tensors.from_text(value)
@@ -140,7 +140,7 @@ class Arrays(Fields):
         if key == "text":
             text, expectation["text"] = expectation["text"], True
             if "values" in expectation:
-                self.error(f"{field}.text", "set beside values", "one of the two")
+                self.error(f"{field}.text", "set together with values", "one of the two")
             try:
                 return tensors.from_text(text)
             except tensors.ArrayError as error:

@@ -185,11 +185,15 @@ class CheckFile(Arrays):
             if key in check and other_protocols:
                 self.error(f"{field}.{key}", "set for protocols other than stream", "protocols: [stream]")
         if "error" in check and "expect" in check and other_protocols:
-            self.error(f"{field}.expect", "set beside error", "one of the two, as only a stream responds before it fails")
+            self.error(f"{field}.expect", "set together with error", "one of the two, as only a stream responds before it fails")
         for key, others in EXCLUDES.items():
             conflicts = [name for name in others if check.get(key) and name in check]
             if conflicts:
-                self.error(f"{field}.{key}", f"set beside {', '.join(conflicts)}", f"no {' and no '.join(conflicts)} beside it")
+                self.error(
+                    f"{field}.{key}",
+                    f"set together with {', '.join(conflicts)}",
+                    f"no {' and no '.join(conflicts)} together with it",
+                )
         return result
 
     def _error(self, raw: Any, field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
@@ -281,11 +285,11 @@ class CheckFile(Arrays):
         value_keys = [key for key in VALUE_EXPECTATIONS if key in expectation]
         if value_keys and isinstance(expectation.get("shape"), list) and 0 in expectation["shape"]:
             expected = "one of the two, as an empty output has no values"
-            self.error(f"{field}.{value_keys[0]}", f"set beside shape {expectation['shape']}", expected)
+            self.error(f"{field}.{value_keys[0]}", f"set together with shape {expectation['shape']}", expected)
         conflicts = [key for key in NOT_WITH_CLASSES if key in expectation and expectation.keys() & {"class_count", "label"}]
         if conflicts:
             expected = "a check without classes for it, as classes replace the values"
-            self.error(f"{field}.{conflicts[0]}", "set beside class_count or label", expected)
+            self.error(f"{field}.{conflicts[0]}", "set together with class_count or label", expected)
         if "values" in expectation:
             expectation["values"] = dict(self.as_map(expectation["values"], VALUES_KEYS, f"{field}.values"))
             for key in ("atol", "rtol"):
