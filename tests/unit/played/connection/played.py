@@ -191,6 +191,8 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
         return {**ANSWERS[module], "taken": False, "maintenance": MARK}
     if module == "host_lease" and arguments.get("state") is None:
         return {**ANSWERS[module], "fresh": "fresh" in part and bool(arguments["seen"])}
+    if module == "host_lease":
+        return {"changed": False, "released": True}
     if module == "server_change" and arguments.get("state") == "restored":
         return {
             "failed": True,
@@ -208,7 +210,7 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
 
 MOVES = {"add": {"from": "0002-b", "to": "0001-a"}}
 ANSWERS: dict[str, dict[str, Any]] = {
-    "host_lease": {"changed": False, "taken": True, "taken_over": None, "settled": None, "maintenance": None, "released": True},
+    "host_lease": {"changed": False, "taken": True, "taken_over": None, "settled": None, "maintenance": None},
     "triton_container": {"did": "what was asked"},
     "server_change": {
         "proven": True,
