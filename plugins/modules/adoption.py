@@ -377,7 +377,7 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")
@@ -399,7 +399,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -193,7 +193,7 @@ def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")
@@ -211,7 +211,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

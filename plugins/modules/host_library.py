@@ -67,7 +67,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

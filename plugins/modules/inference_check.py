@@ -360,7 +360,7 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
         module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")
@@ -404,7 +404,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -74,7 +74,7 @@ REQUEST = {
 
 
 def run(module: request.Module) -> None:
-    """Run the module. Called by the host library, or by `main` if Ansible has sent the module."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if params["step"] is None:
@@ -89,7 +89,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -9,9 +9,10 @@ DOCUMENTATION = r"""
 module: model_store
 short_description: End the holds of models, or remove the model store of a host
 description:
-  - A manual rollback holds a model at an older release. The hold lasts until the inventory has another source for the model, or
-    until this module ends the hold.
-  - M(npufleet.triton.server_change) releases models and rolls them back. M(npufleet.triton.host_state) reads the store.
+  - A manual rollback holds a model at an older release. The hold lasts until the files of the model on the controller or its
+    compiled files in the inventory change, or until this module ends the hold.
+  - M(npufleet.triton.server_change) switches models to new releases and rolls models back. M(npufleet.triton.host_state) reads the
+    store.
   - To end holds, the run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -71,33 +72,34 @@ OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["forgotten", "absent"], "required": True},
     "models": {"type": "list", "elements": "str", "default": []},
 }
+# The private options that the controller passes: `run`, `by` and `host`
 REQUEST = request.HOLDER
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     params = request.merge_request(module, REQUEST)
-    root, holder = params["root"], store.Run(params["run"], params["by"], params["host"])
+    root, caller = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:
         if params["state"] == "absent":
-            # The caller has the lease. The lease is a file in the store, so it cannot be renewed after the removal.
+            # The caller has the lease. The lease is a file in the store, so it is removed too, and is not renewed here.
             result: Dict[str, Any] = {"changed": bool(removal.entries(root)) if module.check_mode else removal.remove(root)}
         elif module.check_mode:
             holds = store.read_holds(root)
-            released_models = sorted(set(holds) & set(params["models"] or holds))
-            result = {"changed": bool(released_models), "forgotten": released_models}
+            ended_holds = sorted(set(holds) & set(params["models"] or holds))
+            result = {"changed": bool(ended_holds), "forgotten": ended_holds}
         else:
-            with lease.working(root, lease.Holder(holder.run, holder.by)):
-                result = releases.apply(root, holder, {**params, "why": ""})
+            with lease.working(root, lease.Holder(caller.run, caller.by)):
+                result = releases.apply(root, caller, {**params, "why": ""})
     except lease.LeaseError as error:
-        module.fail_json(msg=f"{holder.host or root}: {error}")
+        module.fail_json(msg=f"{caller.host or root}: {error}")
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
     module.exit_json(**result)
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

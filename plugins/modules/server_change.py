@@ -286,7 +286,7 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:
@@ -322,7 +322,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -81,7 +81,7 @@ def requests(page: str) -> Dict[str, Dict[str, Any]]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     if module.params["address"] is None or module.params["port"] is None:
         module.fail_json(msg="triton_requests starts on the controller. Call it as npufleet.triton.triton_requests.")
     try:
@@ -95,7 +95,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

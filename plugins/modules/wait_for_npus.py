@@ -62,7 +62,7 @@ REQUEST = {"host": {"type": "str", "default": ""}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The host library calls this function directly. In a module that Ansible sent, `main` calls it."""
+    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="wait_for_npus starts on the controller. Call it as npufleet.triton.wait_for_npus.")
@@ -77,7 +77,7 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has sent."""
+    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-# A module's run_command would not end the installer's child processes. pylint: disable=ansible-bad-function
+# AnsibleModule.run_command cannot end the installer's child processes after a timeout. pylint: disable=ansible-bad-function
 import os
 import signal
 import subprocess

@@ -16,7 +16,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 
 # The environment variable with the path of the file that has Triton's keys to object stores
 CREDENTIALS_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
-# The facts of a model that are needed to read and to change a server
+# The facts of a model that are needed to read the state of a server and to change it. `steps` are the models that an ensemble
+# calls. `cached` is True if Triton caches the responses of the model.
 MODEL_FACTS = ("versions", "release", "source", "steps", "memory", "switch", "cached")
 
 
@@ -29,7 +30,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     cloud_keys = credentials(variables["triton_server_cloud_credentials"])
     cloud_volume = ["{0}:{0}:ro".format(cloud_keys["path"])] if cloud_keys else []
     binds = device_access.mounts(variables, list(map(container.volume, variables["triton_server_volumes"])))
-    line = container.command(variables, sorted([*context.manifests, *context.cloud_models]), image.get("options") or [])
+    command = container.command(variables, sorted([*context.manifests, *context.cloud_models]), image.get("options") or [])
     ports = container.ports(variables)
     models = {name: {key: manifest[key] for key in MODEL_FACTS} for name, manifest in context.manifests.items()}
     return {
@@ -41,7 +42,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "grpc": container.accepts_grpc(variables),
         "container": {
             "image": image["id"],
-            "command": server_key.command(variables, line),
+            "command": server_key.command(variables, command),
             "environment": {
                 **device_access.environment(variables),
                 **{key: str(value) for key, value in variables["triton_server_environment"].items()},
@@ -65,7 +66,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "key_readers": device_access.key_readers(variables),
         "cards": container.cards(variables),
         # Without a listen address, an entry is only the port.
-        "published_ports": [f"{where}:{port.split('/')[0]}".lstrip(":") for port, where in sorted(ports.items())],
+        "published_ports": [f"{address}:{port.split('/')[0]}".lstrip(":") for port, address in sorted(ports.items())],
         "address": container.address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "mode": variables["triton_server_model_control_mode"],
@@ -77,15 +78,15 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with each secret replaced by its digest, and the key with which the host computes digests."""
+    """Return the desired server with digests instead of secrets. The host computes the digests with the key in `seal`."""
     return {**part, "container": sealed_container(part["container"], key), "seal": key}
 
 
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores, or None if there are no keys.
 
-    The name of the file depends on the keys. So changed keys get a new file, which replaces the container. The file of the previous
-    container stays for a restore.
+    The name of the file depends on the keys, so changed keys get a new file. The path is in the environment of the container, so
+    the container is replaced. The file of the previous container stays for a restore.
     """
     if not keys:
         return None

@@ -56,7 +56,7 @@ def _release(model: Model, row: Row) -> Iterator[Finding]:
 def _identity(model: Model) -> Iterator[Finding]:
     """Yield the errors of name, platform, backend and largest batch."""
     config, identity = model.config, model.identity
-    platforms = backends.platforms(model.triton)
+    platforms = backends.platforms(model.triton_version)
     if config.name and config.name != model.name:
         yield model.error("name", "name", config.name, f"{model.name}, the name of its directory", "Rename one of them")
     if model.ensemble:
@@ -69,7 +69,7 @@ def _identity(model: Model) -> Iterator[Finding]:
     elif not model.backend:
         field = "platform" if config.platform else "backend"
         actual = config.platform or "missing, and neither a platform nor a file implies it"
-        todo = names.platform_todo(config.platform, model.triton) if config.platform else 'Add it, such as backend: "rbln"'
+        todo = names.platform_todo(config.platform, model.triton_version) if config.platform else 'Add it, such as backend: "rbln"'
         yield model.error("backend", field, actual, "the backend that serves the model", todo)
     elif model.backend in platforms.values() and platforms.get(identity.platform) != model.backend:
         matching = [platform for platform, backend in platforms.items() if backend == model.backend]

@@ -21,9 +21,12 @@ MIN_VERSION, MAX_VERSION = -(2**63), 2**63 - 1
 class Model:
     """A config and the files of its model.
 
-    `files` and `directories` are paths below `directory`. `directories` includes empty directories. `listing` is set if the model
-    is linted without an inventory. `complete` is False if the inventory may add files, such as compiled files. `file` is the path
-    of the config: config.pbtxt, or a variant below configs/.
+    `config` is the parsed config, and `text` is its text. `file` is the path of the config: config.pbtxt, or a variant below
+    configs/. `files` are paths below `directory`. The argument `directories` adds empty directories. The attribute
+    `all_directories` has the directories of all levels, and the attribute `directories` has only the top level. `record` is the
+    record of the compiled file. `complete` is False if the inventory may add files, such as compiled files. `listing` is only
+    set if the model is linted without an inventory. It has the special files, the broken links, and the links that leave the
+    repository. `row` is the release row. In methods that return findings, `triton` is the effect of the error on Triton.
     """
 
     def __init__(
@@ -49,11 +52,12 @@ class Model:
             directories
         )
         self.directories = sorted(path for path in self.all_directories if "/" not in path)
+        # {path: kind} of broken links, and of files that are neither regular files nor directories
         self.special_files = listing.others if listing else {}
-        # Paths whose content is outside the repository
+        # Paths that lead out of the repository through a link
         self.outside = listing.outside if listing else set()
         self.row = row
-        self.triton = row.triton if row else ""
+        self.triton_version = row.triton if row else ""
         self.record = record
         self.complete = complete
         self.file = file
@@ -86,7 +90,7 @@ class Model:
         return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def _line(self, field: str) -> Optional[int]:
-        """Return the line of a field, or else of the message around the field, or None."""
+        """Return the line of a field. If it is not in the config, return the line of the closest parent field, or None."""
         if self._lines is None:
             self._lines = {}
             for source_field in schema.source_fields(self.text):
@@ -109,20 +113,20 @@ class Model:
 
     @property
     def identity(self) -> backends.Identity:
-        """Backend, platform and file name after Triton has completed them."""
+        """The backend, the platform and the name of the model file. Triton derives those that the config leaves out."""
         if self._identity is None:
             # Triton looks only into the directory whose name sorts first.
             first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
             paths = (*self.files, *self.all_directories, *self.special_files)
             names = {path.split("/")[1] for path in paths if first and path.startswith(first + "/")}
             self._identity = backends.identify(
-                self.config, self.name, names, lambda name: f"{first}/{name}" in self.all_directories, self.triton
+                self.config, self.name, names, lambda name: f"{first}/{name}" in self.all_directories, self.triton_version
             )
         return self._identity
 
     @property
     def backend(self) -> str:
-        """The backend after Triton has completed it, or "" if Triton finds no backend."""
+        """The backend in the config or, if the config has none, the backend that Triton derives. "" if Triton finds no backend."""
         return self.identity.backend
 
     @property
@@ -139,7 +143,10 @@ class Model:
         return self.complete or self.backend != "rbln"
 
     def versions(self) -> Dict[int, str]:
-        """Return {version: directory that Triton reads}. For `9.bak`, Triton reads the directory 9, even if it does not exist."""
+        """Return {version: directory in which Triton looks for the files of the version}.
+
+        For a directory `9.bak`, Triton assumes version 9, and looks for the files in the directory `9`, which may not exist.
+        """
         numbers = (directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS)
         return {number: str(number) for number in numbers if number is not None and MIN_VERSION <= number <= MAX_VERSION}
 

@@ -49,7 +49,7 @@ def _own_libraries(model: Model) -> Set[str]:
 
 def _backend(model: Model) -> Iterator[Finding]:
     """Yield the findings about a backend that is neither in NVIDIA's images nor in the model."""
-    name, backend_names = model.backend, backends.image_backends(model.triton)
+    name, backend_names = model.backend, backends.image_backends(model.triton_version)
     library = f"libtriton_{name}.so"
     if model.ensemble or not name:
         return
