@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""Write the DALI pipeline of `image_decode`: pipeline.py [1/model.dali]. Run it with the nvidia-dali of the image or an older one.
+"""Write the DALI pipeline of the model `image_decode` to a file.
 
-The pictures differ from those of model_repository/image_decode (Pillow) by at most 1 of 255 levels, except in transparent areas,
-where the colour below the transparency shows. The pipeline has no limit of pixels, and a broken image fails its whole batch. So use
-the model with Pillow if you do not trust the clients.
+Usage: pipeline.py [FILE]. The default is 1/model.dali beside this program. Run the program with the version of nvidia-dali that the
+Triton image contains, or with an older version.
+
+The decoded pictures differ from those of model_repository/image_decode, which uses Pillow, by at most 1 of 255 levels. Transparent
+areas can differ more: this pipeline shows the colour below the transparency, and the model with Pillow shows white.
+
+This pipeline does not limit the number of pixels, and a broken image fails its whole batch. So use the model with Pillow if you do
+not trust the clients.
 """
 
 from __future__ import annotations
@@ -18,12 +23,16 @@ RESIZE, CROP = 256, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def middle(length: Any) -> Any:
-    """Return the start of a centred crop, as a share of the margin. The pixel is rounded to even, like in torchvision."""
+def crop_position(length: Any) -> Any:
+    """Return where a centred crop starts, from 0 (first possible pixel) to 1 (last possible pixel), as DALI expects it.
+
+    A start between two pixels is rounded to the even pixel, as in torchvision.
+    """
     left_over = length - CROP
     half = left_over // 2
-    odd = (left_over - half * 2) * (half - half // 2 * 2)
-    return fn.cast(half + odd, dtype=types.FLOAT) / left_over
+    # 1 if the start is between two pixels and the even pixel is the upper one, else 0
+    round_up = (left_over - half * 2) * (half - half // 2 * 2)
+    return fn.cast(half + round_up, dtype=types.FLOAT) / left_over
 
 
 @pipeline_def(batch_size=4, num_threads=2, device_id=None)
@@ -38,8 +47,8 @@ def decode() -> Any:
         resized,
         name="PIXELS",
         crop=(CROP, CROP),
-        crop_pos_y=middle(size[0]),
-        crop_pos_x=middle(size[1]),
+        crop_pos_y=crop_position(size[0]),
+        crop_pos_x=crop_position(size[1]),
         mean=[255 * value for value in MEAN],
         std=[255 * value for value in STD],
         output_layout="CHW",
