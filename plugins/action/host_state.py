@@ -61,7 +61,7 @@ KEY_TYPES = {
 # pattern of a valid value, message about an invalid value
 CONTAINER_VALUES: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
-    ("access", "devices", device_access.DEVICE, "device is {}, expected the node of a card"),
+    ("access", "devices", device_access.GRANTED_DEVICE, "device is {}, expected the node of a card"),
     ("access", "groups", device_access.GROUP_ID, "group is {}, expected the number of a group that is not root's"),
     ("image", None, re.compile("sha256:[0-9a-f]{64}"), "image is {}, expected an image ID of the engine"),
 )

@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused(inventory: dict[str, Any], words: str) -> Non
 
 def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
     assert device_access.find(ASKED) == {"devices": NODES, "groups": [], "missing": [], "mismatches": []}
-    assert all(desired_device_access.DEVICE.fullmatch(device) for device in NODES)
+    assert all(desired_device_access.GRANTED_DEVICE.fullmatch(device) for device in NODES)
     # Of a host with more of them it gets what it is to have
     nodes["/dev/rbln2"] = (0o666, 0)
     assert device_access.find(ASKED)["devices"] == NODES
@@ -156,7 +156,7 @@ def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> Non
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 3, "rbln2": 0}}
     found = device_access.find(ASKED)
     assert found == {"devices": [*NODES[:2], "/dev/rsd3:/dev/rsd0:rw"], "groups": ["107"], "missing": [], "mismatches": []}
-    assert desired_device_access.DEVICE.fullmatch(found["devices"][2])
+    assert desired_device_access.GRANTED_DEVICE.fullmatch(found["devices"][2])
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 0}}
     assert device_access.find(ASKED)["missing"] == [
         "the NPUs are in groups 0, 3, expected one group: a container has the node of one group"

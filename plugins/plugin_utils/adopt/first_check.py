@@ -21,7 +21,7 @@ INPUT_FILE = "{}.npy"
 OUTPUT_FILE = "answer-{}.npy"
 # The most values of all inputs of a model together, and of one output. Larger models get no first check.
 MAX_VALUES = 1 << 22
-# The most inputs of a model, dimensions of an input, and models that get a first check
+# The largest number of inputs of a model, of dimensions of an input, and of models that get a first check
 MAX_INPUTS, MAX_DIMENSIONS, MAX_MODELS = 64, 32, 256
 
 

@@ -29,8 +29,9 @@ STATE_KEYS = (
     "ImageManifestDescriptor", "LogPath", "MountLabel", "Name", "Path", "Platform", "ProcessLabel", "ResolvConfPath",
     "RestartCount", "SizeRootFs", "SizeRw", "State", "Storage",
 )  # fmt: skip
+# Sections of `docker inspect` whose entries are compared one by one: `Mounts` by the caller, the others in this file
 SECTIONS = ("Config", "HostConfig", "Mounts", "NetworkSettings")
-# Options that a container inherits from its image. They have no variable.
+# Options that a container inherits from its image, and that no variable of the inventory can set
 INHERITED_OPTIONS = ("Healthcheck", "Labels", "StopSignal")
 # Maps whose entries are compared one by one
 MAP_OPTIONS = ("Annotations", "Labels", "Sysctls")
@@ -44,14 +45,17 @@ DEFAULT_PROPAGATION = ("", "rprivate")
 
 
 def differences(
-    inspect: Mapping[str, Any], image: Mapping[str, Any], default_runtime: str, handled: Collection[str]
+    inspect: Mapping[str, Any], image: Mapping[str, Any], default_runtime: str, excluded: Collection[str]
 ) -> Iterator[Tuple[str, Any]]:
-    """Yield name and value of each option that a plain `docker run` of the image would not set, except the options in `handled`."""
+    """Yield name and value of each option that a plain `docker run` of the image would not set.
+
+    The options in `excluded` are left out, because the caller itself translates or reports them.
+    """
     host, config, base = inspect["HostConfig"], inspect["Config"], image.get("Config") or {}
-    for key in sorted(set(host) - set(handled) - set(TERMINAL_OPTIONS)):
+    for key in sorted(set(host) - set(excluded) - set(TERMINAL_OPTIONS)):
         if not _plain(key, host[key], default_runtime, bool(host.get("Privileged"))):
             yield from _entries(key, host[key], {})
-    for key in sorted({*config, *INHERITED_OPTIONS} - set(handled) - set(TERMINAL_OPTIONS)):
+    for key in sorted({*config, *INHERITED_OPTIONS} - set(excluded) - set(TERMINAL_OPTIONS)):
         value, inherited = config.get(key) or None, (base.get(key) or None) if key in INHERITED_OPTIONS else None
         if key == "Hostname":
             is_default = inspect.get("Id", "")[:12] == config[key] or "host" in (host.get("NetworkMode"), host.get("UTSMode"))
@@ -67,7 +71,7 @@ def differences(
 
 def _plain(key: str, value: Any, default_runtime: str, privileged: bool) -> bool:
     if key in PROTECTED_PATHS and value is not None:
-        # An empty list is an option (systempaths=unconfined), except in a privileged container.
+        # An empty list means that systempaths=unconfined was set, except in a privileged container, where it is the default.
         return privileged or set(PROTECTED_PATHS[key]) <= set(value)
     if not value or (isinstance(value, list) and not any(value)):
         return True
@@ -138,7 +142,7 @@ def published(inspect: Mapping[str, Any]) -> Dict[str, List[Dict[str, str]]]:
         for binding in requested.get(port) or actual:
             entry = dict(binding)
             if not _is_port(entry.get("HostPort")):
-                # An engine with IPv6 lists a port twice.
+                # An engine with IPv6 lists a port once for each address, so the entry with the requested address is preferred.
                 same_address = [other for other in actual if (entry.get("HostIp") or "0.0.0.0") == other.get("HostIp")] or actual
                 entry = {"HostIp": entry.get("HostIp") or "", "HostPort": same_address[0]["HostPort"] if same_address else ""}
             if entry["HostPort"] and entry not in entries[port]:

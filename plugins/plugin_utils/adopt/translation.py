@@ -266,7 +266,7 @@ def _ports(inspect: Mapping[str, Any], arguments: Sequence[Tuple[str, str]], tra
         if not on_host and listens not in ("", "0.0.0.0", "::", "ipv6:::"):
             left_out.append(f"--{service}-address={listens}: the managed server listens on every address of its container")
         bindings = published.get(f"{container_port}/tcp") or []
-        # An engine with IPv6 lists a port twice.
+        # An engine with IPv6 lists a port twice, for IPv4 and for IPv6. The entry for IPv4 is sufficient.
         bindings = [binding for binding in bindings if binding.get("HostIp") != "::"] or bindings
         if on_host:
             variables[f"npufleet_{service}_port"] = int(container_port)

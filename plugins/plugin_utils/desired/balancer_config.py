@@ -57,9 +57,9 @@ QUEUE_FULL = "Exceeds maximum queue size"
 WEIGHT = 100
 # Time limits in seconds: a connection to a server, the header of a request, and an idle connection of a client
 CONNECT_SECONDS, HEADER_SECONDS, KEEP_ALIVE_SECONDS = 5, 30, 600
-# Connections to a host without power are closed after 30 s of silence. An idle connection is closed after PROBE_IDLE_SECONDS and
-# PROBE_COUNT probes of TCP, another one ACKNOWLEDGE_SECONDS after data that were not acknowledged. The kernel of a slow server
-# still answers the probes and acknowledges data.
+# Connections to a host without power are closed after 30 s of silence. On an idle connection, TCP sends PROBE_COUNT probes after
+# PROBE_IDLE_SECONDS, one every PROBE_INTERVAL_SECONDS. A connection with data in flight is closed if the data are not acknowledged
+# for ACKNOWLEDGE_SECONDS. A slow server keeps its connections, because its kernel answers the probes and acknowledges the data.
 PROBE_IDLE_SECONDS, PROBE_INTERVAL_SECONDS, PROBE_COUNT, ACKNOWLEDGE_SECONDS = 15, 5, 3, 30
 # HAProxy 2.6 ignores tcp-ut in the line `default-server`.
 SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGE_SECONDS}s"
@@ -93,7 +93,7 @@ class Settings(NamedTuple):
     http_port: int
     grpc_port: int
     check: Check
-    # Seconds between two checks of a healthy server, and for the answer to a check
+    # Seconds between two checks of a healthy server, and seconds in which a server must answer a check
     check_interval: int
     check_timeout: int
     # Longest silence of a connection in seconds

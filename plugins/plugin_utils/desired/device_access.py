@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # The subdirectories of npufleet_root that a server reads
 STORE_DIRECTORIES = ("blobs", "releases", "served")
-# Privileges and limits of an unprivileged container. IPC_LOCK lets root pin memory for the SDK. The server's user is not
-# root, and can pin memory up to its memlock limit.
+# Privileges and limits of an unprivileged container. The SDK pins memory. IPC_LOCK would allow that without a limit, but only to
+# root. The server does not run as root, so it can pin memory only up to its memlock limit.
 UNPRIVILEGED: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,
@@ -25,17 +25,18 @@ UNPRIVILEGED: Mapping[str, Any] = {
 }
 # The directory to which models and the SDK write files, because the root file system is read-only
 HOME = "/tmp"
-# A device node of a card with any access rights, in the form of container_facts
+# A mapping of a card's device node, `host path:container path:rights`, with any rights. The form is that of container_facts in
+# concerns/server/container.py.
 CARD_DEVICE = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{cdi.GROUP_NODE}:[rwm]+")
-# A device node of a card with exactly the access rights that this project gives to a container
-DEVICE = re.compile(rf"(?:{CARD_DEVICE.pattern})(?<=:{RIGHTS})")
+# The same mapping with exactly the rights that this project grants to a container
+GRANTED_DEVICE = re.compile(rf"(?:{CARD_DEVICE.pattern})(?<=:{RIGHTS})")
 # A device request that has a CDI name of the vendor, such as rebellions.ai/npu=all
 CDI_REQUEST = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
-# A device request that names every NPU by its number
+# A device request whose names are all numbers of NPUs, such as rebellions.ai/npu=0, but not rebellions.ai/npu=all
 NUMBERED_CDI_REQUEST = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
-# The number of a group that is not root
+# The ID of a group other than root's
 GROUP_ID = re.compile(r"[1-9][0-9]{0,9}")
-# The largest number of an account
+# The largest allowed user ID
 MAX_USER_ID = 2**31 - 1
 
 
@@ -52,13 +53,14 @@ def uses_cdi(variables: Mapping[str, Any]) -> bool:
     if int(str(driver).partition(".")[0]) < cdi.OLDEST_DRIVER:
         raise Refusal(
             f"the driver of release {variables['rbln_release']} is {driver}, expected {cdi.OLDEST_DRIVER}.0 or newer for "
-            f"npufleet_device_access: {CDI}, whose container toolkit needs librbln-ml. Set {DEVICES}, or choose another release"
+            f"npufleet_device_access: {CDI}. The vendor's container toolkit needs librbln-ml, which older drivers lack. "
+            f"Set npufleet_device_access: {DEVICES}, or choose another release"
         )
     return True
 
 
 def requests(npus: int) -> List[str]:
-    """Return the device requests for the NPUs in the form of container_facts."""
+    """Return the device requests for the NPUs in the form of concerns.server.container.container_facts."""
     return ["cdi " + ",".join(cdi.device_names(npus))]
 
 
@@ -71,7 +73,7 @@ def user(variables: Mapping[str, Any]) -> int:
 
 
 def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the privileges and limits of the container in the form of container_facts."""
+    """Return the privileges and limits of the container in the form of concerns.server.container.container_facts."""
     if privileged(variables):
         return {"privileged": True}
     tmpfs = sorted(map(str, variables["triton_server_tmpfs"]))
@@ -95,15 +97,19 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
 
 
 def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"group": the group that may read the server's keys, "needed": False if only root may read them}."""
+    """Return {"group": the ID of the server's group, "needed": True if this group must be able to read the server's keys}.
+
+    An unprivileged server does not run as root, so its group must be able to read the keys. A privileged server runs as root, so
+    no group needs to read them.
+    """
     return {"group": user(variables), "needed": not privileged(variables)}
 
 
-def query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
-    """Return the query for concerns.server.device_access.find, or None for a privileged container, which has every device.
+def access_query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
+    """Return the query with which concerns.server.device_access.find looks for the devices of the container.
 
     {"npus": number, "user": user ID, "binds": bind mounts, "cdi_names": CDI names of the NPUs}. Without CDI, the container gets
-    device nodes, and `cdi_names` is empty.
+    device nodes, and `cdi_names` is empty. Return None for a privileged container, which has every device.
     """
     if privileged(variables):
         return None

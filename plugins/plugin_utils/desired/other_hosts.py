@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, own_yaml
 
-# {variable of a host: its role}
+# {variable: the role that has the default of this variable}
 ROLES = {
     "npufleet_http_port": "common",
     "npufleet_grpc_port": "common",
@@ -21,7 +21,7 @@ ROLES = {
 
 
 def variable_of(variables: Mapping[str, Any], host: str, name: str) -> Any:
-    """Return a variable of ROLES of any host. If the host does not set it, return the default of the role."""
+    """Return the value of a variable in ROLES for any host: the value that the host sets, or the default of the role."""
     found = variables["hostvars"][host].get(name)
     return _defaults(ROLES[name])[name] if found is None else found
 

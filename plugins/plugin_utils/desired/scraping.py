@@ -17,8 +17,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_host
 
 # Port of the vendor's daemon on a host. A gateway queries the daemons of all hosts.
 DAEMON_PORT = 50051
-# The options of a job that a site may set. A value is True, or the options of a map. Secrets have to be in files, because everybody
-# who can read the configuration of Prometheus, or open its page, can read the values of options.
+# The options of a job that a site may set. The value is True if the option may have any value. For a map, the value contains
+# the options that are allowed in it. Secrets have to be in files, because everybody who can read the configuration of Prometheus,
+# or open its page, can read the values of options.
 JOB_OPTIONS: Mapping[str, Any] = {
     "scrape_interval": True,
     "scrape_timeout": True,
@@ -59,7 +60,7 @@ def jobs(variables: Mapping[str, Any]) -> List[Job]:
     return [job for job in all_jobs if job.targets or job.name == "triton"]
 
 
-def entries(variables: Mapping[str, Any], names: Sequence[Job]) -> str:
+def entries(variables: Mapping[str, Any], scrape_jobs: Sequence[Job]) -> str:
     """Return the entries of `scrape_configs`, indented as in the configuration. Raises Refusal."""
     options = variables["monitoring_scrape_options"]
     reasons = list(_reasons(options))
@@ -71,7 +72,7 @@ def entries(variables: Mapping[str, Any], names: Sequence[Job]) -> str:
     if reasons:
         raise Refusal(reasons)
     lines: List[str] = []
-    for job in names:
+    for job in scrape_jobs:
         job_options = dict(options.get(job.name) or {})
         lines += [
             f"- job_name: {job.full_name}",

@@ -62,7 +62,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         },
         "sources": container.mount_sources(variables),
         "driver_files": container.driver_files(variables),
-        "access": device_access.query(variables, binds),
+        "access": device_access.access_query(variables, binds),
         "key_readers": device_access.key_readers(variables),
         "cards": container.cards(variables),
         # Without a listen address, an entry is only the port.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired share of the traffic: every host is undrained."""
+"""The desired state of the concern traffic: no host is drained, so a host has no record of a drain."""
 
 from __future__ import annotations
 

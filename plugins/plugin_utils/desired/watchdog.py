@@ -35,7 +35,7 @@ SyslogIdentifier=npufleet-watchdog
 [Install]
 WantedBy=multi-user.target
 """
-# Endings of the variables triton_server_watchdog_* that are copied: seconds, except for `max_actions`
+# Endings of the variables triton_server_watchdog_* that are copied. The values are seconds, except for `max_actions`.
 COPIED_SETTINGS = (
     "interval", "fault_timeout", "stall_timeout", "process_timeout", "silence_timeout",
     "start_timeout", "max_actions", "backoff",
@@ -65,8 +65,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     # Only a host with a separate metrics address gets this key, so that the file of other hosts stays the same.
     if address(variables, "metrics") != config["address"]:
         config["metrics_address"] = address(variables, "metrics")
-    # systemd kills a watchdog that is silent for this time. So a restore must end in this time, or a failing reload and a restart,
-    # in which each request starts a client.
+    # systemd kills a watchdog that is silent for this time. So this time must be sufficient for the longest steps: a restore, or a
+    # failing reload followed by a restart. Each request in these steps starts a client.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240
     patience += 2 * int(control.GRACE)
     files = {
