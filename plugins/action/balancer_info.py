@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action of balancer_info: adds the name of the balancer."""
+"""Action of balancer_info: calls the module with the inventory name of the balancer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 
 
 class ActionModule(FleetAction):
-    """An action that calls the module on the balancer. Tasks of other hosts delegate it to the balancer."""
+    """An action that calls the module on the balancer. A task that runs for another host is delegated to the balancer."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         balancer = self._task.delegate_to or host

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action of model_blobs: finds the source of each file and transfers the files to the host."""
+"""Action of model_blobs: finds the origin of each file (a path on the controller or a URL), and transfers the files to the host."""
 
 from __future__ import annotations
 
