@@ -209,7 +209,7 @@ def test_record_that_cannot_be_read(tmp_path: Path) -> None:
 def test_names_that_nobody_knows(tmp_path: Path) -> None:
     bucket = {"inputs": [tensor(None, 1, 4)], "outputs": [tensor(None, 1, 2)]}
     first, second = refused(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
-    assert "input is missing, expected the inputs, as the compiled file's record has no names for them" in first
+    assert "input is missing, expected the inputs, because the compiled file's record has no names for them" in first
     assert "output is missing" in second
     text = """backend: "rbln" max_batch_size: 1 input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
         output [ { name: "y" data_type: TYPE_FP16 dims: [ 2 ] } ]"""
