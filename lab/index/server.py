@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Emulated vendor index and artefact server. It requires a login, and serves files and the package pages of pip over HTTP.
+"""Emulated vendor index and artefact server. It requires a login. Over HTTP, it serves files and a package index for pip.
 
 Its argument is a JSON file: {"root": directory, "address": "0.0.0.0", "port": 8480, "login": "user:password"}.
 /simple/<package>/ lists a directory of wheels in the form that pip expects (links with #sha256=...). /public/ requires no login.
@@ -21,6 +21,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 @cache
 def sha256_of(path: str, size: int, mtime_ns: int) -> str:
+    # Size and modification time are only keys of the cache, so that a changed file is hashed again.
     digest = hashlib.sha256()
     with open(path, "rb") as source:
         for block in iter(lambda: source.read(1 << 20), b""):

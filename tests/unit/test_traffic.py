@@ -96,7 +96,7 @@ def test_unknown_hooks_are_refused() -> None:
 
 def test_drain_longer_than_the_lease_is_refused() -> None:
     with pytest.raises(
-        Refusal, match=r"need 4360 s with 300 s for the steps around them, expected at most npufleet_lease_timeout \(3600 s\)"
+        Refusal, match=r"can take 4360 s, including 300 s for other steps, expected at most npufleet_lease_timeout \(3600 s\)"
     ):
         subject.settings({**SETTINGS, "npufleet_drain_timeout": 4000}, result())
 

@@ -26,7 +26,7 @@ NPU_HOSTS, LOAD_BALANCER_HOSTS, MONITORING_HOSTS = GROUPS = ("npu_hosts", "load_
 
 
 class HostSide(Protocol):
-    """The module of a concern on the host. Its module on the controller has the same name (plugin_utils/desired)."""
+    """The Python module that implements a concern on the host. Its counterpart on the controller is in plugin_utils/desired."""
 
     CONCERN: str
 
@@ -57,15 +57,16 @@ class Concern(NamedTuple):
     models_actions: Optional[Tuple[str, ...]] = ()
     # The systemd unit whose state is read with the concern
     unit: str = ""
-    # True if the desired state may contain secrets. Queries and plans have digests instead.
+    # True if the desired state may contain secrets. The queries to the host and its plan then contain digests of the secrets.
     sealed: bool = False
     # A function that returns a warning about something that is not in the plan but needs an operator, or None
     warning: Callable[[Mapping[str, Any]], Optional[str]] = _no_warning
 
 
-# With these tags, site.yml applies the server and the concerns that depend on it.
+# With either of these tags, site.yml applies the models, the server, the watchdog and the probe.
 SERVER_TAGS = ("server", "models")
-LOAD_ACTIONS = ("load", "unload", "restart", "wait", "prove")
+# The actions that models.yml may perform on the server
+SERVER_ACTIONS = ("load", "unload", "restart", "wait", "prove")
 CONCERNS: Dict[str, Concern] = {
     concern.host_side.CONCERN: concern
     for concern in (
@@ -78,7 +79,7 @@ CONCERNS: Dict[str, Concern] = {
             "triton_server",
             SERVER_TAGS,
             playbooks=("models", "recover", "rollback"),
-            models_actions=LOAD_ACTIONS,
+            models_actions=SERVER_ACTIONS,
             sealed=True,
         ),
         Concern(watchdog, "triton_server", SERVER_TAGS, unit=watchdog.UNIT, warning=watchdog.warning),
@@ -107,14 +108,17 @@ CONCERNS: Dict[str, Concern] = {
 }
 
 
-def groups_of(names: Sequence[str], npu_group: str) -> List[str]:
-    """Return the entries of GROUPS to which a host in these inventory groups belongs. `npu_group` has the hosts with NPUs."""
-    return [group for group in GROUPS if (npu_group if group == NPU_HOSTS else group) in names]
+def groups_of(inventory_groups: Sequence[str], npu_group: str) -> List[str]:
+    """Return the entries of GROUPS that apply to a host in these inventory groups.
+
+    `npu_group` is the name of the inventory group that has the hosts with NPUs (npufleet_group). It stands for NPU_HOSTS.
+    """
+    return [group for group in GROUPS if (npu_group if group == NPU_HOSTS else group) in inventory_groups]
 
 
-def concerns_of(names: Sequence[str], npu_group: str) -> List[str]:
-    """Return the concerns of a host that is in these inventory groups. `npu_group` is the group of the hosts with NPUs."""
-    groups = groups_of(names, npu_group)
+def concerns_of(inventory_groups: Sequence[str], npu_group: str) -> List[str]:
+    """Return the concerns of a host that is in these inventory groups. `npu_group` is as in groups_of."""
+    groups = groups_of(inventory_groups, npu_group)
     return [name for name, concern in CONCERNS.items() if any(group in groups for group in concern.groups)]
 
 

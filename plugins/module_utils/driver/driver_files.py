@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the driver that a container needs: the vendor's tool, and from driver 3.0 on the libraries that the SDK opens.
+"""The files of the driver that a container needs: the vendor's tool and, since driver 3.0, the libraries that the SDK opens.
 
 Before driver 3.0 these libraries were part of the SDK. The vendor's container toolkit mounts the same files
 (github.com/RBLN-SW/rbln-container-toolkit).
@@ -17,15 +17,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 # Library directories of distributions. If several have a library of the same name, the first directory counts.
 DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 LIBRARY = re.compile(r"(librbln-[a-z0-9_]+\.so)(?:\.[0-9]+)*")
-# The SDK opens the library by this name and finds no NPU without it (torch-rbln, pull request 130). Some drivers lack this name.
+# The SDK opens the library by this name and finds no NPU without it (torch-rbln, pull request 130). Some driver packages install
+# the library only under names with a version.
 NEEDED = "librbln-thunk.so"
-# The dynamic loader of every image searches this directory, even if it is not in the loader's cache.
+# The dynamic loader of every image searches this directory, also for libraries that are not in the loader's cache.
 CONTAINER_LIBRARIES = "/usr/lib"
-# The SDK runs this program to list NPUs (rebel 0.10.1 and 0.11.0).
+# The SDK (Python package rebel, versions 0.10.1 and 0.11.0) runs this program to list NPUs.
 TOOL = "/usr/bin/rbln-smi"
-_FILE = rf"(?:{'|'.join(map(re.escape, DIRECTORIES))})/{LIBRARY.pattern}"
-_TOOL = "|".join(map(re.escape, vendor_tool.TOOLS))
-BIND = re.compile(rf"(?:{_FILE}|{_TOOL}):(?:{CONTAINER_LIBRARIES}/{LIBRARY.pattern}|{_TOOL}):ro")
+_LIBRARY_PATTERN = rf"(?:{'|'.join(map(re.escape, DIRECTORIES))})/{LIBRARY.pattern}"
+_TOOL_PATTERN = "|".join(map(re.escape, vendor_tool.TOOLS))
+# The allowed bind mounts of driver files
+BIND = re.compile(rf"(?:{_LIBRARY_PATTERN}|{_TOOL_PATTERN}):(?:{CONTAINER_LIBRARIES}/{LIBRARY.pattern}|{_TOOL_PATTERN}):ro")
 
 
 def find(desired: Mapping[str, Any]) -> Dict[str, List[str]]:

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The effect of a change on the requests of clients, and the settings of its rollout. Controller only, without Ansible."""
+"""The effect of a change on the requests of clients, and the settings of its rollout.
+
+This module runs only on the controller and imports nothing of ansible-core.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository 
 # models answer. With STOP, some requests would fail, so the host is drained before the change.
 NONE, RELOAD, STOP = "none", "reload", "stop"
 EFFECTS = (NONE, RELOAD, STOP)
-# Actions during which the server answers requests
-LOADS = ("load", "unload", "wait", "prove")
-# Seconds for the steps before and after the window in which a change is judged, such as health checks and calls of the balancers
+# Actions of the server. In explicit mode, the server answers requests during these actions.
+ANSWERING_ACTIONS = ("load", "unload", "wait", "prove")
+# Seconds for the steps before and after the time in which a change is judged, such as waiting for health checks and querying the
+# balancers
 MARGIN_SECONDS = 300
+# The values of npufleet_drain_hook: how hosts are drained
 HOOKS = ("haproxy", "command", "none")
 # The commands of the hook `command`
 COMMANDS = ("drain", "undrain", "is_drained")
-# The settings of a host in sync. A second playbook of the same run may still list such a host among the hosts to change.
+# The settings of a host in sync. If one run has several playbooks, a host that an earlier playbook changed stays in the group of
+# hosts to change, so the later playbook reads these settings.
 UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "limited": False, "accept_within": 0}
 
 
@@ -33,7 +39,7 @@ def limited(result: Mapping[str, Any]) -> bool:
 
 
 def effect(result: Mapping[str, Any]) -> str:
-    """Return the effect of the plan or of the moves in a result of host_state."""
+    """Return the effect of a result of host_state. For a rollback, `moves` decides (the models that change), otherwise the plan."""
     return max([NONE, *_effects(result)], key=EFFECTS.index)
 
 
@@ -48,9 +54,9 @@ def _effects(result: Mapping[str, Any]) -> Iterator[str]:
         if concern in (driver.CONCERN, engine.CONCERN):
             yield STOP
         elif concern == server.CONCERN:
-            yield RELOAD if action in LOADS and is_explicit else STOP
+            yield RELOAD if action in ANSWERING_ACTIONS and is_explicit else STOP
         elif concern == models.CONCERN:
-            # Other actions of the concern, such as the repair of a mode, change no served model.
+            # Other actions of the concern, such as the repair of a file's mode bits, change no served model.
             changed_models |= {entry["name"]} if action in ("release", "withdraw") else set()
     if changed_models:
         yield RELOAD if is_explicit and not changed_models & _unloaded_first(desired.get("models") or {}, result) else STOP
@@ -74,7 +80,10 @@ def hook_errors(variables: Mapping[str, Any]) -> List[str]:
     if hook not in HOOKS:
         return [f"npufleet_drain_hook is {hook}, expected {', '.join(HOOKS[:-1])} or {HOOKS[-1]}. Correct it."]
     if hook == "haproxy" and not (variables["groups"] or {}).get(LOAD_BALANCER_HOSTS):
-        return [f"npufleet_drain_hook is haproxy, but no host is in {LOAD_BALANCER_HOSTS}. Add the load balancers, or set none."]
+        return [
+            f"npufleet_drain_hook is haproxy, but no host is in {LOAD_BALANCER_HOSTS}. Add the load balancers, or set "
+            "npufleet_drain_hook to none."
+        ]
     missing = [name for name in COMMANDS if hook == "command" and isinstance(commands, Mapping) and not commands.get(name)]
     if missing:
         return [f"npufleet_drain_hook is command, but npufleet_drain_commands has no {' and no '.join(missing)}. Add the commands."]
@@ -99,9 +108,9 @@ def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[st
     if hook != "none" and needed_seconds > lease:
         raise Refusal(
             [
-                f"npufleet_drain_timeout, npufleet_judge_seconds and npufleet_judge_wait need {needed_seconds} s with "
-                f"{MARGIN_SECONDS} s for the steps around them, expected at most npufleet_lease_timeout ({lease} s): shorten them, "
-                "or raise npufleet_lease_timeout"
+                "with npufleet_drain_timeout, npufleet_judge_seconds and npufleet_judge_wait, a host change can take "
+                f"{needed_seconds} s, including {MARGIN_SECONDS} s for other steps, expected at most npufleet_lease_timeout "
+                f"({lease} s): lower these variables, or raise npufleet_lease_timeout"
             ]
         )
     return {
@@ -118,9 +127,9 @@ def steps(
 ) -> Dict[str, Any]:
     """Return the steps of a host change that concern its traffic: {"drain", "judge", "accept_within"}.
 
-    `balancers` has the results of balancer_info. No balancer knows a new host, so this host gets no requests yet. A change that
-    repairs a server runs without traffic and is never rolled back, so it does not wait to be accepted. An unfinished drain is
-    completed even if the balancers no longer know the host.
+    `balancers` has the results of balancer_info. A new host is in no balancer and gets no requests yet, so it is neither drained
+    nor judged. A change that repairs a server runs without traffic and is never rolled back, so it does not wait to be accepted. If
+    an earlier rollout left the host drained (`limited`), the host is drained again, even if no balancer has the host any more.
     """
     balanced = settings_of_host["hook"] == "command" or any(host in info["servers"] for info in balancers.values())
     judged = balanced and settings_of_host["effect"] != NONE and settings_of_host["accept_within"] > 0

@@ -1,1 +1,1 @@
-"""Parts of the `rbln` backend. Triton loads model.py, which is next to this package."""
+"""Modules of the `rbln` backend. Triton loads `../model.py`, and this file imports them."""
