@@ -26,7 +26,7 @@ options:
     type: str
     required: true
   release:
-    description: The release, for the message.
+    description: Name of the release row, for the message.
     type: str
     required: true
 """

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of the report. Module chart_series reads their series from Prometheus. Controller only, without Ansible."""
+"""The charts of the report. Module chart_series reads their series from Prometheus.
+
+This module runs only on the controller and imports nothing of ansible-core.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a run: the number of hosts in each state, and one reason for each bad host. Controller only, without Ansible."""
+"""The summary of a run: the number of hosts in each state, and one reason for each bad host.
+
+This module runs only on the controller and imports nothing of ansible-core.
+"""
 
 from __future__ import annotations
 

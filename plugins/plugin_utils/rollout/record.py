@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The records of rollouts in `rollouts/<UTC time>-<digest of the run>.json` on the controller. Controller only, without Ansible.
+"""The records of rollouts in `rollouts/<UTC time>-<digest of the run>.json` on the controller.
+
+This module runs only on the controller and imports nothing of ansible-core.
 
 A run has one record. The run writes the record with the planned batches before the first host changes, and adds each batch at its
 end. So the record of a killed run shows which hosts were not changed. No run reads a record to decide what to do.

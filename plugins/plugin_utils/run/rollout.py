@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The batches of a rollout, their announcement, and the record of durations. Controller only, without Ansible."""
+"""The batches of a rollout, their announcement, and the record of durations.
+
+This module runs only on the controller and imports nothing of ansible-core.
+"""
 
 from __future__ import annotations
 
