@@ -143,6 +143,8 @@ def environment() -> dict[str, str]:
 
 def playbook_process(name: str, *arguments: str, output: Path | None = None) -> subprocess.Popen[str]:
     """Start a run in a process group of its own, without a terminal. `output` is the file for its output."""
+    # Ansible does not flush what it prints, so a file would get its output in blocks.
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if output else {}
     with open(output or os.devnull, "w") as sink:
         return subprocess.Popen(
             command_of(name, *arguments),
@@ -150,7 +152,7 @@ def playbook_process(name: str, *arguments: str, output: Path | None = None) -> 
             stdout=sink,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(),
+            env={**environment(), **unbuffered},
             cwd=ROOT,
             start_new_session=True,
         )
