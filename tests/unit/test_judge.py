@@ -89,6 +89,25 @@ def test_small_differences_of_fast_answers_are_noise() -> None:
     assert verdict(window(npu1=traffic(200, {"2": 200}), npu2=traffic(2000, {"1": 2000}))).verdict == "good"
 
 
+@pytest.mark.parametrize(("requests", "expected"), [(60, "good"), (100, "good"), (2000, "bad")])
+def test_slow_answers_of_a_share_are_evidence_only_in_many_requests(requests: int, expected: str) -> None:
+    """A sixth of the answers is slow. A busy machine slows down a few answers, too."""
+    slow = requests // 6
+    changed = traffic(requests, {"21": requests - slow, "44": slow})
+    found = verdict(window(npu1=changed, npu2=traffic(2000, {"21": 2000})), needed=20)
+    assert (found.verdict, found.numbers["p90_ms"]) == (expected, 44)
+
+
+def test_few_requests_of_the_reference_are_no_evidence_that_a_change_is_slower() -> None:
+    changed = traffic(2000, {"21": 1667, "44": 333})
+    assert verdict(window(npu1=changed, npu2=traffic(60, {"21": 60})), needed=20).verdict == "good"
+
+
+def test_slow_answers_to_all_requests_are_evidence_in_few_requests() -> None:
+    found = verdict(window(npu1=traffic(20, {"400": 20}), npu2=traffic(80, {"21": 80})), needed=20)
+    assert found.verdict == "bad"
+
+
 def test_little_traffic_is_not_judged() -> None:
     found = verdict(window(npu1=traffic(7), npu2=traffic(90)))
     assert found[:2] == ("not judged", "7 requests, expected at least 100")

@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer import tr
 
 GOOD, BAD, NOT_JUDGED = "good", "bad", "not judged"
 # The share of failed requests is too high if it exceeds the share of the reference by more than both limits: a number of standard
-# deviations, and an absolute share.
+# deviations, and an absolute share. Latencies need the same number of standard deviations.
 MIN_DEVIATIONS, MIN_EXCESS = 3.0, 0.005
 # Fewer failures than this are no evidence
 MIN_FAILURES = 3
@@ -189,10 +189,19 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
     reasons = []
     for share, factor, more in QUANTILES:
         actual, expected = traffic.quantile(changed.latency, share), traffic.quantile(reference.latency, share)
-        if actual is not None and expected is not None and actual > max(expected * factor, expected + more):
+        if actual is None or expected is None:
+            continue
+        # Among few requests, some slow ones change a quantile by chance. So the quantile of a smaller share has to be slower, too.
+        sure = traffic.quantile(changed.latency, max(share - _tolerance(share, changed, reference), 0.0))
+        if sure is not None and sure > max(expected * factor, expected + more):
             name = f"{share:.0%} of the requests"
             reasons.append(f"{name} were answered within {actual} ms; reference: {expected} ms")
     return reasons
+
+
+def _tolerance(share: float, *windows: Requests) -> float:
+    """Return how much the share of requests below a quantile differs between windows by chance, at MIN_DEVIATIONS."""
+    return MIN_DEVIATIONS * math.sqrt(sum(share * (1 - share) / sum(window.latency.values()) for window in windows))
 
 
 def _counters(models: Mapping[str, Counters], reference: Mapping[str, Counters]) -> List[str]:
