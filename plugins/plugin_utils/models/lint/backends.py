@@ -88,7 +88,7 @@ def platforms(triton: str) -> Dict[str, str]:
 
 
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
-    """Return backend, platform and file name as Triton completes them in a config.
+    """Return backend, platform and name of the model file. Triton derives those that the config leaves out.
 
     `name` is the name of the model. `names` are the files in the subdirectory whose name sorts first. It may be no version.
     """
