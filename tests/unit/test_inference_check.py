@@ -25,6 +25,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import chec
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
@@ -753,6 +754,7 @@ def test_accepted_checks_send_the_key_that_the_container_requires(
         (tmp_path / name).write_text(f"the {name} key")
     accepted.store(key={"name": "old-key", "path": str(tmp_path / "old")})
     monkeypatch.setattr(server_key, "START", server_key.START.replace(server_key.FILE, str(tmp_path / "old")))
+    monkeypatch.setattr(keys, "FILE", str(tmp_path / "old"))
     accepted.command = server_key.command(inventory(triton_server_api_key_name="older-key"), accepted.command)
     server = accepted.prove(key={"name": "new-key", "path": str(tmp_path / "new")})[2]["document"]["server"]
     assert server["headers"] == {"older-key": "the old key"}

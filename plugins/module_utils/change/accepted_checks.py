@@ -18,6 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server im
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
 # Only root may read the file, because it has golden data. No container mounts its directory.
@@ -67,7 +68,7 @@ def for_actual_server(
     if bool(server.get(GRPC_TLS)) != bool(found["server"].get(GRPC_TLS)):
         tls = server.pop(GRPC_TLS, None) or found["server"][GRPC_TLS]
         server.update({GRPC_TLS: tls} if connection.secures_grpc(inspect) else {})
-    key = connection.api_key(connection.command_of(inspect)) or connected.get("key")
+    key = connection.api_key(connection.command_of(inspect), keys.FILE) or connected.get("key")
     # An operator may have removed the image of an earlier release row. The client in any image sends the same requests.
     image = accepted["image"] if images.inspect_image(engine, accepted["image"]) else inventory["image"]
     return {**accepted, "image": image, "document": {**found, "host": connected["host"], "server": server, "key": key}}

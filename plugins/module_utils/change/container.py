@@ -278,7 +278,7 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
         if end_message:
             raise ContainerError(f"{end_message}: {ending_reason(engine, name) or 'its log is empty'}")
         at = endpoint(found)
-        if at is None or _is_ready(*at, deadline - time.monotonic(), api_key(command_of(found))):
+        if at is None or _is_ready(*at, deadline - time.monotonic(), api_key(command_of(found), keys.FILE)):
             return
         if time.monotonic() >= deadline:
             raise ContainerError(f"{name} is not ready on {at[0]}:{at[1]} within {timeout:.0f} s. See `docker logs {name}`")

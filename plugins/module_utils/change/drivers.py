@@ -291,7 +291,8 @@ class ProcessDriver(Driver):
         return state.remove_backends(self.root)
 
     def actual_server(self) -> Mapping[str, Any]:
-        return connection.of_process(super().actual_server(), (supervised.running(self.root) or {}).get("command") or [])
+        command = (supervised.running(self.root) or {}).get("command") or []
+        return connection.of_process(super().actual_server(), command, state.key_path(self.root))
 
     def runner(self) -> Optional[control.Runner]:
         return self._run_grpc_client if self.server["grpc"] else None

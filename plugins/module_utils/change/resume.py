@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models im
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys, stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served, served_without_release
 
 ROLLBACK_REASON = "its run has ended, so the host rolled it back"
@@ -146,7 +146,7 @@ def serve_current_releases(
     desired: Dict[str, Any] = {"mode": mode, "models": store.current_models(root, {})}
     while True:
         inspect = engine.inspect(name) or {}
-        at, key = connection.endpoint(inspect), connection.api_key(connection.command_of(inspect))
+        at, key = connection.endpoint(inspect), connection.api_key(connection.command_of(inspect), keys.FILE)
         if at is None:
             return
         served = read_served({"address": at[0], "http_port": at[1], "key": key or settings.get("key")})

@@ -11,11 +11,12 @@ import re
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+
 DEFAULT_PORTS = {"http": "8000", "grpc": "8001", "metrics": "8002"}
 # The address at which a host reaches a server that listens on every address
 _LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-# Parts of the command line that reads the key of the server (server_key.py on the controller)
-_KEY_FILE = re.compile(r"key=\$\(cat ([^\s)]+)\)")
+# The part of the command line that names the header of the key (server_key.py on the controller)
 _KEY_NAME = re.compile(r'"--http-restricted-api=[^:"]+:([a-z0-9-]+)=\$key"')
 
 
@@ -47,22 +48,25 @@ def of_container(settings: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dic
     starts_server = any(word.rpartition("/")[2] == "tritonserver" for word in command_of(inspect))
     published = endpoint(inspect) if starts_server else None
     address = {"address": published[0], "http_port": published[1]} if published else {}
-    return {**settings, **address, "key": api_key(command_of(inspect)) or settings.get("key")}
+    return {**settings, **address, "key": api_key(command_of(inspect), keys.FILE) or settings.get("key")}
 
 
-def of_process(settings: Mapping[str, Any], command: Sequence[str]) -> Dict[str, Any]:
+def of_process(settings: Mapping[str, Any], command: Sequence[str], key_file: str) -> Dict[str, Any]:
     """Return the settings of a server with `address`, `http_port` and `key` of its actual command line."""
     address, port = _option(command, "http-address") or "", _option(command, "http-port") or ""
     if not port.isascii() or not port.isdigit():
         return dict(settings)
-    key = api_key(command) or settings.get("key")
+    key = api_key(command, key_file) or settings.get("key")
     return {**settings, "address": _LOCAL.get(address, address), "http_port": int(port), "key": key}
 
 
-def api_key(command: Sequence[str]) -> Optional[Dict[str, str]]:
-    """Return {"name": name of the header, "path": file of the key} of a server that reads a key, else None."""
-    found = [(name, path) for word in command for name, path in zip(_KEY_NAME.findall(word), _KEY_FILE.findall(word))]
-    return {"name": found[0][0], "path": found[0][1]} if found else None
+def api_key(command: Sequence[str], path: str) -> Optional[Dict[str, str]]:
+    """Return {"name": name of the header, "path": path} of a server that reads its key from this path, else None.
+
+    The caller names the file, because a foreign command line must not choose a file that root reads and sends.
+    """
+    names = [name for word in command if f"key=$(cat {path})" in word for name in _KEY_NAME.findall(word)]
+    return {"name": names[0], "path": path} if names else None
 
 
 def secures_grpc(inspect: Mapping[str, Any]) -> bool:
