@@ -23,8 +23,8 @@ def failures(file: Path) -> list[str]:
         for outcome in (*test.findall("failure"), *test.findall("error")):
             name = f"{test.get('classname', '').replace('.', '/')}.py::{test.get('name', '')}"
             # pytest cuts the attribute `message`. The lines of the error begin with E.
-            error = [line[1:] for line in (outcome.text or "").splitlines() if line.startswith("E ")]
-            found.append(f"FAILED {name}: {shortened(chr(10).join(error) or outcome.get('message', ''))}")
+            error = " ".join(line[1:] for line in (outcome.text or "").splitlines() if line.startswith("E "))
+            found.append(f"FAILED {name}: {shortened(error or outcome.get('message', ''))}")
     return found
 
 
