@@ -276,6 +276,7 @@ def test_readiness_is_queried_with_the_key_of_a_restricted_health_api(
     restricted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_key, "START", server_key.START.replace(server_key.FILE, str(tmp_path / "key")))
+    monkeypatch.setattr(container.keys, "FILE", str(tmp_path / "key"))
     (tmp_path / "key").write_text("s3cret")
     sent: list[dict[str, str]] = []
     engine = PlayedEngine()
