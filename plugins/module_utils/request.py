@@ -26,7 +26,7 @@ NAMES = ("name", "model", "protocol", "step", "at")
 # Ansible's masks for a secret within a text (MASK) and for a text that is a secret (MASKED)
 MASK, MASKED = "********", "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
 # Options that identify the holder of a lease: the ID of the run, the user who started it, and the host's name in the inventory
-HOLDER: Dict[str, Any] = {
+HOLDER_OPTIONS: Dict[str, Any] = {
     "run": {"type": "str", "default": ""},
     "by": {"type": "str", "default": "unknown"},
     "host": {"type": "str", "default": ""},

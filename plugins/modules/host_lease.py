@@ -124,7 +124,7 @@ OPTIONS: Dict[str, Any] = {
     "rollout": {"type": "dict", "default": {}},
 }
 REQUEST = {
-    **request.HOLDER,
+    **request.HOLDER_OPTIONS,
     # Seconds for which the lease stays live after a call
     "patience": {"type": "int", "default": 3600},
     # Name and time limits of the container (change/container.py)

@@ -73,7 +73,7 @@ OPTIONS: Dict[str, Any] = {
     "models": {"type": "list", "elements": "str", "default": []},
 }
 # The private options that the controller passes: `run`, `by` and `host`
-REQUEST = request.HOLDER
+REQUEST = request.HOLDER_OPTIONS
 
 
 def run(module: request.Module) -> None:

@@ -195,7 +195,7 @@ OPTIONS: Dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib/npufleet"},
 }
 REQUEST: Dict[str, Any] = {
-    **request.HOLDER,
+    **request.HOLDER_OPTIONS,
     # ID of this call, and of the change that this call begins
     "id": {"type": "str", "default": ""},
     # Seconds that this call waits for the result

@@ -51,7 +51,7 @@ OPTIONS: Dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib/npufleet"},
 }
 # Name and time limits of the container (change/container.py)
-REQUEST = {**request.HOLDER, "container": {"type": "dict", "required": True}}
+REQUEST = {**request.HOLDER_OPTIONS, "container": {"type": "dict", "required": True}}
 
 
 def run(module: request.Module) -> None:

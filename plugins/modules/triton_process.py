@@ -98,7 +98,7 @@ OPTIONS: Dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib/npufleet"},
 }
 REQUEST = {
-    **request.HOLDER,
+    **request.HOLDER_OPTIONS,
     # The desired releases and server, which plugins/action/triton_process.py builds from the inventory
     "order": {"type": "dict"},
     "api_key": {"type": "str", "no_log": True, "default": ""},

@@ -13,7 +13,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from helpers import ansible_playbook
 
-FIELDS: dict[str, Any] = {**request.HOLDER, "secrets": {"type": "dict", "default": {}, "no_log": True}}
+FIELDS: dict[str, Any] = {**request.HOLDER_OPTIONS, "secrets": {"type": "dict", "default": {}, "no_log": True}}
 
 
 def module(handed: Any) -> Any:

@@ -328,13 +328,13 @@ class HostChange:
                 return "there was no server before; the next run continues from this state"
             self.models = self._previous_models(previous)
             # Restore the server even if the links could not be restored. The server then starts with the current links.
-            moves, failure = self._restore_links(why, hung)
+            link_moves, failure = self._restore_links(why, hung)
             restored = self.driver.restore()
             if failure is not None:
                 raise failure
-            if restored is None and moves:
+            if restored is None and link_moves:
                 self._serve_current_releases()
-            if (restored or moves) and self.driver.serves_store(previous):
+            if (restored or link_moves) and self.driver.serves_store(previous):
                 again = self._wait_until_served(["server"], serve_current=True)
                 if again.plan:
                     raise Unproven(f"{self.order['host']} is not in sync:{again.describe()}")
@@ -343,11 +343,11 @@ class HostChange:
         except Exception as error:
             return f"the previous state could not be restored, repair that and run again: {self._reason(error)}"
         nothing = "nothing was switched" if self.server_touched else NOTHING
-        report = "the previous server serves again" if restored else "the previous releases serve again" if moves else nothing
+        report = "the previous server serves again" if restored else "the previous releases serve again" if link_moves else nothing
         return report + ("; a load hangs in the server, so the next run restarts it" if hung else "")
 
     def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:
-        """Restore the links. Return the moves, and the error if that failed."""
+        """Restore the links. Return the links that moved, and the error if that failed."""
         try:
             return self._store("restored", {"why": why, "hung": hung})["moves"], None
         except Exception as error:
@@ -395,6 +395,6 @@ class HostChange:
         self.warnings += answer.get("warnings", [])
         message = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
         # Restored releases were already reported when their links moved
-        moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
-        self.did += [message.format(name=name, to=move["to"] or "no more") for name, move in moves.items()]
+        link_moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
+        self.did += [message.format(name=name, to=move["to"] or "no more") for name, move in link_moves.items()]
         return answer

@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 # Seconds to wait for the lock of the store, which another process such as a transfer may hold
 STORE_WAIT = 60.0
 
-Moves = Dict[str, store.Move]
+LinkMoves = Dict[str, store.Move]
 # The result of a step that moves no link
 UNCHANGED: Mapping[str, Any] = {"changed": False, "switched": {}, "moves": {}}
 
@@ -42,16 +42,16 @@ def refuse_directories(root: str, names: List[str]) -> None:
         raise store.StoreError(f"served/{', served/'.join(directories)} is a directory, expected a link: move it out of the store")
 
 
-def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **more: Any) -> Dict[str, Any]:
+def switch(root: str, run: store.Run, link_moves: LinkMoves, holds: Dict[str, Any], **more: Any) -> Dict[str, Any]:
     """Open a transaction and move the links. Return the result of the step. A failure before the first move undoes everything."""
     before, holds_before = store.read_transaction(root), store.read_holds(root)
-    targets = {name: move["to"] for name, move in moves.items()}
+    targets = {name: move["to"] for name, move in link_moves.items()}
     try:
-        store.open_transaction(root, run, moves, **more)
+        store.open_transaction(root, run, link_moves, **more)
         store.write_holds(root, holds)
         store.move_links(root, targets)
     except Exception as error:
-        moved = [name for name, label in targets.items() if store.served_label(root, name) == label != moves[name]["from"]]
+        moved = [name for name, label in targets.items() if store.served_label(root, name) == label != link_moves[name]["from"]]
         if moved:
             raise store.StoreError(
                 f"{error}; {', '.join(moved)} switched before that: run again, the open transaction records the previous releases"
@@ -62,7 +62,7 @@ def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **mor
         elif os.path.exists(os.path.join(root, store.TRANSACTION)):
             os.unlink(os.path.join(root, store.TRANSACTION))
         raise
-    return {"changed": True, "switched": targets, "moves": moves}
+    return {"changed": True, "switched": targets, "moves": link_moves}
 
 
 def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
@@ -75,19 +75,23 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     )
     # Complete every release before the first link moves, so that a failure does not leave some models switched.
     made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
-    moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
-    moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in params["withdraw"]})
-    if not moves and store.read_transaction(root) is None:
+    link_moves: LinkMoves = {
+        name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()
+    }
+    link_moves.update(
+        {name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in params["withdraw"]}
+    )
+    if not link_moves and store.read_transaction(root) is None:
         return dict(UNCHANGED)
     holds = store.read_holds(root)
     ended_holds = [
-        name for name in moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")
+        name for name in link_moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")
     ]
     kept_holds = {name: hold for name, hold in holds.items() if name not in ended_holds}
     for name in set(kept_holds) & set(made):
         kept_holds[name] = {**kept_holds[name], "label": made[name]}
-    # A transaction is opened even without moves, to take over the open transaction of another run.
-    return switch(root, run, moves, kept_holds)
+    # `switch` opens a transaction even if no link moves, to take over the open transaction of another run.
+    return switch(root, run, link_moves, kept_holds)
 
 
 def touch_served(root: str, run: store.Run, names: List[str]) -> None:
@@ -107,18 +111,18 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
     found = store.rollback_moves(root, params["models"], params["to"])
     # Read all contents before the first release is made, so that a lost file stops the rollback before it changes anything.
     contents = {name: store.release_content(root, name, move["to"] or "") for name, move in found.items()}
-    moves: Moves = {name: {**found[name], "to": store.make_release(root, name, entry)} for name, entry in contents.items()}
-    if not moves:
+    link_moves: LinkMoves = {name: {**found[name], "to": store.make_release(root, name, entry)} for name, entry in contents.items()}
+    if not link_moves:
         return dict(UNCHANGED)
-    return switch(root, run, moves, store.holds_after(root, run, moves, params["why"]), why=params["why"])
+    return switch(root, run, link_moves, store.holds_after(root, run, link_moves, params["why"]), why=params["why"])
 
 
 def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `restored`: link the releases from before the open transaction."""
     if params["hung"]:
         store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time(), **clock.mark()})
-    moves = store.restore(root, run, params["why"])
-    return {"changed": bool(moves), "switched": {name: move["to"] for name, move in moves.items()}, "moves": moves}
+    link_moves = store.restore(root, run, params["why"])
+    return {"changed": bool(link_moves), "switched": {name: move["to"] for name, move in link_moves.items()}, "moves": link_moves}
 
 
 def prove(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
@@ -139,8 +143,8 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
     holds = store.read_holds(root)
     forgotten_models = sorted(set(holds) & set(params["models"] or holds))
     served = {name: store.served_label(root, name) for name in forgotten_models}
-    moves: Moves = {name: {"from": served[name], "to": served[name], "what": history.FORGET} for name in forgotten_models}
-    store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
+    link_moves: LinkMoves = {name: {"from": served[name], "to": served[name], "what": history.FORGET} for name in forgotten_models}
+    store.append_history(root, store.history_lines(root, run, link_moves, "done", params["why"]))
     store.write_holds(root, {name: hold for name, hold in holds.items() if name not in forgotten_models})
     return {"changed": bool(forgotten_models), "forgotten": forgotten_models}
 

@@ -96,14 +96,14 @@ def _run_of_host() -> store.Run:
 def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any], owner: str) -> str:
     """Roll back the change of a dead run. Return what was done."""
     run = _run_of_host()
-    moves: Dict[str, Any] = {}
+    link_moves: Dict[str, Any] = {}
     failure: Optional[Exception] = None
     opened = store.read_transaction(root) is not None
     if opened:
         try:
             with store.locked(root, time.monotonic() + STORE_WAIT):
                 damage.mend(root)
-                moves = store.restore(root, run, f"{owner}: {ROLLBACK_REASON}")
+                link_moves = store.restore(root, run, f"{owner}: {ROLLBACK_REASON}")
         except Exception as error:
             # The container is restored even if the links could not be restored.
             failure = error
@@ -112,14 +112,14 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
     if entry is not None and not name:
         raise container.ContainerError(f"the lease of {owner} does not name the container, expected its name to restore it")
     settings = {**SETTINGS, **settings}
-    done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
+    done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(link_moves.items())]
     if name:
         with container.guard(engine, name, settings) as guard:
             # The container starts with the links as they are now
             restored = container.restore(engine, root, name, settings)
             if restored:
                 done.append(restored)
-            if moves and engine.inspect(name):
+            if link_moves and engine.inspect(name):
                 serve_current_releases(engine, root, name, settings, fresh=restored is not None, guard=guard)
         done += guard.did()
     if failure is not None:

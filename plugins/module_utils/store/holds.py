@@ -46,10 +46,10 @@ def write_holds(root: str, holds: Mapping[str, Any]) -> None:
         os.unlink(path)
 
 
-def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dict[str, Any]:
+def holds_after(root: str, run: Run, link_moves: Mapping[str, Move], why: str) -> Dict[str, Any]:
     """Return the holds after a rollback. A hold rejects the previously served source until the inventory has another source."""
     holds = read_holds(root)
-    for name, move in moves.items():
+    for name, move in link_moves.items():
         before = holds.get(name)
         target = read_record(root, name, move["to"] or "")
         served = read_record(root, name, move["from"] or "")

@@ -177,19 +177,19 @@ def served_names(root: str) -> List[str]:
     return listed(os.path.join(root, "served"))
 
 
-def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
+def move_links(root: str, targets: Mapping[str, Optional[str]]) -> List[str]:
     """Point each link served/<name> to its release, or remove the link if the release is None. Return the names of moved links.
 
     All new links are first created in tmp/, so that a full disk causes a failure before the first link moves.
     """
-    for name, label in moves.items():
+    for name, label in targets.items():
         new_link = os.path.join(root, "tmp", "link-" + name)
         if os.path.lexists(new_link):
             os.unlink(new_link)
         if label is not None:
             os.symlink(os.path.join("..", "releases", name, label), new_link)
     moved: List[str] = []
-    for name, label in moves.items():
+    for name, label in targets.items():
         link = os.path.join(root, "served", name)
         if label is not None:
             os.replace(os.path.join(root, "tmp", "link-" + name), link)

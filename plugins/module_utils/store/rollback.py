@@ -59,7 +59,7 @@ def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
 
     Models that already serve this content are left out. Raises StoreError with all reasons.
     """
-    moves: Dict[str, Move] = {}
+    link_moves: Dict[str, Move] = {}
     possible = False
     reasons = []
     for name in models or served_names(root):
@@ -75,7 +75,7 @@ def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
         with suppress(StoreError):
             served = read_record(root, name, current)["release"]
         if target["release"] != served:
-            moves[name] = {"from": current, "to": label, "what": "rollback"}
+            link_moves[name] = {"from": current, "to": label, "what": "rollback"}
     if reasons and (models or not possible):
         raise StoreError("; ".join(reasons))
-    return moves
+    return link_moves

@@ -54,23 +54,23 @@ def renewal_time(opened: Mapping[str, Any]) -> float:
 def _moves_since_proof(root: str) -> Dict[str, Move]:
     """Return a move for each model that does not serve its last proven release."""
     lines = read_history(root)
-    moves: Dict[str, Move] = {}
+    link_moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):
         last_proof = next(iter(history.proven_changes(lines, name)[::-1]), None)
         current_label = served_label(root, name)
         if last_proof and current_label != last_proof["to"]:
-            moves[name] = {"from": last_proof["to"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
-    return moves
+            link_moves[name] = {"from": last_proof["to"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
+    return link_moves
 
 
-def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any) -> Dict[str, Any]:
-    """Record moves, {model: {"from", "to", "what"}}, before any link moves. `more` are more fields of the record.
+def open_transaction(root: str, run: Run, link_moves: Mapping[str, Move], **more: Any) -> Dict[str, Any]:
+    """Record `link_moves` ({model: {"from", "to", "what"}}) before any link moves. `more` has additional fields of the record.
 
     A model that is already in the open transaction keeps its `from`, which is its proven release.
     """
     old = read_transaction(root) or {"models": {}, "holds": {}}
     same_run = old.get("run") == run.run
-    models = {name: {**move, "from": old["models"].get(name, move)["from"]} for name, move in moves.items()}
+    models = {name: {**move, "from": old["models"].get(name, move)["from"]} for name, move in link_moves.items()}
     holds = read_holds(root)
     value = {
         "run": run.run,
@@ -80,7 +80,7 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
         **clock.mark(),
         "models": {**old["models"], **models},
         # The holds from before the transaction. A rollback restores them.
-        "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},
+        "holds": {**{name: holds.get(name) for name in link_moves}, **old["holds"]},
         **({"why": old["why"]} if same_run and "why" in old else {}),
         **more,
     }
@@ -115,26 +115,26 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
 
 
 def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Move]:
-    """Append the result of the open transaction to the history, and close it. Return its moves."""
+    """Append the result of the open transaction to the history, and close it. Return its link moves."""
     found = read_transaction(root)
     if found is None:
         return {}
-    moves: Dict[str, Move] = {}
+    link_moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
         # The proof was for the releases that the links point to. These may differ from the record, because a killed run may have
         # moved only some links.
         current_label = served_label(root, name)
         if current_label == move["to"]:
-            moves[name] = move
+            link_moves[name] = move
         elif current_label != move["from"]:
-            moves[name] = {"from": move["from"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
-    append_history(root, history_lines(root, run, moves, result, why or found.get("why") or ""))
+            link_moves[name] = {"from": move["from"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
+    append_history(root, history_lines(root, run, link_moves, result, why or found.get("why") or ""))
     os.unlink(os.path.join(root, TRANSACTION))
     return dict(found["models"])
 
 
 def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
-    """Link the releases from before the open transaction. Return the moves. `failed` of a move is the unproven release.
+    """Link the releases from before the open transaction. Return the link moves, each with the unproven release in `failed`.
 
     Old content gets a new release, because a polling Triton ignores older directories. A link that has not moved stays as it is.
     Raises StoreError if a release is lost, after all other models are restored.
@@ -142,7 +142,7 @@ def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
     found = read_transaction(root)
     if found is None:
         return {}
-    moves: Dict[str, Move] = {}
+    link_moves: Dict[str, Move] = {}
     errors = []
     for name, move in sorted(found["models"].items()):
         label = served_label(root, name)
@@ -153,11 +153,12 @@ def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
         except StoreError as error:
             errors.append(str(error))
             continue
-        moves[name] = {"from": move["from"], "to": to, "what": history.RESTORED, "failed": move["to"]}
+        link_moves[name] = {"from": move["from"], "to": to, "what": history.RESTORED, "failed": move["to"]}
     append_history(root, history_lines(root, run, found["models"], "failed", why))
-    open_transaction(root, run, moves, why=why)
+    open_transaction(root, run, link_moves, why=why)
     write_holds(root, {**read_holds(root), **found["holds"]})
-    move_links(root, {name: move["to"] for name, move in moves.items() if served_label(root, name) != move["to"] or not move["to"]})
+    targets = {name: move["to"] for name, move in link_moves.items()}
+    move_links(root, {name: to for name, to in targets.items() if served_label(root, name) != to or not to})
     if errors:
         raise StoreError("; ".join(errors))
-    return moves
+    return link_moves
