@@ -174,7 +174,7 @@ def test_an_environment_beside_the_model_is_a_matter_of_the_store(path: str, tmp
     write(tmp_path, {**files, "repo/shared.tar.gz": "x", "envs/cpu.tar.gz": "x"})
     (entry,) = lint([str(tmp_path / "repo")]).findings
     assert (entry.severity, entry.triton) == ("warning", "")
-    assert entry.sentence().endswith("The fleet's store keeps each model in its own directory, without what is beside it.")
+    assert entry.sentence().endswith("The fleet's store keeps each model in its own directory, without the files beside it.")
 
 
 def test_an_environment_beside_the_model_that_is_not_there(tmp_path: Path) -> None:

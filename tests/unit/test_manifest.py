@@ -491,7 +491,7 @@ def test_what_leads_out_or_nowhere_or_is_no_file_is_refused_by_name_and_never_op
         "gone is a broken link (nowhere: No such file or directory), expected a file. Correct or remove it",
         "history is a link into .git, expected a link to a file that is sent. Copy its target there",
         "itself is a broken link (itself: Too many levels of symbolic links), expected a file. Correct or remove it",
-        "loop is a link to a directory around it, expected no circular link. Remove it",
+        "loop is a link to one of its parent directories, expected no circular link. Remove it",
         f"passwords is a link to /etc/shadow, expected a link that stays in {repository}. Copy its target there",
         "pipe is a named pipe, expected a file. Remove it",
         f"sent is a link to /dev/zero, expected a link that stays in {repository}. Copy its target there",

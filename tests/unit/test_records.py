@@ -350,7 +350,8 @@ def test_a_path_that_is_a_directory_of_the_model_is_refused(tmp_path: Path) -> N
         artefact = {"url": "https://models.example.com/m.rbln", "sha256": SHA, "path": path}
         (reason,) = refused(tmp_path, 'backend: "python"', None, {"artefacts": {"CA12/0.6": artefact}})
         assert reason == (
-            f"model m: the path of its compiled file is {path}, expected one beside 1/x/y of the model's directory. Correct `path`."
+            f"model m: the path of its compiled file is {path}, expected a path that is neither above nor below 1/x/y of the "
+            "model's directory. Correct `path`."
         )
 
 

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a compilation, computed from the specs of models and the records of existing compiled files. Controller only.
+"""The plan of a compilation, computed on the controller from the specs of models and the records of existing compiled files.
 
-A spec is {"name", "source", "inputs"}. `source` is {"onnx": file} or {"torch": "module:function", "path": directory}. `inputs` is
-[{"name", "shape" without the batch, "dtype"}]. A spec may also have "outputs", "batches", "devices", "npu" and "output", which is a
-directory.
+A spec describes how to compile one model. Its required keys are "name", "source" and "inputs". `source` is {"onnx": file} or
+{"torch": "module:function", "path": directory}. `inputs` is [{"name", "shape" without the batch dimension, "dtype"}]. Optional keys
+are "outputs", "batches", "devices", "npu", and "output", the directory for compiled files.
 files/compile/rbln_compile.py compiles a model and writes its record.
 """
 

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record that the compile step writes beside a compiled file, and the config fields that follow from the record.
 
-Keys of a record: "format": 1, "sha256" of the compiled file, "npu" such as "RBLN-CA12", "compiler_version", "devices" (the number
-of NPUs that one instance spans), "device_memory" (bytes on each of these NPUs), and "buckets", a list in the file's order of
-{"inputs": [{"name", "shape", "dtype"}], "outputs": [...]}. Shapes include the batch dimension. Dtypes have the names of numpy. A
-name is null if the SDK does not keep it. This code runs on the controller, which has no SDK.
+Keys of a record: "format" (always 1), "sha256" of the compiled file, "npu" such as "RBLN-CA12", "compiler_version", "devices" (the
+number of NPUs that one instance spans), "device_memory" (bytes on each of these NPUs), and "buckets". A bucket is one compiled
+variant of the model, usually for one batch size: {"inputs": [{"name", "shape", "dtype"}], "outputs": [...]}. The buckets have the
+order of the compiled file. Shapes include the batch dimension. Dtypes have numpy's names. A name is null if the SDK does not keep
+the name. This code runs on the controller, which has no SDK.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SHAPE = {
     "device_memory": [int],
     "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
 }
-# The record that a build host sends. Only plan and validation of a compilation need the additional fields.
+# The record that a build host sends. The fields that SHAPE lacks serve to plan and to validate a compilation.
 SENT_SHAPE = {
     **SHAPE,
     "sha256": re.compile("[0-9a-f]{64}"),
@@ -40,7 +41,7 @@ SENT_SHAPE = {
 MAX_BYTES, MAX_DEVICES, MAX_MEMORY, MAX_BUCKETS = 1 << 24, 256, 1 << 50, 1000
 # Limits of a bucket: inputs or outputs, characters of a name, dimensions, and size of a dimension
 MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
-# The most characters of a value in a message, and of a message of the JSON parser
+# The maximum number of characters of a value in a message, and of a message of the JSON parser
 MAX_SHOWN, MAX_PARSER_MESSAGE = 120, 200
 SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
 # {name of a dtype in numpy: its name in config.pbtxt}
@@ -96,9 +97,9 @@ def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
 
 
 def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
-    """Return {"text": the record of a build host for the controller's disk, "flaw": the reason why it is refused, or ""}.
+    """Return {"text": the record to write on the controller, or "", "flaw": the reason to refuse the record, or ""}.
 
-    `content` is the record in Base64, which may be any text. `sha256` is the digest of the compiled file.
+    `content` is the record of a build host in Base64, and may be invalid. `sha256` is the digest of the compiled file.
     """
     try:
         record = json.loads(base64.b64decode(content))
@@ -110,7 +111,7 @@ def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
 
 
 def with_digest(artefact: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return an artefact with its digest. The default is the digest in its record."""
+    """Return an artefact with the key `sha256`. If it is not set, take the digest from the artefact's record."""
     raw = None if artefact.get("sha256") else _read(artefact)[1]
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
 
@@ -119,7 +120,7 @@ def refuse_conflicting_path(model: str, path: str, files: Collection[str]) -> No
     """Raise Refusal if the path of a compiled file is a directory of the model, or is below a file of the model."""
     conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
     if conflicts:
-        expected = f"expected one beside {conflicts[0]} of the model's directory"
+        expected = f"expected a path that is neither above nor below {conflicts[0]} of the model's directory"
         raise Refusal(f"model {model}: the path of its compiled file is {path}, {expected}. Correct `path`.")
 
 
@@ -131,7 +132,7 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
     record_name = raw if isinstance(raw, str) else "its record"
     try:
         if not isinstance(raw, str):
-            # The values of an inventory have types of Ansible.
+            # Values from an inventory have types of Ansible. JSON turns them into plain types.
             return record_name, json.loads(json.dumps(raw)), ""
         with open(raw, "rb") as source:
             content = source.read(MAX_BYTES + 1)
@@ -165,7 +166,7 @@ def _flaw(raw: Any) -> Optional[str]:
 
 
 def _fits_config(tensor: Mapping[str, Any]) -> bool:
-    """Return True if a config can have the values of a tensor. The name may also be null."""
+    """Return True if config.pbtxt can contain the tensor's name, dtype and shape. The name may also be null."""
     name, sizes = tensor.get("name"), tensor["shape"]
     has_valid_name = name is None or 0 < len(name) <= MAX_NAME
     return (
@@ -240,7 +241,10 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
 
 
 def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], omits_batch: bool) -> Iterator[Contradiction]:
-    """Yield the contradictions between the tensors of the config and of the record. Tensors match by name, or else by order."""
+    """Yield the contradictions between the tensors of the config and of the record.
+
+    Tensors match by name or, if a tensor of the record has no name, by order.
+    """
     named = all(entry.get("name") for entry in compiled)
     names = [tensor.name for tensor in tensors]
     if len(tensors) != len(compiled) or (named and {entry["name"] for entry in compiled} != set(names)):

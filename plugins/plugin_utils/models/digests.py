@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A cache of the digests of large files on the controller, which the manifests of all hosts need in every run.
+"""A cache of the digests of large files on the controller. Every run needs these digests for the manifests of its hosts.
 
 Like git's index, the cache identifies the content of a file by device, inode, size, mtime and ctime in nanoseconds. The digest of
 a file that has just changed is not cached, because the file could change again within the same tick of the clock.

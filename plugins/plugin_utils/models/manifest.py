@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a model for a host: the model's files, rendered for this host, and two digests. Controller only.
+"""The manifest of a model for a host: the model's files, rendered on the controller for this host, and two digests.
 
 `source` is the digest of the files on the controller, and is equal for all hosts. `release` is the digest of the rendered files.
-Both are parameters of the served config.pbtxt, so that the server itself can report the loaded release.
+The served config.pbtxt contains both digests as parameters, so that the server itself can report the loaded release.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Source(NamedTuple):
 
 
 class Manifest(TypedDict):
-    """A model for one host."""
+    """The manifest of a model for one host."""
 
     name: str
-    # Digests of the files on the controller, equal for all hosts, and of the files for this host
+    # Digest of the files on the controller (equal for all hosts), and digest of the files for this host
     source: str
     release: str
     # Served version numbers
@@ -72,7 +72,7 @@ class Manifest(TypedDict):
     steps: List[str]
     # True if responses may come from a cache
     cached: bool
-    # Digest of the config without the two digests
+    # Digest of the config before `source` and `release` are added as parameters
     shape: str
     # `beside` loads a new release before the old release is unloaded. `unload_first` unloads the old release first.
     switch: str
@@ -128,7 +128,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
 
 
 def repository_facts(model: Model) -> Dict[str, Any]:
-    """Return the facts of a model that is linted without a host: a part of a manifest."""
+    """Return the keys of a manifest that are known for a model without a host."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
@@ -292,7 +292,10 @@ def _place(
 
 
 def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> int:
-    """Return the instances on each NPU. A profile also sets the dynamic batcher of a rbln model whose config does not set it."""
+    """Return the number of instances on each NPU. For a rbln model with a profile, also configure the dynamic batcher.
+
+    Values of the dynamic batcher in the model's own config are kept.
+    """
     profile = PROFILES.get(entry.get("profile") or "")
     if profile is None or config.backend != "rbln":
         return int(entry.get("instances") or 1)

@@ -13,11 +13,11 @@ from typing import Dict, List, NamedTuple, Set, Tuple
 
 # Directories that are never sent, because they do not belong to the model
 EXCLUDED = ("__pycache__", ".git")
-# The most levels of directories, and the most bytes of a path. In the store, the directory of the release comes before the path.
+# Limits of the levels of directories and of the bytes of a path. In a host's store, the release's directory precedes the path.
 MAX_DEPTH, MAX_PATH_BYTES = 32, 1024
-# The most files of a directory, and the most bytes of a config, because a config is read into memory
+# Limits of the files of a directory, and of the bytes of a config, which is read into memory
 MAX_FILES, MAX_CONFIG_BYTES = 100000, 1 << 24
-# The most names in a listing, including the names in linked directories
+# Limit of the names in a listing, including the names in linked directories
 MAX_NAMES = 100_000
 SPECIAL_KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -85,7 +85,7 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
             problem(f"unreadable ({error.strerror})", "a readable file", "Make it readable for the user of this run")
         return
     if real in above:
-        problem("a link to a directory around it", "no circular link", "Remove it")
+        problem("a link to one of its parent directories", "no circular link", "Remove it")
     elif stat.S_ISDIR(mode) and inner.count(os.sep) >= MAX_DEPTH:
         problem("a directory that is nested too deeply", f"at most {MAX_DEPTH} levels", "Move its files up")
     elif len(os.fsencode(inner)) > MAX_PATH_BYTES:

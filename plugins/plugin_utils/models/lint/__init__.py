@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A linter for the models of a Triton repository. Controller only.
+"""A linter for the models of a Triton repository. It runs on the controller.
 
 The linter checks a model as Triton will serve it: with the files that the inventory adds, and with the config fields that follow
-from the record of the compiled file. `check` is for one model, `check_together` for ensembles.
+from the record of the compiled file. `check` is for one model, `check_together` for ensembles and their steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 
 
 def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
-    """Return the findings about one model. The rules of config.py come first, as they complete the config."""
+    """Return the findings about one model. The rules of config.py come first, because they complete the config."""
     rules = (names.check, environment.check, data.check, layout.check)
     return [*config.check(model, row), *(finding for rule in rules for finding in rule(model))]
 

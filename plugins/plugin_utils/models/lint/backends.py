@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of NVIDIA's images by release, and Triton's rules for the backend of a config that does not name one.
+"""Backends of NVIDIA's images by release, and Triton's rules to find the backend of a config that names no backend.
 
 Sources: constants.h and AutoCompleteBackendFields (model_config_utils.cc) of triton-inference-server/core, and `all_backends`
 (build.py) of triton-inference-server/server, in branches r24.01 to r26.07.
@@ -12,7 +12,7 @@ from typing import Any, Callable, Collection, Dict, NamedTuple, Tuple
 
 ENSEMBLE = "ensemble"
 MODEL_PY = "model.py"
-# The Triton version of a change: (2, 56) is 25.03, (2, 67) is 26.03, (2, 68) is 26.04
+# The Triton versions that changed backends or platforms: (2, 56) is 25.03, (2, 67) is 26.03, (2, 68) is 26.04
 NO_TENSORFLOW, TORCH_AOTI, LIBTORCH = (2, 56), (2, 67), (2, 68)
 NEWEST = (999, 0)  # Newer than every version
 
@@ -90,7 +90,7 @@ def platforms(triton: str) -> Dict[str, str]:
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
     """Return backend, platform and name of the model file. Triton derives those that the config leaves out.
 
-    `name` is the name of the model. `names` are the files in the subdirectory whose name sorts first. It may be no version.
+    `name` is the name of the model. `names` are the entries of the subdirectory whose name sorts first, even if it is no version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)

@@ -304,7 +304,7 @@ def _cache(model: Model) -> Iterator[Finding]:
     for conflict in conflicts:
         yield model.error(rule, field, "true", f"false with {conflict}, which Triton refuses", "Remove one of them")
     if not conflicts:
-        actual = "true, and the cache returns old answers after a change of a version, even after it was loaded again"
+        actual = "true, and the cache returns old answers after a version changed, even if the version was loaded again"
         todo = "Add a version directory for every change, or turn the cache off"
         yield model.warning(rule, field, actual, "false, or a new version for each change", todo, "returns old answers")
 

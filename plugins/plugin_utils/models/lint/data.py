@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about data in a config: warm-ups, initial states of sequences, and tensors that Triton makes from a batch.
 
-From triton-inference-server/core: GenerateWarmupData of backend_model_instance.cc, GenerateInitialStateData of
+Sources in triton-inference-server/core: GenerateWarmupData of backend_model_instance.cc, GenerateInitialStateData of
 sequence_batch_scheduler.cc, ValidateBatchIO of model_config_utils.cc.
 """
 

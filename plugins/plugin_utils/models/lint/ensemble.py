@@ -32,19 +32,19 @@ class TensorPort(NamedTuple):
     dims: List[int]
     batched: bool
 
-    def shape(self) -> List[int]:
-        """Return the shape with its batch dimension."""
+    def shape_with_batch(self) -> List[int]:
+        """Return the dims, after a batch dimension if the port has batches."""
         return [-1, *self.dims] if self.batched else self.dims
 
     def fits(self, other: TensorPort) -> bool:
-        """Return True if Triton lets a tensor connect the two ports, because their dims or their shapes agree."""
-        pairs = ((self.dims, other.dims), (self.shape(), other.shape()))
+        """Return True if Triton lets a tensor connect the two ports: their dims agree, with or without the batch dimension."""
+        pairs = ((self.dims, other.dims), (self.shape_with_batch(), other.shape_with_batch()))
         return self.dtype == other.dtype and any(
             len(one) == len(two) and all(a == b or -1 in (a, b) for a, b in zip(one, two)) for one, two in pairs
         )
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.shape()} of {self.owner}"
+        return f"{self.dtype} {self.shape_with_batch()} of {self.owner}"
 
 
 def check(
@@ -247,7 +247,7 @@ def _origins(steps: Sequence[Any], sources: Collection[Optional[int]]) -> str:
 
 
 def _decoupled(name: str, models: Mapping[str, Model], above: Tuple[str, ...]) -> bool:
-    """Return True if a model may respond several times. For an ensemble, the configs of its steps decide."""
+    """Return True if a model may send several responses to a request. For an ensemble, the configs of its steps decide."""
     model = models.get(name)
     if model is None or name in above:
         return False

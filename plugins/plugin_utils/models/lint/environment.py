@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about the parameters of Python models: the execution environment, and the options of the Python backend.
 
-From triton-inference-server/python_backend (python_be.cc, pb_env.cc, stub_launcher.cc) and core (backend_model.cc).
+Sources: triton-inference-server/python_backend (python_be.cc, pb_env.cc, stub_launcher.cc) and core (backend_model.cc).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_SEARCHED_BYTES = 256 << 20
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the parameters of a Python model, and about the library that forms batches for any model."""
+    """Yield the findings about the parameters of a Python model. For every model, check the library that forms batches."""
     parameters = model.config.parameters
     if model.ensemble:
         return
@@ -95,7 +95,7 @@ def _outside(model: Model, field: str, inner: str) -> Finding:
     make = model.error if model.complete else model.warning
     triton = "does not find it on a host" if model.complete else ""
     finding = make("files", field, actual, expected, "Move it into the model's directory", triton)
-    return finding._replace(store="keeps each model in its own directory, without what is beside it")
+    return finding._replace(store="keeps each model in its own directory, without the files beside it")
 
 
 def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:

@@ -55,7 +55,7 @@ class Finding(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The release row that the models are linted for. Without a row, the linter accepts all fields of the newest schema."""
+    """The release row for which models are linted. Without a row, the linter accepts all fields of the newest schema."""
 
     name: str
     triton: str

@@ -24,9 +24,9 @@ class Model:
     `config` is the parsed config, and `text` is its text. `file` is the path of the config: config.pbtxt, or a variant below
     configs/. `files` are paths below `directory`. The argument `directories` adds empty directories. The attribute
     `all_directories` has the directories of all levels, and the attribute `directories` has only the top level. `record` is the
-    record of the compiled file. `complete` is False if the inventory may add files, such as compiled files. `listing` is only
-    set if the model is linted without an inventory. It has the special files, the broken links, and the links that leave the
-    repository. `row` is the release row. In methods that return findings, `triton` is the effect of the error on Triton.
+    record of the compiled file. `complete` is False if the inventory may add files, such as compiled files. `listing` is only set
+    if the model is linted without an inventory. The listing contains the special files, the broken links, and the links that leave
+    the repository. `row` is the release row. In methods that return findings, `triton` is the effect of the error on Triton.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Model:
         return self.error(rule, field, "missing", expected, todo)
 
     def file_error(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = effects.REFUSES) -> Finding:
-        """Return an error of a file or a directory of the model."""
+        """Return an error about a file or a directory of the model."""
         return file_error(self.name, os.path.join(self.directory, path), actual, expected, todo, rule, triton)
 
     def file_warning(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = effects.LOADS) -> Finding:

@@ -28,7 +28,7 @@ Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 def _error(model: Model, path: str, actual: str, expected: str, todo: str, line: Optional[int] = None) -> Finding:
-    """Return an error of a model.py with which the process of the model ends at its start."""
+    """Return an error of a model.py that makes the model's process end when it starts."""
     return model.file_error(RULE, path, actual, expected, todo, FAILS)._replace(line=line)
 
 
@@ -233,7 +233,7 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
 
 
 def _assigned(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
-    """Yield the errors of assignments of values that Triton cannot call to the names of methods."""
+    """Yield an error for each method name to which the class assigns a value that Triton cannot call."""
     for statement in node.body:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name):
             continue

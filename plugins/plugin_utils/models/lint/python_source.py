@@ -3,7 +3,8 @@
 """A parser for programs that run with the Python version of the release's image, which may differ from this Python.
 
 `ast` knows the syntax up to this Python's version. Python 3.12 added type parameters (PEP 695), and f-strings that contain their
-own quotes, backslashes or comments (PEP 701). This syntax is rewritten if this Python is older. It is an error in an older image.
+own quotes, backslashes or comments (PEP 701). A Python before 3.12 runs this parser on a rewritten program without this syntax. If
+the image's Python is older than 3.12, the syntax is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Program(NamedTuple):
 
 
 def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
-    """Return the program as the image's Python would parse it. Without `image`, use this Python or 3.12. Raises ERRORS."""
+    """Return the program as the image's Python would parse it. Raises one of ERRORS.
+
+    Without the version `image`, accept the syntax of this Python and of Python 3.12.
+    """
     rewritten = False
     running = sys.version_info[:2]
     with warnings.catch_warnings():

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The linter for whole repositories on the controller: their models, and other files and directories."""
+"""The linter for whole repositories on the controller: their models, and other files and directories.
+
+A variant of a config is a file below configs/. Triton uses it if Triton starts with --model-config-name.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
     for name, paths in sorted(by_name.items()):
         for directory in paths:
             model_findings = list(_duplicates(name, directory, paths))
-            # Triton does not see a broken link.
+            # Triton ignores a config that is a broken link.
             if os.path.exists(os.path.join(directory, CONFIG)):
                 model, read_findings = _read(name, directory, row)
                 model_findings += [*read_findings, *_caches(name, directory)]
@@ -115,7 +118,7 @@ def _is_variant(path: str) -> bool:
 
 
 def _variant_findings(findings: Sequence[Finding], file: str) -> List[Finding]:
-    """Return the findings about the file of a variant. The main config has the same findings about other files."""
+    """Return only the findings about the file of a variant, because the main config has the same findings about other files."""
     condition = f", if it starts with --model-config-name={os.path.basename(file)[: -len('.pbtxt')]}"
     return [finding._replace(triton=finding.triton + condition) for finding in findings if finding.file.endswith(file)]
 
@@ -136,13 +139,13 @@ def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[M
 
 
 def _broken_link(name: str, path: str) -> Finding:
-    """Return the error of a broken link directly in a repository, with which Triton loads no model when it starts."""
+    """Return the error of a broken link directly in a repository. Because of such a link, Triton loads no model when it starts."""
     todo = "Remove it, or correct its target"
     return file_error(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", effects.LOADS_NOTHING)
 
 
 def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
-    """Return the findings about a directory without a config: no model, or a model whose config Triton completes."""
+    """Return the findings about a directory without a config. It is no model, or a model for which Triton creates the config."""
     content = listing(directory, os.path.dirname(directory))
     kind, _since = schema.load()
     model = Model(name, directory, kind(), "", content.files, content.directories, None, True, CONFIG, content, row)
@@ -160,7 +163,7 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
         actual += f", which Triton serves with backend {model.backend}"
         return [file_error(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", effects.STORE_REFUSES)]
     triton = "reads it as a model and does not start, except in explicit mode"
-    # Errors that end Triton have a worse effect.
+    # An error that makes Triton crash is worse than the missing config.
     return [
         file_error(name, directory, actual, "a model", todo, "stray", triton),
         *(error for error in errors if error.triton == effects.CRASHES),

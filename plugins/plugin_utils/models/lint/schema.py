@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton's schema of config.pbtxt: the parsed config, the Triton that introduced each field, and the line of each field.
 
-The schema is from the newest Triton. So a field that the Triton of the release does not know is a finding, and no syntax error.
+The schema is from the newest Triton. Therefore a field that is too new for the release is a finding of its own, not a syntax error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = "inference.ModelConfig"
 
 @cache
 def load() -> Tuple[Any, Mapping[str, str]]:
-    """Return (the class ModelConfig, {message.field: first Triton with the field}), without fields that every Triton has."""
+    """Return (the class ModelConfig, {message.field: first Triton with the field}). The map omits fields that every Triton has."""
     try:
         from google.protobuf import descriptor_pool, message_factory
     except ImportError:
@@ -42,9 +42,10 @@ def load() -> Tuple[Any, Mapping[str, str]]:
 
 
 def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
-    """Return (a config.pbtxt as ModelConfig, or None if its end could not be parsed; findings).
+    """Return (the ModelConfig of a text, findings). `path` is the path of the config, and `name` is the model's name.
 
-    `path` is the path of the file, and `name` the model's name. The first finding has the message of Triton's parser.
+    The ModelConfig is None if the text could not be parsed to its end, or if it has an unknown value. The first finding has the
+    message of Triton's parser.
     """
     config_class, _since = load()
     parsed = texts.parse(text, config_class())
@@ -66,7 +67,7 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
 def unknown(text: str, triton: str) -> List[Tuple[texts.SourceField, str, str]]:
     """Return (field, name, first Triton that knows the name) for each field or value that this Triton does not know."""
     newer = {name: since for name, since in load()[1].items() if triton_version(since) > triton_version(triton)}
-    # The text is parsed only if one of the names is in it.
+    # A text that contains none of the names needs no parsing.
     if not any(name.rpartition(".")[2] in text for name in newer):
         return []
     results: List[Tuple[texts.SourceField, str, str]] = []
@@ -80,7 +81,7 @@ def unknown(text: str, triton: str) -> List[Tuple[texts.SourceField, str, str]]:
 
 
 def source_fields(text: str) -> List[texts.SourceField]:
-    """Return the fields of a text in their order, up to the first text that cannot be parsed."""
+    """Return the fields of a config's text in their order, up to a syntax error after which the rest cannot be parsed."""
     config_class, _since = load()
     return texts.parse(text, config_class()).fields
 

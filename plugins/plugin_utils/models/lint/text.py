@@ -36,7 +36,7 @@ UNKNOWN = "a field that no Triton knows"
 class SourceField(NamedTuple):
     """A field in a text: its path such as input[0].dims, its line, and its name in the schema (None for an unknown field).
 
-    `value` is the text of a scalar, or the name in the schema of an enum's value.
+    `value` is the text of a scalar. For a value of an enum, `value` is the name of the value in the schema.
     """
 
     path: str
@@ -169,7 +169,7 @@ class _Parser(Tokenizer):
             self.problems.append(SyntaxProblem(line, f'Field "{field.name}" is specified along with {other}'))
 
     def nested(self, message: Any, field: Any, path: str, name: str, line: int) -> None:
-        """Read one message of a field. `path` contains the index of the message. `name` is the path without this index."""
+        """Read one message, the value of a field. `path` contains the index of the message. `name` is `path` without the index."""
         end = self.open_message()
         self.fields.append(SourceField(path, line, name_of(field), ""))
         entry = field.message_type.GetOptions().map_entry

@@ -37,7 +37,7 @@ class Token(NamedTuple):
 
 
 class SyntaxProblem(NamedTuple):
-    """A message of the parser about a line and a field. For an unknown word, `word` and `known` words are set.
+    """A message of the parser about a line and a field. For an unknown `word`, `known` contains the known words.
 
     For fields and values, protobuf itself reports the line of the next token instead of `line`.
     """
