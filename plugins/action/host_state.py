@@ -284,9 +284,10 @@ class ActionModule(FleetAction):
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }
-        # `seal` is the key of the digests of secrets. A reader with this key could test guesses of the secrets.
+        # A reader with the key of the digests could test guesses of the secrets.
         result["desired"] = {
-            concern: {name: entry for name, entry in part.items() if name != "seal"} for concern, part in desired_state.items()
+            concern: {name: entry for name, entry in part.items() if name != "digest_key"}
+            for concern, part in desired_state.items()
         }
         result["mark"] = request["mark"]
         return result

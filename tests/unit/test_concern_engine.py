@@ -205,7 +205,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(files: Path) -> dict[str, Any]:
     return engine.read(
-        {**WANTED, "drop_ins": {str(files / "drop-in.conf"): LIMITS}, "proxy_file": str(files / "proxy.env"), "seal": KEY}
+        {**WANTED, "drop_ins": {str(files / "drop-in.conf"): LIMITS}, "proxy_file": str(files / "proxy.env"), "digest_key": KEY}
     )
 
 

@@ -1178,7 +1178,7 @@ def test_keys_are_mounted_and_in_no_setting_of_the_container() -> None:
 
 def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
     keys = {**desired_server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
-    alone, shared = {"group": 61100, "needed": False}, {"group": 61100, "needed": True}
+    alone, shared = {"group": 61100, "group_must_read": False}, {"group": 61100, "group_must_read": True}
     assert credentials.problem(keys, **alone) == "missing"
     (tmp_path / "keys.json").write_text(json.dumps(KEYS, sort_keys=True))
     (tmp_path / "keys.json").chmod(0o600)

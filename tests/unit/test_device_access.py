@@ -68,7 +68,7 @@ def test_the_guides_container_is_privileged_and_given_nothing_by_name() -> None:
     asked = desired()
     assert asked["container"]["privileged"] is True
     assert {key: asked["container"][key] for key in desired_container.ENGINE_DEFAULTS} == desired_container.ENGINE_DEFAULTS
-    assert (asked["access"], asked["key_readers"]["needed"]) == (None, False)
+    assert (asked["access"], asked["key_readers"]["group_must_read"]) == (None, False)
     assert device_access.find(None) == {"devices": [], "groups": [], "missing": [], "mismatches": []}
     assert "HOME" not in asked["container"]["environment"]
 
@@ -90,7 +90,7 @@ def test_without_privileges_it_has_the_least() -> None:
     key = "/etc/npufleet/server:/etc/npufleet/server:ro"
     assert made["volumes"] == [key, *(f"{ROOT}/{name}:{ROOT}/{name}:ro" for name in ("blobs", "releases", "served"))]
     assert asked["access"] == {"npus": 2, "user": 61100, "binds": made["volumes"][1:], "cdi_names": []}
-    assert asked["key_readers"] == {"group": 61100, "needed": True}
+    assert asked["key_readers"] == {"group": 61100, "group_must_read": True}
 
 
 def test_what_a_site_mounts_beside_the_store_stays() -> None:

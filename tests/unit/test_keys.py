@@ -184,7 +184,7 @@ def play(path: Path, key: str = "", shared: bool = False, upto: int | None = Non
     if os.geteuid() != 0:
         pytest.skip("only root makes files for root alone")
     tasks = yaml.safe_load((ROOT / "roles/triton_server/tasks/key.yml").read_text())[:upto]
-    reader = {"group": GROUP, "needed": shared}
+    reader = {"group": GROUP, "group_must_read": shared}
     found = keys.flaw(str(path), keys.fingerprint(key) if key else None, **reader)
     asked = {"key": {"name": "npufleet-key", "path": str(path)}, "key_readers": reader}
     state = {"desired": {"server": asked}, "actual": {"server": {"key": found}}}
@@ -239,16 +239,16 @@ def test_the_operators_key_takes_the_place_of_another_and_is_shown_nobody(tmp_pa
 def test_a_server_that_is_not_root_reads_the_key_that_was_there(tmp_path: Path) -> None:
     path = tmp_path / "server/key"
     write(path)
-    found = keys.flaw(str(path), group=GROUP, needed=True)
+    found = keys.flaw(str(path), group=GROUP, group_must_read=True)
     assert (found["flaw"].split(" at ")[0], found["rewrite"]) == (f"mode 0700 of user {os.getuid()} and group {os.getgid()}", False)
     play(path, shared=True)
     assert (keys.content(str(path)), modes(path), path.stat().st_gid) == (OWN, [0o750, 0o640], GROUP)
     # Nor is it another one for a server that is root again, and nobody else is in that group
-    for needed in (True, False):
-        assert keys.flaw(str(path), group=GROUP, needed=needed) == {"flaw": None, "rewrite": False}
+    for must_read in (True, False):
+        assert keys.flaw(str(path), group=GROUP, group_must_read=must_read) == {"flaw": None, "rewrite": False}
     assert keys.flaw(str(path), group=GROUP + 1)["rewrite"]
     path.chmod(0o660)
-    assert keys.flaw(str(path), group=GROUP, needed=True)["rewrite"]
+    assert keys.flaw(str(path), group=GROUP, group_must_read=True)["rewrite"]
 
 
 def _directory(path: Path) -> None:

@@ -336,7 +336,10 @@ def test_room_for_large_files_is_counted_before_anything_changes(tmp_path: Path,
         origins = {"1" * 64: {"file": str(tmp_path / "a.rbln")}, "2" * 64: {"url": store.url + "/b"}}
         asked: dict[str, Any] = {"found": {"digits": {"origins": origins}}, "missing": origins}
         (reason,) = refused(tmp_path, [], **asked, free=999)
-        assert reason == "/var/lib/npufleet has 999 bytes (0 MiB) free, expected 1100 (1 MiB) for 2 large files. Make room there"
+        assert (
+            reason
+            == "/var/lib/npufleet has 999 bytes (0 MiB) free, expected 1100 (1 MiB) for 2 large files. Make room on this file system"
+        )
         assert refused(tmp_path, [], **asked, free=999, arrived={"1" * 64: 101}) == []
 
 
@@ -367,7 +370,7 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         assert download_refusals(pulls, here, secrets) == [
             f"model digits: compiled file {store.url}/gone: status 404, expected a file or page. "
             "Correct `url` or npufleet_artefact_user",
-            "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large files. Make room there",
+            "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large files. Make room on this file system",
         ]
         assert download_refusals(pulls, {**here, "missing": []}, secrets) == []
         assert "two" not in json.dumps(pulls)

@@ -152,7 +152,7 @@ def test_the_key_of_the_digests_is_not_shown(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
     assert "digest:" in done.stdout
     assert told(done.stdout + done.stderr) == []
-    assert [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\bseal\b", line)] == []
+    assert [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\bdigest_key\b", line)] == []
 
 
 @pytest.mark.parametrize("name", ["status.json", "report/index.html"])

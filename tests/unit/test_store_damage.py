@@ -276,7 +276,7 @@ def test_holds_that_nothing_tells_are_refused_until_they_are_ended(
     for state, more in (("released", {"models": ["digits"], "releases": models["two"]}), ("forgotten", {"models": ["digits"]})):
         result = call(held, state, **more)
         assert result["failed"] is True
-        for words in (f"{held}/holds.json is a file that cannot be used (", "history.jsonl that", "rollback_forget=true"):
+        for words in (f"{held}/holds.json cannot be used (", "and history.jsonl ", "rollback_forget=true"):
             assert words in result["msg"]
     asked = {"root": str(held), "models": models["two"]}
     refused = preflight.refusals({"downloads": None, "disk": {}}, {"models": concern.read(asked)}, [], [], {})

@@ -304,7 +304,7 @@ def test_rollback_refuses_with_all_reasons_and_changes_nothing(proven: Path) -> 
     ):
         assert words in result["msg"]
     result = call(proven, "rolled_back", models=["digits"])
-    assert "model digits: found no earlier proven release of it here" in result["msg"]
+    assert "model digits: this host has no earlier proven release of it" in result["msg"]
     assert sorted(os.listdir(proven)) == before
 
 

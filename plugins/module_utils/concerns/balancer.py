@@ -44,7 +44,7 @@ def shown_lines(config: str, key: str) -> List[str]:
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the packages, the files, the running HAProxy and its servers."""
-    key, config = desired["seal"], read_text(files.CONFIG)
+    key, config = desired["digest_key"], read_text(files.CONFIG)
     answers = _running_facts()
     return {
         "packages": sorted(installed_packages(desired["packages"])),

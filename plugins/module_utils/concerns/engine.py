@@ -87,7 +87,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     except OSError:
         pass
     actual["private"] = has_secrets(actual["daemon"] or {})
-    key = desired["seal"]
+    key = desired["digest_key"]
     return {**actual, **with_digests(actual, key), "proxies": _proxies(desired["proxy_file"], key)}
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The model store of a host: releases, the links in served/ from which Triton reads them, and the transaction of a switch."""
+"""The model store of a host: releases, the links in served/ through which Triton reads them, and transactions that move links."""
 
 from __future__ import annotations
 

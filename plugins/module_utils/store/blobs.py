@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blobs (large files) of a host's store. The name of a blob is its SHA-256, which is verified when the blob arrives.
 
-Every blob has a stamp in `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is hashed again only if
-it does not match its stamp. Unused blobs are removed.
+Every blob has a stamp in `blobs/stamps/<digest>`: size, modification time and inode of the verified file. A blob is hashed again
+only if it does not match its stamp. `collect` removes the blobs that no release links to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# File with the name of the transferring controller, which renews the time stamp of the file
+# File in incoming/ with the name of the controller that is transferring. The controller renews the time stamp of the file.
 CONTROLLER = ".controller"
 # File with the number of bytes that the host downloads itself
 TOTAL = ".total"
@@ -109,7 +109,7 @@ def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
 
 
 def arrived(incoming: Optional[str]) -> Dict[str, int]:
-    """Return {digest: size in bytes} of the complete and partial files in a directory of transfers."""
+    """Return {digest: size in bytes} of the complete and partial blobs in a directory of transfers."""
     if not incoming or not os.path.isdir(incoming):
         return {}
     with os.scandir(incoming) as found:
@@ -121,21 +121,21 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
 
 
 def space_problem(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Return the reason why these blobs do not fit on the file system of the store, or None if they fit."""
+    """Return the reason why blobs of these sizes do not fit on the file system of the store, or None if they fit."""
     return shortage(root, free_space(root)[1], arrived(incoming), sizes)
 
 
 def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
     """Return the reason why files of these sizes do not fit into `free` bytes, or None. An unknown size counts as 0.
 
-    `partial` is {digest: bytes} of the parts that have already arrived.
+    `partial` is {digest: number of bytes that have already arrived}.
     """
     needed = sum(max((size or 0) - partial.get(digest, 0), 0) for digest, size in sizes.items())
     if needed <= free:
         return None
     return (
         f"{where} has {free} bytes ({free // MIB} MiB) free, expected {needed} ({needed // MIB + 1} MiB) for "
-        f"{len(sizes)} large files. Make room there"
+        f"{len(sizes)} large files. Make room on this file system"
     )
 
 
@@ -145,12 +145,12 @@ def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[s
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
     """Verify all transferred blobs, then move them into the store. Raises StoreError if a blob is missing or wrong.
 
-    A damaged blob of the store is replaced by a rename, so that a server that has loaded it keeps the old file.
+    A damaged blob of the store is replaced by a rename, so that a server that has the damaged file open keeps it.
     `sources` is {digest: origin} for messages.
     """
     problems = []
     verified = []
-    # Two concurrent calls could move the same file.
+    # Without the lock, two concurrent calls could move the same file.
     with locked(os.path.join(root, "tmp")):
         for digest in digests:
             if flaw(root, digest) is None:
@@ -202,8 +202,8 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
 def collect(root: str, keep: int) -> Dict[str, Any]:
     """Remove old releases, unused blobs, and files of interrupted transfers. Return {"removed": [names], "bytes": freed bytes}.
 
-    For each model, the last `keep` proven contents stay. Releases with equal content count as one content. The served release, the
-    newest other proven content, and the releases of an open transaction or a hold always stay.
+    For each model, the newest releases of the last `keep` proven contents stay (history.py). The served release, the release to
+    which a rollback would return, and the releases of an open transaction or a hold always stay.
     """
     removed: List[str] = []
     freed = 0
@@ -215,9 +215,9 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     for name in store.listed(releases):
         home = os.path.join(releases, name)
         labels = store.labels(root, name)
-        needed = referenced.get(name, set()) | _labels_for_rollbacks(root, name, labels, lines, max(keep, 1))
+        kept = referenced.get(name, set()) | _labels_for_rollbacks(root, name, labels, lines, max(keep, 1))
         for label in labels:
-            if label in needed:
+            if label in kept:
                 continue
             freed += _remove_release(root, os.path.join(home, label), unlinked)
             if os.path.exists(record_path(root, name, label)):
@@ -234,7 +234,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
         if os.path.exists(_stamp_path(root, digest)):
             os.unlink(_stamp_path(root, digest))
         removed.append(f"blob {digest[:12]}")
-    # These files are left by interrupted runs and transfers.
+    # Interrupted runs and transfers have left these files.
     for path in [*_expired(os.path.join(root, "tmp"), STAGED_AGE), *_expired(os.path.join(root, "incoming"), PARTIAL_AGE)]:
         freed += trees.remove(path)
         removed.append(os.path.relpath(path, root))
@@ -285,7 +285,7 @@ def _referenced(root: str) -> Dict[str, Set[str]]:
 
 
 def _refuse_damaged(root: str, name: str, damage: Optional[str]) -> None:
-    """Raise StoreError if a file of the store is damaged, so that nothing is removed that the file may refer to."""
+    """Raise StoreError if a file of the store is damaged, because its lost content may name releases that have to stay."""
     if damage:
         raise StoreError(f"{os.path.join(root, name)} cannot be used ({damage}): nothing is removed until it is repaired")
 
@@ -312,7 +312,7 @@ def _linked(directory: str) -> Set[str]:
 
 
 def _older(stamp: str, path: str, age: float) -> bool:
-    """Return True if a blob came into the store longer than `age` seconds ago."""
+    """Return True if a blob came into the store more than `age` seconds ago."""
     return time.time() - os.lstat(stamp if os.path.lexists(stamp) else path).st_ctime > age
 
 
@@ -325,7 +325,7 @@ def _expired(directory: str, age: float) -> List[str]:
         with locked(directory, wait=False):
             for name in store.listed(directory):
                 path = os.path.join(directory, name)
-                # Another process may remove the file meanwhile. The age is taken from st_ctime, because a copy keeps the st_mtime.
+                # Another process may remove the file meanwhile. The age comes from st_ctime, because a transfer can set st_mtime.
                 with suppress(FileNotFoundError):
                     if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)

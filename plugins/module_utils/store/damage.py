@@ -42,10 +42,10 @@ def holds_unknown(root: str) -> Optional[str]:
     _lines, history_flaw, exists = history.read_lines(root)
     if exists and not history_flaw:
         return None
-    other = f"that cannot be used either ({history_flaw})" if exists else "that is gone"
+    other = f"cannot be used either ({history_flaw})" if exists else "is gone"
     return (
-        f"{os.path.join(root, store.HOLDS)} is a file that cannot be used ({flaw}), with a {store.HISTORY} {other}. One of them "
-        "has to show which models are held: write it again, or end every hold with playbooks/rollback.yml -e rollback_forget=true"
+        f"{os.path.join(root, store.HOLDS)} cannot be used ({flaw}), and {store.HISTORY} {other}. One of these files has to show "
+        "which models are held: write one of them again, or end every hold with playbooks/rollback.yml -e rollback_forget=true"
     )
 
 
@@ -98,7 +98,7 @@ def _releases(root: str) -> List[Any]:
 
 
 def _recover_record(root: str, name: str, label: str) -> Optional[records.Record]:
-    """Return the record that the files of a release show, or None if a file is missing or damaged."""
+    """Return the record of a release, computed from its files, or None if a file is missing or damaged."""
     return records.record_of(
         store.release_path(root, name, label),
         label,

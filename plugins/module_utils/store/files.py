@@ -16,12 +16,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST, LABEL, NAME
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
-# The models whose load hangs, and the time of this observation. The file is valid until the server restarts.
+# The file with the models whose load hangs, and the time at which a run noticed that. It is valid until the server restarts.
 HUNG = "hung.json"
-# Fields of a time since boot (kernel/clock.py), which nobody can set. Earlier versions wrote only the time of day.
+# Fields of a time that is measured since boot (kernel/clock.py), so that nobody can set it. Earlier versions wrote only the time
+# of day.
 MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
-# The shapes of the JSON files. history.SHAPE describes a line of the history, records.SHAPE a record.
+# The shapes of the JSON files. history.SHAPE describes a line of the history, and records.SHAPE describes a record.
 SHAPES = {
     TRANSACTION: {
         "run": str,
@@ -61,7 +62,7 @@ def release_path(root: str, name: str, label: str) -> str:
 
 
 def record_path(root: str, name: str, release: str) -> str:
-    """Return the path of a record. The record is next to the directory of the release, which has only files for Triton."""
+    """Return the path of a record, which is next to the directory of its release. That directory has only files for Triton."""
     return os.path.join(root, "releases", name, release + ".json")
 
 
@@ -97,7 +98,7 @@ def make_directories(root: str) -> None:
 def prepare(root: str) -> None:
     """Create the directories, and remove old files in tmp/. The caller holds the lock of the store."""
     make_directories(root)
-    # These files are left by killed runs.
+    # Killed runs have left these files.
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open files that another account has created or can still change.
 
-Each file is checked before it is opened, and read through the descriptor that was checked. Links are not followed, pipes do not
-block, and device nodes are not opened. Linux only.
+Each file is checked before its content is opened, and read through the descriptor that was checked. Links are not followed, pipes
+do not block, and device nodes are not opened. The functions need Linux.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Optional
 # Default limit in bytes. A sparse file uses no disk space, but may take very long to read.
 MAX_SIZE = 256 << 30
 BLOCK_BYTES = 1 << 20
-# Flags to open a directory, which may be a link unless O_NOFOLLOW is added
+# Flags to open a directory. They follow a link, unless O_NOFOLLOW is added.
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -66,11 +66,11 @@ def _enter(directory: int, part: str) -> int:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-        raise NotRegular(f"is behind {part}, expected a directory") from None
+        raise NotRegular(f"is below {part}, which is a link or a file, expected a directory") from None
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Return True for a regular file with one name. If it has another name (hard link), it may be the file of another account."""
+    """Return True for a regular file with one name. A second name (hard link) may be the file of another account."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
@@ -99,7 +99,7 @@ def _too_large(limit: int) -> Untrusted:
 
 
 def read(path: str, limit: int, base: str = "", owner: Optional[int] = None) -> bytes:
-    """Return the content of a file. Raises the errors of open_file, also if the file grows beyond `limit` bytes."""
+    """Return the content of a file. Raises the errors of open_file, and Untrusted if the file grows beyond `limit` bytes."""
     with open_file(path, base, owner, limit) as source:
         content = source.read(limit + 1)
     if len(content) > limit:
@@ -113,7 +113,7 @@ def digest(source: BinaryIO, limit: int = MAX_SIZE) -> str:
 
 
 def copy(source: BinaryIO, sink: Any, limit: int = MAX_SIZE) -> str:
-    """Copy an open file to `sink`, and return the SHA-256 of the copied bytes. Raises Untrusted beyond `limit` bytes."""
+    """Copy an open file to `sink`, and return the SHA-256 of the copied bytes. Raises Untrusted for more than `limit` bytes."""
     found = hashlib.sha256()
     size = 0
     source.seek(0)

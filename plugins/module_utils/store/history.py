@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a store: one JSON line for each change, oldest first.
 
-The history shows which contents were proven: the host served them, and they passed their checks. If
-holds.json is lost, the holds are derived from the history.
+It shows which releases were proven: the host served them, and they passed their checks. Releases of a model with the same files
+have the same content, which is the part of the label after the serial number. If holds.json is lost, the holds are derived from
+the history.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHAPE = {
 PROVEN = "proven"
 # The kind of change (`what`) of a line that ends a hold
 FORGET = "forget"
-# The kind of change of a line whose run rolled its change back
+# The kind of change of a line about a restore: the change was not proven, so its run returned to the previous release
 RESTORED = "put back"
 
 
@@ -41,14 +42,14 @@ def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Return the labels of a model's proven releases, newest proof first."""
     found = []
     for line in reversed(proven_changes(lines, name)):
-        # `from` was proven, too, maybe before the first line. But in a RESTORED line, `from` is the failed release.
+        # `from` was proven earlier, maybe before the first line. But in a RESTORED line, `from` is the failed release.
         found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
     return [label for label in dict.fromkeys(found) if label]
 
 
 def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], current: Optional[str]) -> Optional[str]:
-    """Return the label whose content was proven last, ignoring the content of `current`. Return None if there is no such label."""
-    # If the store is older than the history, use the order of the serials
+    """Return the label of the content that was proven last, apart from the content of `current`, or None without such a content."""
+    # A store from before the first version with a history has no proofs. Then the order of the serial numbers decides.
     order = proven_labels(lines, name) or [other for other in labels if serial(other) < serial(current or "0")]
     for label in order:
         if content(label) != content(current):
@@ -61,7 +62,7 @@ def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str
 def labels_to_keep(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], keep: int) -> List[str]:
     """Return the newest label of each of the last `keep` proven contents.
 
-    If the store is older than the history, every content counts as proven.
+    If the history has no proof of the model, every content counts as proven.
     """
     newest = {content(label): label for label in reversed(labels)}
     order = dict.fromkeys(content(label) for label in proven_labels(lines, name) or labels)
@@ -69,7 +70,10 @@ def labels_to_keep(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequen
 
 
 def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """Return {model: hold}, derived from the rollbacks and the changes after them."""
+    """Return {model: hold}, derived from the rollbacks and the changes after them.
+
+    `source` of a hold is the source that the operator rejected with the rollback.
+    """
     found: Dict[str, Dict[str, Any]] = {}
     sources: Dict[str, Any] = {}
     for line in lines:
@@ -87,7 +91,7 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
                 facts = {"by": line.get("who") or "unknown", "when": line.get("when") or "unknown", "why": line.get("why") or ""}
                 found[name] = {"source": rejected, "label": line["to"], "release": line.get("release"), **facts}
         elif hold and content(line["to"]) == content(hold["label"]):
-            # The held content has a new label, because it was made again or restored
+            # The held content has a new label, because its release was made again or restored
             hold["label"] = line["to"]
         else:
             found.pop(name, None)

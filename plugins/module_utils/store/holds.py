@@ -53,7 +53,7 @@ def holds_after(root: str, run: Run, link_moves: Mapping[str, Move], why: str) -
         before = holds.get(name)
         target = read_record(root, name, move["to"] or "")
         served = read_record(root, name, move["from"] or "")
-        # A second rollback still rejects the source of the inventory
+        # After a second rollback, the hold still rejects the source that the inventory has
         rejected = before["source"] if before and before["release"] == served["release"] else served["source"]
         holds.pop(name, None)
         if rejected != target["source"]:
@@ -72,7 +72,7 @@ def holds_after(root: str, run: Run, link_moves: Mapping[str, Move], why: str) -
 def apply_holds(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Replace the desired releases of held models by the held releases. Return the holds that apply.
 
-    `desired` is the desired state of host_state. Its concerns `models` and `server` are changed in place.
+    `desired` is the desired state that the module host_state gets. Its concerns `models` and `server` are changed in place.
     """
     parts = [desired[concern] for concern in ("models", "server") if "models" in desired.get(concern, {})]
     root = next((part["root"] for part in parts if "root" in part), None)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a release (a file next to the directory of the release), and the recovery of a lost record from the release.
 
-The digest of a release covers all files, except for the digest in the config. So it can be computed again from the files.
+A label such as `0004-0123456789ab` names a release of a model: its serial number, and the first digits of its digest. The digest
+covers everything in the files except itself, which is in the config. So it can be computed again from the files.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ Move = TypedDict(
 
 
 def content(label: Optional[str]) -> str:
-    """Return the part of a label that names the content of its release."""
+    """Return the part of a label that is equal for releases with the same files: the start of their digest."""
     return (label or "").partition("-")[2]
 
 
 def serial(label: str) -> int:
-    """Return the serial number in a label. Each new release of a model gets a larger number."""
+    """Return the serial number of a label. Each new release of a model gets a larger number."""
     return int(label.partition("-")[0])
 
 
@@ -81,7 +82,7 @@ def tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
 def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Optional[Record]:
     """Return the record of the release in directory `base`, or None if its files do not match the label.
 
-    `blob` returns the path of a blob that matches its digest, or None if it is missing or damaged.
+    `blob` is a function that returns the path of the blob with a given digest, or None if the blob is missing or damaged.
     """
     files: Dict[str, File] = {}
     text = ""

@@ -72,7 +72,7 @@ def facts_of(record: Record) -> Dict[str, Any]:
 
 
 def desired_model(record: Record) -> Dict[str, Any]:
-    """Return a record as a desired model: its facts, and its files without their sizes."""
+    """Convert the record of a release into a desired model: the facts of the record, and its files without their sizes."""
     files = {path: {"sha256": file["sha256"], "blob": file["blob"]} for path, file in record["files"].items()}
     return {**facts_of(record), "files": files}
 
@@ -125,7 +125,7 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
 def release_content(root: str, name: str, label: str) -> Dict[str, Any]:
     """Return the content of a release on this host, in the form that make_release takes.
 
-    If a file is lost or changed, read it from another release. Raises StoreError with the files that no release has.
+    A small file that is lost or changed is read from another release. Raises StoreError with the files that no release has.
     """
     import base64
 
@@ -202,7 +202,10 @@ def move_links(root: str, targets: Mapping[str, Optional[str]]) -> List[str]:
 
 
 def current_models(root: str, desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {model: facts} of the releases that the links in served/ point to, and of the desired models without a release."""
+    """Return {model: facts} of the releases that the links in served/ point to, and of desired models without a release.
+
+    A model has no release if Triton itself reads it from an object store.
+    """
     found = {name: dict(model) for name, model in desired.items() if model["release"] is None}
     for name in served_names(root):
         label = served_label(root, name)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Removal of the store of a host and of everything else that the project keeps in its root.
+"""Removal of a host's store, and of everything else that the project keeps in the same directory (`npufleet_root`).
 
-The path is a variable of an inventory and may be wrong. So the host checks the directory before it removes anything.
+This variable of the inventory may have a wrong path. So the host checks the directory before it removes anything.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.damage impor
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-# Directories that are not part of the store: those of roles, of transfers, and of a server that runs as a process
+# Directories in the root that are not part of the store: those of roles, of transfers, and of a server that runs as a process
 DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
-# A host that was in maintenance, but never had a server, has only these files
+# The only files of a host that was in maintenance but never had a server
 LEASE_FILES = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
 FILES = (
     *LEASE_FILES,
@@ -55,7 +55,7 @@ def entries(root: str) -> List[str]:
     except FileNotFoundError:
         return []
     if stat.S_ISLNK(found.st_mode):
-        raise StoreError(f"it is a link to {os.readlink(root)}, expected a directory. Set npufleet_root to where it is")
+        raise StoreError(f"it is a link to {os.readlink(root)}, expected a directory. Set npufleet_root to the directory itself")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise StoreError(f"it belongs to user {found.st_uid}, expected a directory of root. Check npufleet_root")
     names = sorted(set(os.listdir(root)) - {LOST_FOUND})
@@ -64,13 +64,13 @@ def entries(root: str) -> List[str]:
     if foreign:
         listed = ", ".join(ascii(name)[1:-1] for name in foreign[:MAX_SHOWN]) + (" and more" if len(foreign) > MAX_SHOWN else "")
         raise StoreError(
-            f"it has {listed}, expected only what npufleet has made. Nothing was removed: move that elsewhere, or look at "
-            "npufleet_root"
+            f"it has {listed}, expected only what npufleet has made. Nothing was removed: move these entries elsewhere, or "
+            "check npufleet_root"
         )
     if not files.is_complete(root) and not all(_is_one_of(name, LEASE_FILES) for name in names):
         raise StoreError(
             f"it has {', '.join(names[:MAX_SHOWN])} and no {files.DIRECTORIES[2]}, expected a store of npufleet. Nothing was "
-            "removed: look at npufleet_root, and remove what is left of the host manually"
+            "removed: check npufleet_root, and remove the rest of the store manually"
         )
     return names
 
@@ -87,7 +87,7 @@ def remove(root: str) -> bool:
     """Remove the store. Return False if it did not exist. Raises StoreError if it is not a store or cannot be removed."""
     names = entries(root)
     for name in names:
-        # The connecting user can nest directories in incoming/ deeper than a recursion in Python can go, so `rm` is used.
+        # `rm` is used, because the connecting user can nest directories in incoming/ deeper than a recursion in Python can go.
         command = ["rm", "-rf", "--one-file-system", "--", os.path.join(root, name)]
         done = subprocess.run(command, env=untranslated(), capture_output=True, check=False)
         if done.returncode:

@@ -34,7 +34,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
     if to == "previous":
         found = history.previous(read_history(root), name, list(usable), current)
         if found is None:
-            raise StoreError(f"model {name}: found no earlier proven release of it here, see playbooks/history.yml")
+            raise StoreError(f"model {name}: this host has no earlier proven release of it, see playbooks/history.yml")
         return found
     if to in usable:
         return to
@@ -48,7 +48,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
         if re.fullmatch("[0-9a-f]{4,64}", to) and (entry["release"].startswith(to) or entry["source"].startswith(to))
     ]
     if len({usable[label]["release"] for label in matches}) > 1:
-        raise StoreError(f"model {name}: {to} may be {' or '.join(sorted(matches))}: name one of them")
+        raise StoreError(f"model {name}: {to} matches {' and '.join(sorted(matches))}: name one of them")
     if not matches:
         raise StoreError(f"model {name}: found no release {to} here, there are {', '.join(present) or 'none'}")
     return matches[0]
@@ -57,7 +57,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
 def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
     """Return {model: move} for the given models, by default for every served model that has a release to return to.
 
-    Models that already serve this content are left out. Raises StoreError with all reasons.
+    Models that already serve the content to return to are left out. Raises StoreError with all reasons.
     """
     link_moves: Dict[str, Move] = {}
     possible = False

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Move files between root and the connecting user, through the directory of transfers, which that user owns.
+"""Move files between root and the connecting user. Both use the directory of transfers (incoming/), which that user owns.
 
-After root has taken a file over, no other account can change it. A file that root gives to the user replaces any entry of the
-same name, without following links. In a container without root, the user who runs this code acts as root.
+After root has taken over a file from the user (the sender), no other account can change the file. A file that root gives to the
+user replaces any entry of the same name, without following links. In a container without root, "root" is the user who runs this
+code.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import Store
 
 # Time limit in seconds for a sender to close its file. Its child processes also have the file open until they execute a program.
 CLOSE_TIMEOUT = 5.0
-# Errors of file systems that do not support leases
+# Errors of file systems that do not support read leases (`_lease`)
 LEASES_UNSUPPORTED = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class MissingFile(StoreError):
-    """An error because the sender left no such file."""
+    """An error because the file is not in the sender's directory."""
 
 
 class RejectedFile(StoreError):
@@ -44,7 +45,7 @@ def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.
     except OSError:
         raise MissingFile(f"found no directory {incoming}") from None
     try:
-        # The sender cannot replace the file any more once it is moved. So the file that is checked is the file that stays.
+        # After the move, the sender cannot replace the file any more. So the file that is checked is the file that stays.
         os.replace(name, target, src_dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError):
         raise MissingFile(f"found no {name} in {incoming}") from None
@@ -129,7 +130,7 @@ def _lease(handle: int) -> bool:
 
 
 def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
-    """Replace a file by a copy, which needs no lease because no other process has it open. Return the digest of the copy."""
+    """Replace a file by a copy. The copy needs no lease, because no other process has it open. Return the digest of the copy."""
     copy_path = path + ".copy"
     trees.remove(copy_path)
     try:
@@ -147,9 +148,9 @@ def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
 
 
 def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.MAX_SIZE) -> str:
-    """Move a file of root to the receiver's directory, and make the receiver its only reader. Return the file's digest.
+    """Move a file of root to the directory of `user`, and make this user its owner and only reader. Return the file's digest.
 
-    Raises RejectedFile if it is a link, has a second name (hard link), is not a regular file, or is larger than `limit` bytes.
+    Raises RejectedFile if it is a link, a file with a second name (hard link), no regular file, or larger than `limit` bytes.
     """
     with _open_checked(path, limit) as source:
         sha256 = foreign.digest(source, limit)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction in which the links in served/ move. It is recorded before the first link moves.
+"""The transaction in which a run points links in served/ to other releases. It is recorded before the first link moves.
 
-If a run is interrupted, the next run finds the previously served releases in this record. The transaction is closed when the host
-has been proven to serve the new releases.
+If a run is interrupted, the next run finds the previously served releases in this record. A run closes the transaction when the
+host is proven to serve the new releases.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
 
 
 def renewal_time(opened: Mapping[str, Any]) -> float:
-    """Return the time of day of the latest renewal, to select log lines. It is corrected if the clock was set back later."""
+    """Return the time of day at which the transaction was written last. Callers select lines of Triton's log by this time.
+
+    The time is corrected if the clock was set back later.
+    """
     age = clock.since(opened)
     return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
 
@@ -79,7 +82,7 @@ def open_transaction(root: str, run: Run, link_moves: Mapping[str, Move], **more
         "renewed": time.time(),
         **clock.mark(),
         "models": {**old["models"], **models},
-        # The holds from before the transaction. A rollback restores them.
+        # The holds from before the transaction. `restore` writes them again.
         "holds": {**{name: holds.get(name) for name in link_moves}, **old["holds"]},
         **({"why": old["why"]} if same_run and "why" in old else {}),
         **more,
@@ -134,10 +137,11 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
 
 
 def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
-    """Link the releases from before the open transaction. Return the link moves, each with the unproven release in `failed`.
+    """Point the links to the previous content of the models in the open transaction. Return the link moves.
 
-    Old content gets a new release, because a polling Triton ignores older directories. A link that has not moved stays as it is.
-    Raises StoreError if a release is lost, after all other models are restored.
+    `failed` of a move is the unproven release. The previous content gets a new release, because a Triton that polls its models
+    ignores directories with older time stamps. A link that has not moved stays as it is. If a release is lost, StoreError is raised
+    after all other models are restored.
     """
     found = read_transaction(root)
     if found is None:

@@ -53,11 +53,11 @@ def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
     return {key["name"]: found} if key and found else {}
 
 
-def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
+def flaw(path: str, desired: Optional[str] = None, group: int = 0, group_must_read: bool = False) -> Dict[str, Any]:
     """Return {"flaw": the flaw of the file or None, "rewrite": True if a key has to be written again}.
 
     `desired` is the fingerprint of the desired key, or None if any key is accepted. The members of `group` may read the file. If
-    `needed` is true, they must be able to read it.
+    `group_must_read` is true, they must be able to read it.
     """
     found = content(path)
     if found is None:
@@ -75,6 +75,6 @@ def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool 
         ):
             # Another account may have read the key. A generated key is replaced. A key that the operator has set stays.
             return {"flaw": f"{kind} at {entry}", "rewrite": not desired}
-        if needed and not (by_group and mode & group_mode == group_mode):
+        if group_must_read and not (by_group and mode & group_mode == group_mode):
             return {"flaw": f"{kind} at {entry}", "rewrite": False}
     return {"flaw": None, "rewrite": False}

@@ -90,7 +90,7 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
         **visible,
         "files": {path: content_digest(content, PRIVATE_MODE, key) for path, content in contents.items()},
         "lines": shown_lines(part["config"], key),
-        "seal": key,
+        "digest_key": key,
     }
 
 

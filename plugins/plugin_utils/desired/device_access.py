@@ -97,12 +97,12 @@ def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
 
 
 def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"group": the ID of the server's group, "needed": True if this group must be able to read the server's keys}.
+    """Return {"group": the ID of the server's group, "group_must_read": True for an unprivileged server}.
 
     An unprivileged server does not run as root, so its group must be able to read the keys. A privileged server runs as root, so
     no group needs to read them.
     """
-    return {"group": user(variables), "needed": not privileged(variables)}
+    return {"group": user(variables), "group_must_read": not privileged(variables)}
 
 
 def access_query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:

@@ -59,7 +59,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """Return the desired state with each secret replaced by its digest, and the key with which the host computes digests."""
     proxies = part["proxies"] and secret_file(part["proxies"], 0o600, 0, key)
-    return {**part, **with_digests(part, key), "proxies": proxies, "seal": key}
+    return {**part, **with_digests(part, key), "proxies": proxies, "digest_key": key}
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:

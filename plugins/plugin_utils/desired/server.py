@@ -78,8 +78,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired server with digests instead of secrets. The host computes the digests with the key in `seal`."""
-    return {**part, "container": sealed_container(part["container"], key), "seal": key}
+    """Return the desired server with digests instead of secrets. The host computes the digests with the key in `digest_key`."""
+    return {**part, "container": sealed_container(part["container"], key), "digest_key": key}
 
 
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:

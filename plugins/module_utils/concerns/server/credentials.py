@@ -13,10 +13,10 @@ from typing import Mapping, Optional
 CREDENTIALS_HOME = "/etc/npufleet/credentials"
 
 
-def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[str]:
+def problem(desired: Mapping[str, str], group: int, group_must_read: bool) -> Optional[str]:
     """Return what is wrong with the file, or None.
 
-    If `needed` is True, the group must be able to read the file, because the server does not run as root.
+    If `group_must_read` is true, the group must be able to read the file, because the server does not run as root.
     """
     try:
         with open(desired["path"], "rb") as source:
@@ -28,5 +28,5 @@ def problem(desired: Mapping[str, str], group: int, needed: bool) -> Optional[st
         return f"SHA-256 {digest[:12]}"
     mode = stat.S_IMODE(status.st_mode)
     private, shared = (mode, status.st_uid) == (0o600, 0), (mode, status.st_uid, status.st_gid) == (0o640, 0, group)
-    fits = shared or (private and not needed)
+    fits = shared or (private and not group_must_read)
     return None if fits else f"mode {mode:04o} of user {status.st_uid} and group {status.st_gid}"

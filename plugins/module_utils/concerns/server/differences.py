@@ -35,7 +35,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
     """Yield the differences of the key files, and the missing sources of mounts."""
     key_readers = desired["key_readers"]
-    readers = "for root and group {}".format(key_readers["group"]) if key_readers["needed"] else "for root alone"
+    readers = "for root and group {}".format(key_readers["group"]) if key_readers["group_must_read"] else "for root alone"
     if actual.get("credentials"):
         sealed_file = "SHA-256 {}, {}".format(desired["credentials"]["sha256"][:12], readers)
         yield item(CONCERN, "credentials", actual["credentials"], sealed_file, "write")

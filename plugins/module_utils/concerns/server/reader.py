@@ -58,13 +58,13 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     if desired["image"]["content"] and images.content_digest(image) == desired["image"]["content"]:
         # The content of the image is the desired one, so a different ID does not count as a difference.
         facts["image"] = desired["container"]["image"]
-    sealed = sealed_container(facts, desired["seal"])
+    sealed = sealed_container(facts, desired["digest_key"])
     config, state = image.get("Config") or {}, inspect["State"]
     running = state["Status"] == "running"
     actual.update(
         container=sealed,
         release=(config.get("Labels") or {}).get(RELEASE_ROW),
-        inherited=secret.seal_values(environment(config), desired["seal"]),
+        inherited=secret.seal_values(environment(config), desired["digest_key"]),
         state="running" if running else "{} ({})".format(state["Status"], state["ExitCode"]),
         # The number of restarts by the engine itself since the last start by an operator or a run
         restarts=inspect.get("RestartCount") or 0,
