@@ -180,7 +180,7 @@ def test_the_lock_dies_with_its_holder(root: Path) -> None:
 def test_room(free: int, partial: dict[str, int], sizes: dict[str, Any], fits: bool) -> None:
     why = blobs.shortage("/x", free, partial, sizes)
     assert (why is None) is fits
-    assert fits or why == "/x has 100 bytes (0 MiB) free, expected 101 (1 MiB) for 2 large files. Make room on this file system"
+    assert fits or why == "/x has 100 bytes (0 MiB) free, expected 101 (1 MiB) for 2 large files. Make room on this disk"
 
 
 # What leaves

@@ -338,7 +338,7 @@ def test_room_for_large_files_is_counted_before_anything_changes(tmp_path: Path,
         (reason,) = refused(tmp_path, [], **asked, free=999)
         assert (
             reason
-            == "/var/lib/npufleet has 999 bytes (0 MiB) free, expected 1100 (1 MiB) for 2 large files. Make room on this file system"
+            == "/var/lib/npufleet has 999 bytes (0 MiB) free, expected 1100 (1 MiB) for 2 large files. Make room on this disk"
         )
         assert refused(tmp_path, [], **asked, free=999, arrived={"1" * 64: 101}) == []
 
@@ -370,7 +370,7 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         assert download_refusals(pulls, here, secrets) == [
             f"model digits: compiled file {store.url}/gone: status 404, expected a file or page. "
             "Correct `url` or npufleet_artefact_user",
-            "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large files. Make room on this file system",
+            "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large files. Make room on this disk",
         ]
         assert download_refusals(pulls, {**here, "missing": []}, secrets) == []
         assert "two" not in json.dumps(pulls)
