@@ -188,7 +188,7 @@ bench-alerts: venv ## seconds from a fault to its alert in Prometheus and at a r
 bench-loading: venv ## latency of clients while another model loads, on two bare Triton servers; needs a quiet machine
 	@$(PY) tests/bench/loading.py
 
-test-mutants: venv ## seed one defect at a time; each has to fail its tests
+test-mutants: venv unit-packages ## seed one defect at a time; each has to fail its tests
 	@$(PY) tests/mutants.py
 
 clean: ## remove all build output; the lab has to be down

@@ -84,11 +84,13 @@ def copy_checkout(target: Path) -> None:
     (target / "build/faults").symlink_to(ROOT / "build/faults")
 
 
-def run_tests(checkout: Path, tests: list[str], seconds: float = MAX_SECONDS) -> int:
-    """Return pytest's exit code for these tests: 0 if they pass, 1 if some fail, another one if they did not run or end in time."""
+def run_tests(checkout: Path, tests: list[str], seconds: float = MAX_SECONDS, output: int | None = subprocess.DEVNULL) -> int:
+    """Return pytest's exit code for these tests: 0 if they pass, 1 if some fail, another one if they did not run or end in time.
+
+    `output` is the file descriptor for the output of the tests; None shows it.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    nothing = subprocess.DEVNULL
-    with subprocess.Popen(command, cwd=checkout, stdout=nothing, stderr=nothing, start_new_session=True) as process:
+    with subprocess.Popen(command, cwd=checkout, stdout=output, stderr=output, start_new_session=True) as process:
         try:
             return process.wait(seconds * len(tests))
         except BaseException as error:
@@ -113,8 +115,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         checkout = Path(directory) / "checkout"
         copy_checkout(checkout)
-        if run_tests(checkout, sorted({test for mutant in mutants for test in mutant["tests"]})) != 0:
-            print("mutants: the tests fail without a defect. Run `make unit` first.")
+        if run_tests(checkout, sorted({test for mutant in mutants for test in mutant["tests"]}), output=None) != 0:
+            print("mutants: these tests fail without a defect. Make them pass first.")
             return 1
         for mutant in mutants:
             path = checkout / mutant["file"]
