@@ -16,7 +16,7 @@ options:
     type: dict
     required: true
   total:
-    description: Number of all hosts. A sentence about all hosts has no names. Default is the number of hosts in the input.
+    description: Number of all hosts. A sentence about all hosts is shown without names. Default is the number of input hosts.
     type: int
 """
 

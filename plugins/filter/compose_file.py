@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: compose_file
 short_description: Render the container of the server as a Compose file
 description:
-  - Renders the desired container that M(npufleet.triton.host_state) returns as a file for Docker Compose 1.29 and 2.
-  - Values that may be secret are in C(.env) and not in the file.
+  - Renders a file for Docker Compose 1.29 and 2. It describes the desired container that M(npufleet.triton.host_state) returns.
+  - Values that may be secret are in C(.env) and not in the Compose file.
   - Fails if no file can be rendered, such as for an image that is not in the lock file. The error contains all reasons.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -17,7 +17,7 @@ options:
   _input:
     description:
       - The result of M(npufleet.triton.host_state) for the concern C(server) with
-        O(npufleet.triton.host_state#module:unsealed).
+        O(npufleet.triton.host_state#module:unsealed), which contains secrets in clear text.
     type: dict
     required: true
   state:
@@ -29,7 +29,7 @@ options:
     type: str
     required: true
   start_period:
-    description: Longest time in seconds until the server is ready after its start.
+    description: Maximum time in seconds from the start of the server until it is ready.
     type: int
     required: true
   restricted:

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: driver_load_steps
 short_description: Select the steps that load the driver of a host
 description:
-  - Returns the steps of the role P(npufleet.triton.rbln_driver#role) that a host needs after the installation.
+  - Returns the steps of the role P(npufleet.triton.rbln_driver#role) that a host needs after the installation of the driver.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -54,7 +54,7 @@ _value:
 
 from typing import Any, Callable, Dict, Mapping
 
-# Actions of plan items after which the CDI spec has to be written again
+# If a plan has an item with one of these actions, the CDI spec has to be written again.
 SPEC_ACTIONS = {"toolkit", "link", "generate"}
 
 

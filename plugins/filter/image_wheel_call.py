@@ -44,7 +44,7 @@ options:
     elements: str
     default: []
   directory:
-    description: Directory that contains C(wheels) and C(vendor). An empty text is the root directory, as in a container.
+    description: Directory that contains C(wheels) and C(vendor). An empty text means the root directory, as in a container.
     type: str
     default: ""
 """

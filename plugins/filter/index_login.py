@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 name: index_login
 short_description: Render the login to a package index as a netrc file
 description:
-  - Renders the file for the Python that runs pip, and parses it as a check. Python before 3.11 does not support quotes in the file.
+  - Renders the file for the Python that runs pip, and checks that this Python would read the same login from the file. Versions of
+    Python before 3.11 do not support quotes in the file.
   - Fails if the file cannot represent the login.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -18,7 +19,7 @@ options:
     type: str
     required: true
   user:
-    description: Name of the login.
+    description: User name of the login.
     type: str
     required: true
   password:

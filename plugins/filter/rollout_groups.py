@@ -8,10 +8,13 @@ DOCUMENTATION = r"""
 name: rollout_groups
 short_description: Compute the groups of the hosts of a rollout
 description:
-  - Returns the hosts that take part in a rollout with their groups. A host in sync is in no group.
+  - Returns the hosts that take part in a rollout, with their groups. A host in sync is in no group.
   - The group C(npufleet_in_rollout) has the hosts that change. C(npufleet_in_maintenance) has the hosts in maintenance, which do
     not change. C(npufleet_build) has the host that builds or publishes the image.
-  - A host changes if its plan has actions. In a rollback, it changes if M(npufleet.triton.host_state) has returned moves for it.
+  - The group C(npufleet_balancers_first) has the load balancers that change before the hosts. C(npufleet_balancers_last) has the
+    load balancers that change after the hosts.
+  - A host changes if its plan has actions. In a rollback, a host changes if M(npufleet.triton.host_state) has returned models that
+    the rollback would change (RV(npufleet.triton.host_state#module:moves)).
   - A host that an earlier rollout has drained and not undrained takes part as well.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -71,10 +74,10 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
 
 
 def serves_check_model(balancer: str, hosts: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if a balancer may be changed before the hosts: every server of its pool serves the model of the new health check.
+    """Return True if a load balancer may change before the hosts: all servers of its pool serve the model of the new health check.
 
-    Hosts without a server and hosts that this run does not read are ignored. If no host has a server, the balancer is changed after
-    the hosts.
+    Hosts without a server and hosts that this run does not read are ignored. If no host has a server, the load balancer changes
+    after the hosts.
     """
     desired = hosts[balancer]["npufleet_state"]["desired"]["balancer"]
     states = [hosts[name]["npufleet_state"] for name in desired["servers"] if name in hosts]

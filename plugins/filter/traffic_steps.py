@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   repairs:
-    description: Whether the change repairs the server. Such a change runs without traffic, and does not wait to be accepted.
+    description: Whether the change repairs the server. Such a change runs without traffic, and no judgement has to accept it.
     type: bool
     default: false
 """
@@ -38,7 +38,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(drain) and C(judge), which are booleans, and C(accept_within), the seconds that the change waits to be accepted.
+  description: >-
+    C(drain) and C(judge), which are booleans, and C(accept_within), the seconds that M(npufleet.triton.server_change) waits for a
+    call that accepts the change.
   type: dict
 """
 

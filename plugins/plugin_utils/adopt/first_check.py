@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The first check of a model without a check file: a generated request, and the present answer of the server. Controller only."""
+"""The first check of a model that has no check file: a generated request, and the server's current answer to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMPY = {
 TOLERANCE = 1e-3
 INPUT_FILE = "{}.npy"
 OUTPUT_FILE = "answer-{}.npy"
-# The most values of all inputs of a model together, and of one output. Larger models get no first check.
+# Limit of the values of all inputs of a model together, and of the values of one output. Larger models get no first check.
 MAX_VALUES = 1 << 22
 # The largest number of inputs of a model, of dimensions of an input, and of models that get a first check
 MAX_INPUTS, MAX_DIMENSIONS, MAX_MODELS = 64, 32, 256

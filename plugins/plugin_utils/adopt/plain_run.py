@@ -47,9 +47,9 @@ DEFAULT_PROPAGATION = ("", "rprivate")
 def differences(
     inspect: Mapping[str, Any], image: Mapping[str, Any], default_runtime: str, excluded: Collection[str]
 ) -> Iterator[Tuple[str, Any]]:
-    """Yield name and value of each option that a plain `docker run` of the image would not set.
+    """Yield the name and value of each option that a plain `docker run` of the image would not set.
 
-    The options in `excluded` are left out, because the caller itself translates or reports them.
+    The options in `excluded` are left out, because the caller translates or reports them.
     """
     host, config, base = inspect["HostConfig"], inspect["Config"], image.get("Config") or {}
     for key in sorted(set(host) - set(excluded) - set(TERMINAL_OPTIONS)):

@@ -45,7 +45,7 @@ HANDLED_OPTIONS = (
 COMPOSE_LABELS = "com.docker.compose."
 # The form of a password hash of htpasswd or crypt, which may be in a label for a proxy
 PASSWORD_HASH = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
-# The most characters of a value in a message
+# The maximum number of characters of a value in a message
 MAX_VALUE_LENGTH = 200
 # Variables of an environment that a shell or the engine sets
 SET_BY_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
@@ -253,7 +253,7 @@ def _environment(adopted: Mapping[str, Any], host: str, translation: Translation
 
 
 def _ports(inspect: Mapping[str, Any], arguments: Sequence[Tuple[str, str]], translation: Translation) -> None:
-    """Translate the published ports. The managed server publishes every active service, also if the container did not."""
+    """Translate the published ports. The managed server publishes every active service, even if the old container did not."""
     variables, left_out, _vault = translation
     on_host = inspect["HostConfig"].get("NetworkMode") == "host"
     published = plain_run.published(inspect)
@@ -336,7 +336,7 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
 
 
 def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
-    """Return the path of the compiled file of a model, or None unless the model has exactly one, in a version directory."""
+    """Return the path of a model's compiled file if the model has only one and it is in a version directory, else None."""
     adopted = [path for path in model["files"] if path.endswith(".rbln")]
     return adopted[0] if len(adopted) == 1 and VERSION_DIR.match(adopted[0]) else None
 

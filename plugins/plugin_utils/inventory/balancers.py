@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that all load balancers of a fleet must have in common, so that they serve clients alike. Controller only."""
+"""The comparison of settings that must be equal on all load balancers of a fleet, because clients may use any of them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SECRET_VARIABLES = ("load_balancer_users",)
 
 
 def differences(variables: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield at most one reason if this host is a balancer and a common setting of the balancers differs.
+    """Yield one reason with all differences between the load balancers, if this host is a load balancer.
 
-    `specs` are the specs of all roles.
+    `specs` are the specs of the variables of all roles.
     """
     balancers = (variables["groups"] or {}).get(LOAD_BALANCER_HOSTS, [])
     if variables["inventory_hostname"] not in balancers or len(balancers) < 2:

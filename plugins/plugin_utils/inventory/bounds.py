@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of variables: ranges of numbers, forms of names, allowed paths. Controller only.
+"""Bounds of variables: ranges of numbers, forms of names, allowed paths.
 
 argument_specs.yml declares only types. `values.converted` checks each value against its bound. Thus a path such as `/`, or a number
 that is too large for the memory, never reaches other code.
@@ -15,14 +15,14 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import NAME
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import lock_file
 
-# The most bytes of a file name, and of a path. This project creates files below some paths, so the limit is low.
+# Limits of the bytes of a file name and of a path. The limit of a path is low, because this project creates files below some paths.
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
 MAX_STEM_BYTES = 200  # A name that becomes a part of file names, such as release-<name>-<random>
-MAX_ENTRIES = 1000  # A list or a map
-MAX_LINE, MAX_TEXT = 4096, 1 << 20  # Characters
+MAX_ENTRIES = 1000  # Entries of a list or a map
+MAX_LINE, MAX_TEXT = 4096, 1 << 20  # Characters of one line, and of a text with several lines
 DAY = 86400  # Seconds
 MAX_NPUS = 256
-MAX_BYTES = 1 << 50  # 1 PiB, for a file or a memory
+MAX_BYTES = 1 << 50  # 1 PiB, the limit of the size of a file or of memory
 # Characters that end a line, control a terminal or cannot be encoded
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # A path that systemd units, shells, mounts and configuration files accept without quotes
@@ -37,7 +37,7 @@ SYSTEM_DIRECTORIES = (
     *(f"/{name}" for name in ("home", "lost+found", "media", "mnt", "opt", "root", "run", "srv", "tmp", "var")),
     *(f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail", "opt", "run", "spool", "tmp", "www")),
 )
-# Endings of other files of a model, which a compiled file must not have
+# Endings of other files of a model. The path of a compiled file must not have such an ending.
 RESERVED_ENDINGS = (".pbtxt", ".py", ".pyc", ".so", ".json")
 # Directories that do not survive a boot
 VOLATILE_DIRECTORIES = ("/run", "/var/run")
@@ -118,7 +118,7 @@ def _is_store_path(path: str) -> bool:
     return _is_host_path(path) and is_deep and not is_system_path(path) and not _is_below(path, VOLATILE_DIRECTORIES)
 
 
-# Teardown removes the store as root. Therefore its bound is the strictest.
+# A teardown removes the store as root. Therefore the path of the store has the strictest bound.
 STORE = Bound(
     f"{HOST_PATH_FORM}, two directories deep or more, and not a directory of the system",
     _is_store_path,
@@ -158,7 +158,7 @@ CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or
 
 
 def _is_controller_directory(path: str) -> bool:
-    """Return True for a directory that a run may write to. Directories below /etc and /usr are allowed for playbooks there."""
+    """Return True for a directory that a run may write to. It may be below /etc or /usr, where playbooks may be."""
     normalised = os.path.normpath(path)
     excluded = [tree for tree in SYSTEM_TREES if tree not in ("/etc", "/usr")]
     inside = normalised not in ("/", "/etc", "/usr") and not _is_below(normalised, excluded)
@@ -190,7 +190,7 @@ def _is_repository(value: str) -> bool:
 
 
 def _is_size(value: str) -> bool:
-    """Return False for a size above MAX_BYTES. Return True for a short text without a size, because the parser rejects it."""
+    """Return False for a size above MAX_BYTES. Accept a short text that is no size, because the parser of sizes rejects it."""
     match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
     if CONTROL.search(value) or len(value) > 40:
         return False
@@ -348,7 +348,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_metrics_interval": number(10, DAY * 1000),
     "triton_server_metrics_config[]": name(r"[a-z_]+=[A-Za-z0-9.,:_-]+", "a setting such as summary_latencies=true"),
     "triton_server_trace_config[]": text(secret=True),  # The address of a collector may contain a login.
-    # Adoption copies these values from a container. Only the engine reads them, so that they never become a path or a line.
+    # Adoption copies these values from a container. Only the engine reads them, so they never become a path or a line of a file.
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(lines=True)),
     "triton_server_log_options[*]": text(lines=True, secret=True),
     "triton_server_model_repositories[]": Bound("a path in the container without `..`, or an address", _is_repository),
@@ -372,7 +372,7 @@ BY_TYPE: Dict[str, Bound] = {"str": text(), "list": entries(), "dict": entries()
 def bounded(field: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the spec of a variable, extended by the bounds of its value and of the parts of this value."""
     kind = spec.get("type", "str")
-    # `variable` is also the key of logins.NEXT_STEPS.
+    # logins.py looks `variable` up in NEXT_STEPS.
     result = {**spec, "variable": field}
     bound = BOUNDS.get(field, BY_TYPE.get(kind))
     if bound is CONTROLLER_FILE and (spec.get("default") == "" or not spec.get("required", True)):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of an inventory that need no connection to a host: names, types, contradictions and groups. Controller only."""
+"""Checks of an inventory that need no connection to a host: names, types, contradictions and groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PREFIXES = (
     "monitoring_",
     "preflight_",
 )
-# Prefixes that a site may also use for its own variables. Only an unknown name that resembles a known name is an error.
+# Prefixes that a site may also use for its own variables. Only an unknown name that resembles a known name is then an error.
 SHARED_PREFIXES = ("monitoring_", "preflight_")
 # Endings of the variables that playbooks and roles set themselves
 RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")
@@ -65,7 +65,7 @@ REPOSITORY = re.compile(
 TEMPLATED_PATHS = ("npufleet_incoming", "rbln_driver_package_path")
 # Characters that would end a value in the proxy file, which shells and systemd read
 FORBIDDEN_IN_PROXY = re.compile(r"['\s\0-\x1f\x7f]")
-# A name without a prefix of PREFIXES is an error if its similarity to a known name (0 to 1) is at least this value.
+# An unknown name without a prefix of PREFIXES is an error if its similarity to a known name (0 to 1) is at least this value.
 MIN_SIMILARITY = 0.86
 
 
@@ -218,7 +218,7 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(drain, int) and isinstance(lease, int) and drain >= lease:
         yield (
             f"npufleet_drain_timeout is {drain} and npufleet_lease_timeout is {lease}. Make npufleet_drain_timeout shorter, or "
-            "the lease of a host ends while the run waits for its requests."
+            "the lease of a host ends while the run waits for the last requests of the host."
         )
     if variables["npufleet_drain_hook"]:
         yield from hook_errors(variables)

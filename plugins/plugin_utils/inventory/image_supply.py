@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The supply of an image build (base image and wheels), its comparison with the lock file, and the calls of pip. Controller only.
+"""The supply of an image build (base image and wheels), its comparison with the lock file, and the calls of pip.
 
 A supply is {"base": {"reference", "id", "content"}, "requirements": [requirements of pip], "wheels": {file: SHA-256}}.
 The lock file contains the reviewed supply of an earlier build.
@@ -24,7 +24,7 @@ SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements":
 SOURCE_OPTIONS = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
 # The first Python whose netrc module knows quotes and backslashes
 QUOTES_SINCE = (3, 11)
-# Characters of a user or a password. The whole netrc file must fit into a pipe.
+# The maximum number of characters of a user name or a password. The whole netrc file must fit into a pipe.
 MAX_LOGIN = 1024
 
 
@@ -142,7 +142,10 @@ def _names_a_source(option: str) -> bool:
 
 
 def login_file(address: str, user: str, password: str, python: str) -> str:
-    """Return the netrc file of an index for pip of a Python version. Raises ValueError for a login that netrc cannot express."""
+    """Return the text of a netrc file with the login to an index, for pip of a Python version.
+
+    Raises ValueError if netrc cannot express the login.
+    """
     flaw = login_flaw(user, password, python)
     if flaw:
         raise ValueError(f"the login to {address} cannot be written for pip: {flaw}")
@@ -156,7 +159,7 @@ def login_flaw(user: str, password: str, python: str) -> str:
             return f"its {name} is empty, longer than {MAX_LOGIN}, or has other characters than printable ASCII"
     words = ["index", user, password]
     if _words_of(_netrc(words, python), python) != words:
-        return f"pip of Python {python} reads another login from a netrc file, because of a space in it"
+        return f"pip of Python {python} reads another login from a netrc file, because of a space in the login"
     return ""
 
 

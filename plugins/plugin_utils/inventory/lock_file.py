@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of the lock file, and its errors. The role triton_image writes the file, and people may edit it. Controller only."""
+"""The validation of the lock file. The role triton_image writes this file, and people may edit it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import reasons
 
-# The ID becomes a part of a file name. image_supply.py checks the parts of `supply` at a build.
+# The ID becomes a part of a file name. image_supply.py checks the content of `supply` when an image is built.
 ENTRY = {
     "id?": re.compile("[A-Za-z0-9:_-]{1,200}"),
     **dict.fromkeys(("reference?", "recipe?", "content?", "archive?", "repo_digest?"), str),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Refusal of logins in the values of an inventory. Controller only.
+"""Refusal of logins in the values of an inventory.
 
 A login would reach command lines, lists of package sources and messages of other programs. All users of a host may read these.
 Variables that may contain secrets are not checked. They have `no_log`, or `secret` in bounds.BOUNDS.
@@ -51,7 +51,7 @@ NEXT_STEPS: Dict[str, str] = {
 DEFAULT_NEXT_STEP = "remove it, and pass it in a variable that is kept in Ansible Vault and in no output"
 # An address that begins with `user@`, but not an image reference with a digest
 USER = re.compile(r"\s*[^\s/@]+@(?!sha(?:256|512):)")
-# The rest of a value with more parts is not checked
+# The maximum number of texts, lists and maps in a value that are checked
 MAX_PARTS = 100000
 
 
@@ -69,7 +69,7 @@ def refusal(where: str, variable: str, value: Any) -> str:
 
 
 def _texts(where: str, value: Any) -> Iterator[Tuple[str, str]]:
-    """Yield (its location, text) for each text in a value, including the keys of maps."""
+    """Yield (location, text) for each text in a value, including the keys of maps."""
     pending, count = [(where, value)], 0
     while pending and count < MAX_PARTS:
         location, entry = pending.pop()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's part of preflight: the conditions and suppliers that the host checks, and the files on the controller."""
+"""The controller's part of preflight: the conditions and suppliers that the host checks, and checks of the controller's files."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[
 
 
 def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
-    """Return ([suppliers], {supplier: password}). A supplier is a server from which the host would download for the plan."""
+    """Return ([suppliers], {supplier: password}). A supplier is a server from which the host has to download files for the plan."""
     entries: List[Dict[str, Any]] = []
     address = variables["rbln_driver_package_url"]
     if address and not variables["rbln_driver_package_file"]:
@@ -160,7 +160,7 @@ def _build_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 def _delivery_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """Yield the registry that the image is pushed to and pulled from."""
+    """Yield the registry of the image as a supplier, for the pull of the image and for each push."""
     repository, registry = variables["triton_image_delivery_repository"], variables["triton_image_delivery_registry"]
     login = "triton_image_delivery"
     engine_hint = "or see what this host's engine lacks to reach it (docs/production.md)"
@@ -195,7 +195,7 @@ def refusals(
 def clock(actual: float, before: float, after: float, max_skew: int) -> List[str]:
     """Return [the reason] if the clocks of host and controller differ by more than `max_skew` seconds, else [].
 
-    `before` and `after` are the times of the controller around the query. If the time of the host is between them, it is right.
+    `before` and `after` are the controller's times before and after the query. A time of the host between these times is right.
     """
     difference = max(actual - after, 0.0) + min(actual - before, 0.0)
     if abs(difference) <= max_skew:
@@ -234,7 +234,7 @@ def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator
 
 
 def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield an error for each model with a change of a served version, if an external cache would keep the old answers."""
+    """Yield an error for each model of which a served version would change, if an external cache would keep the old answers."""
     kind = cache(variables)
     if kind in (None, "local"):
         return

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of exceptions to reasons, which become rows of the table of refusals. Controller only."""
+"""Conversion of exceptions to reasons for a refusal, which the filter `refusal_table` lists."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def collected(reasons: List[str], about: str = "") -> Iterator[None]:
     """Catch an exception of the `with` block, and append its reasons to `reasons` without duplicates.
 
     `about` is put before the text of an exception of Python. A Refusal or AnsibleError already names its subject.
-    AnsibleConnectionFailure is not caught, as Ansible itself reports unreachable hosts.
+    AnsibleConnectionFailure is not caught, because Ansible itself reports unreachable hosts.
     """
     try:
         yield

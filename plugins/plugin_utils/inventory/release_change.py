@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of the changes that another release row causes on a host, shown before anything changes. Controller only.
+"""Descriptions of the changes that another release row causes on a host. A run shows them before it changes anything.
 
 Preflight decides whether the change is possible.
 """
@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 Row = Mapping[str, Any]
-# Concerns that `_other_concerns` omits: other functions describe image and models, and a release row does not change the rest.
+# Concerns that `_other_concerns` omits: other functions describe image and models, and a release row changes none of the others.
 OMITTED_CONCERNS = ("image", "models", "balancer", "monitoring")
 # Changes of behaviour: (part of the row, first version with the new behaviour, the new behaviour, the old behaviour).
 # Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.
@@ -30,7 +30,7 @@ BEHAVIOUR = (
     ("triton", "2.60.0", "images have no TensorFlow backend", "they have it"),
     ("triton", "2.65.0", "--http-max-input-size counts decompressed bytes as well", "sent bytes only"),
 )
-# The first version of Triton (26.04) that lets clients share memory with the server only with this option, and the option
+# From this version of Triton (26.04) on, clients can share memory with the server only if the server has this option.
 SHM_VERSION, SHM_OPTION = "2.68.0", "--allow-client-shm"
 
 
@@ -42,9 +42,9 @@ class Release(NamedTuple):
 
 
 def current_release(label: Optional[str], inventory: str, new: str, rows: Mapping[str, Row]) -> Optional[Release]:
-    """Return the host's release from the `label` of its image, or else from the inventory. Return None if both are unknown.
+    """Return the host's release from the `label` of its image, or else from the inventory. Return None if it is unknown.
 
-    An inventory that already names the new release does not show the current release.
+    If `inventory`, the release in the inventory, is already the new release, it does not tell the current release.
     """
     name = label or (inventory if inventory != new else "")
     return Release(name, rows.get(name) or {}) if name else None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Remarks on the release row of a host: known vulnerabilities, and untested combinations. Controller only."""
+"""Remarks on the release row of a host: known vulnerabilities, and untested combinations."""
 
 from __future__ import annotations
 

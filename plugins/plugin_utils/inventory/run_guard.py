@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A guard against runs that would report success for hosts that they never queried, or bypass their own gates. Controller only.
+"""A guard against runs that would report success for hosts that they never queried, or that would bypass their own gates.
 
 If ansible-core cannot start the process of a task for a host, it silently drops the host. Therefore the callback
 playbooks/callback_plugins/npufleet_steps.py records in STEPS when each step begins and ends. The main process reads STEPS before
@@ -20,7 +20,7 @@ from ansible import context
 from ansible.errors import AnsibleError
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, own_yaml
 
-# The open files that a run may need for each fork, and for itself
+# The number of open files that a run may need for each fork, and for its main process
 FILES_PER_FORK, FILES_OF_MAIN_PROCESS = 4, 64
 # Groups that playbooks fill. An inventory must not have them.
 PLAYBOOK_GROUPS = (
@@ -145,7 +145,7 @@ def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     variables contain the `defaults` of the roles.
     """
     if "inventory_hostname" in variables:
-        # The call comes from a task. Playbooks may have set variables of this host before.
+        # A task made this call. Its variables are not checked, because earlier tasks may have set them.
         return
     _refuse(_protection_errors(variables))
     if not _Run.begun:
@@ -170,7 +170,7 @@ def _protection_errors(variables: Mapping[str, Any]) -> List[str]:
 
 
 def _option_errors() -> List[str]:
-    """Return [the error] of options that skip steps on which later steps depend, or []. Such a run would report success."""
+    """Return [the error] of options that skip steps on which later steps depend, or []. Such a run would wrongly report success."""
     start, skipped = context.CLIARGS.get("start_at_task"), context.CLIARGS.get("skip_tags") or ()
     options = [f'--start-at-task "{start}"'] if start else []
     # The tag `tagged` also stands for `always`.
@@ -189,7 +189,7 @@ def _name_errors(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> L
         and name not in MAGIC_VARIABLES
         and not (name in defaults and defaults[name] == variables[name])
     ]
-    # Reading the playbooks takes as long as a small task.
+    # The playbooks are read only if necessary, because this takes as long as a small task.
     names = sorted(playbook_variables().intersection(present)) if present else []
     if names:
         reasons.append(f"Extra variables are {', '.join(names)}, expected no names that playbooks set themselves. Remove them")

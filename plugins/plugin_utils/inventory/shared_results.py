@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are computed once for all hosts of a task. Controller only.
+"""Results that are computed once for all hosts of a task.
 
 Ansible runs each host of a task in its own process. The first process computes a result and stores it in the temporary directory
 of the run. The other processes load the result from this directory. Only the user of the run can read the directory, and Ansible

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A guard against tags that select no step of a playbook. Ansible ends such a run with exit code 0. Controller only."""
+"""A guard against tags that select no step of a playbook. Ansible itself would end such a run with exit code 0."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Tags = FrozenSet[str]
 def errors(playbook: Any) -> List[str]:
     """Return [the error] of the tags of the command line, or [].
 
-    Tasks with the tag `always` run with any tags, so they do not count as steps here. If every task has this tag, any tags are
-    accepted. Any tags are also accepted if the playbook has tasks of another project, because the files that those tasks include
-    may have more tags.
+    Tasks with the tag `always` run with any tags, so they do not count as steps here. If every task has the tag `always`, any tags
+    are accepted. Any tags are also accepted if the playbook has tasks of another project, because these tasks may include files
+    with more tags.
     """
-    wanted, skipped = _option("tags"), _option("skip_tags")
-    if wanted <= {"all"} and not skipped:
+    requested, skipped = _option("tags"), _option("skip_tags")
+    if requested <= {"all"} and not skipped:
         return []
     steps = _steps(playbook)
     if not steps:
         return []
-    unknown = sorted(tag for tag in wanted - {"all", "always"} if not any(_matches(tag, step) for step in steps))
+    unknown = sorted(tag for tag in requested - {"all", "always"} if not any(_matches(tag, step) for step in steps))
     if unknown:
         options = {"--tags": unknown}
-    elif not any(_runs(step, wanted, skipped) for step in steps):
-        options = {"--tags": sorted(wanted - {"all"}), "--skip-tags": sorted(skipped)}
+    elif not any(_runs(step, requested, skipped) for step in steps):
+        options = {"--tags": sorted(requested - {"all"}), "--skip-tags": sorted(skipped)}
     else:
         return []
     found = {option: ",".join(tags) for option, tags in options.items() if tags}
@@ -82,7 +82,7 @@ def _matches(tag: str, step: Tags) -> bool:
     return tag in step or tag == ("tagged" if step else "untagged")
 
 
-def _runs(step: Tags, wanted: Tags, skipped: Tags) -> bool:
-    """Return True if Ansible runs a step with these tags."""
-    selected = "all" in wanted or any(_matches(tag, step) for tag in wanted)
+def _runs(step: Tags, requested: Tags, skipped: Tags) -> bool:
+    """Return True if Ansible runs a step with the tags `step`, for the `requested` and `skipped` tags of the command line."""
+    selected = "all" in requested or any(_matches(tag, step) for tag in requested)
     return selected and "all" not in skipped and not any(_matches(tag, step) for tag in skipped)

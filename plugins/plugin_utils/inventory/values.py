@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of variables and their parts to the types that argument_specs.yml declares. Controller only.
+"""Conversion of variables and their parts to the types that argument_specs.yml declares.
 
 Ansible's own check of role arguments converts nothing. It also accepts wrong values: a text instead of a list (split at commas), a
 list instead of a text, and `true` instead of a number.
@@ -27,7 +27,7 @@ EXPECTED = {
     "list": ("a list", "Write it as [one, two], on a command line inside JSON"),
     "dict": ("a map", "Write it as {key: value}, on a command line inside JSON"),
 }
-# The most bits of a number, and the most characters of a text, that a message shows
+# The maximum number of bits of a number, and of characters of a text, that a message shows
 MAX_SHOWN_BITS, MAX_SHOWN_TEXT = 128, 60
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
@@ -64,8 +64,8 @@ ROW = _map(
     untested=TEXT,
     vulnerabilities=_map("", as_of=DATE, bulletins={"type": "dict", "values": TRITON, "required": True}),
 )
-# argument_specs.yml cannot express the specs of the values of a map whose keys the site chooses. `shown_as` is the variable that
-# the user has to correct.
+# Specs of the values of maps whose keys the site chooses. argument_specs.yml cannot express these specs. `shown_as` is the variable
+# that the user has to correct.
 MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
     ("triton_models", "artefacts"): {
         "values": _map("", url=TEXT, file=TEXT, sha256=TEXT, path=TEXT, size={"type": "int"}, record={"type": "raw"})
@@ -80,7 +80,7 @@ MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
 
 
 def complete(specs: Dict[str, Mapping[str, Any]]) -> Dict[str, Mapping[str, Any]]:
-    """Return the specs by variable, extended by MAPS and by bounds. This changes `specs`."""
+    """Return the specs by variable, extended by MAPS and by bounds. The argument `specs` is changed."""
     for names, extension in MAPS.items():
         options: Any = specs
         for name in names[:-1]:
@@ -175,7 +175,7 @@ def _label(element: Any, number: int) -> Any:
 
 
 def _shown(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
-    """Return a value of a wrong type for a message. A text in place of a list or a map is hidden, as it may be a secret."""
+    """Return a value of a wrong type for a message. A text in place of a list or a map is hidden, because it may be a secret."""
     if value is None:
         return "empty"
     if isinstance(value, (list, tuple, Mapping)):

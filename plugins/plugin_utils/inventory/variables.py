@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The typed variables of a host, and its desired state computed from them. Controller only."""
+"""The typed variables of a host, and its desired state computed from them."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def collect_desired(
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
     """Return (desired state by concern, manifests by model, reasons). A concern whose state cannot be computed is absent.
 
-    If `proof` is true, the state is for the proof of a change. If `seal` is false, secrets are plain text. Raises Refusal if
-    variables that all concerns need are wrong.
+    If `proof` is true, the state is for the proof of a change. If `seal` is true, digests replace secrets (secret.py). Raises
+    Refusal if variables that all concerns need are wrong.
     """
     validate(variables, concerns)
     states: Dict[str, Any] = {}
@@ -157,7 +157,7 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the default of npufleet_release_rows. It is a function, because a Jinja template would read the file for each host."""
+    """Return the default of npufleet_release_rows. A Jinja template in its place would read the file of the rows for each host."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
@@ -166,8 +166,8 @@ class Templated(Mapping[str, Any]):
 
     `raw` has a template or a plain value for each variable. The converted value replaces it. `template` evaluates a template, and
     looks names up in `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of the plain values of the
-    variables in `names`. `computed` has functions instead of templates. `results_prefix` is the prefix of the files with shared
-    results (shared_results.py). It is equal for all hosts of a task and a batch.
+    variables in `names`. `computed` has functions for variables whose defaults are not templates. `results_prefix` is the prefix of
+    the files with shared results (shared_results.py). This prefix is equal for all hosts of a task and a batch.
     """
 
     def __init__(

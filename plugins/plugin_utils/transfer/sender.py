@@ -89,7 +89,7 @@ class Sender:
     def local(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
         """Return {digest: file} of the missing blobs. Raises StoreError.
 
-        The host must be the controller itself. It reads these files in place, so nothing is sent.
+        The host must be the controller itself, which reads these files in place. So nothing is sent.
         """
         self.from_controller = True
         with _store_errors():
