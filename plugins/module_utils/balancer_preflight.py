@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The preflight of a load balancer: reasons against its plan that only the host itself can see."""
+"""The preflight of a load balancer on its host: the reasons why its plan cannot be applied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HAPROXY = re.compile(r"process \d+ \(haproxy\)")
 
 
 def refusals(desired: Mapping[str, Any], actual: Mapping[str, Any], plan: List[Item]) -> List[str]:
-    """Return every reason against the plan of a balancer. If the balancer is in sync, return no reason."""
+    """Return every reason why the plan of a balancer cannot be applied. Without a difference, return no reason."""
     if not any(entry["concern"] == CONCERN for entry in plan):
         return []
     return [*_foreign_config(actual), *_listeners(desired, actual)]
@@ -27,13 +27,13 @@ def refusals(desired: Mapping[str, Any], actual: Mapping[str, Any], plan: List[I
 def _foreign_config(actual: Mapping[str, Any]) -> Iterator[str]:
     if actual["owner"] == "site":
         yield (
-            f"{files.CONFIG} is a configuration of the site, expected none or the default of the package, because the role owns "
+            f"{files.CONFIG} is a configuration of the site, expected no file or the default of the package, because the role owns "
             "this file. Move it away, or use other hosts in load_balancer_hosts"
         )
 
 
 def _listeners(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the addresses that the host does not have, and the ports that other processes use."""
+    """Yield a message for each address that the host does not have, and for each port that another process uses."""
     missing_addresses = set()
     for address, port, variable in desired["listens"]:
         name = "load_balancer_bind" if variable != "load_balancer_metrics_address" else variable

@@ -24,7 +24,8 @@ _MEMORY = "(npufleet_card_memory_used_bytes / npufleet_card_memory_size_bytes)"
 _HOTTEST = f"max {_CARD} (max_over_time(npufleet_card_temperature_celsius[{{span}}s] @ end()))"
 # The cards that get a line: first the faulty cards, then the hottest cards
 _CHARTED_CARDS = f"topk({MAX_CARDS}, ({_HOTTEST} + 1000 * (1 - min {_CARD} (npufleet_card_healthy @ end()))) or {_HOTTEST})"
-# {name: query}. `window` and `span` are ranges in seconds: of a rate, and of the charts. The series have only labels of LABELS.
+# {name: query}. `window` is the range of a rate in seconds, and `span` is the range of the charts. LABELS has the labels of the
+# series.
 QUERIES = {
     "rate": _SUCCESS,
     "latency": f"sum by (model) (rate(nv_inference_request_duration_us[{{window}}s])) / ({_SUCCESS} > 0) / 1000",
@@ -58,13 +59,13 @@ class Grid(NamedTuple):
 
 
 def grid(now: float, hours: int) -> Grid:
-    """Return the grid of the charts. Its times are multiples of the step, so that two reports have the same points."""
+    """Return the grid of the charts. Its times are multiples of the step, so that the points of two reports have the same times."""
     step = hours * 3600 // STEPS
     return Grid(int(now) // step * step - STEPS * step, step)
 
 
 def read(port: int, now: float, hours: int) -> Dict[str, Any]:
-    """Return {"start", "step", "series": {name of a query: [{"labels", "values"}]}, "flaw"}. Stop at the first flaw."""
+    """Return {"start", "step", "series": {name of a query: [{"labels", "values"}]}, "flaw"}. With a flaw, there are no series."""
     times = grid(now, hours)
     found: Dict[str, Any] = {"start": times.start, "step": times.step, "series": {}, "flaw": None}
     for name, query in QUERIES.items():

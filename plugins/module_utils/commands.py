@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`; a unit runs `resume`.
+"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`.
 
 change ROOT      make the change that the controller requested (change/detached.py)
 resume ROOT      finish a change whose run is gone (change/resume.py). Exit code 0: there is no unfinished change any more;
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import read
 
 UNIT = "npufleet-resume.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
-# The unit ends a change that a power loss of the host has interrupted.
+# After a power loss, the unit ends the change that the power loss has interrupted.
 UNIT_TEXT = """# Written by npufleet
 [Unit]
 Description=Roll back an interrupted change

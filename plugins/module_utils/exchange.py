@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small HTTP client for servers of this host (Docker's engine, Triton, Prometheus), and the limits of an exchange.
 
-The client does not use http.client, because the import of http.client loads mail and TLS. That would take a quarter of the time of
-reading the state of a host (docs/decisions/0035-a-call-imports-what-it-needs.md).
+The client does not use http.client, because its import also loads the packages for mail and TLS. This import would take a quarter
+of the time in which a module reads the state of a host (docs/decisions/0035-a-call-imports-what-it-needs.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Mapping, Optional, Tuple
 TIMEOUT_SECONDS = 20.0
 # Limits: bytes of a header line, bytes of a body, number of header lines
 MAX_LINE, MAX_BODY, MAX_LINES = 1 << 16, 1 << 26, 200
-# Number of received bytes that are allowed for each byte of a body, because a chunk with one byte of content takes six or more.
+# Number of received bytes that are allowed for each byte of a body. A chunk with one byte of content takes six or more bytes.
 FRAMING_FACTOR = 8
 DIGITS = "0123456789abcdef"
 
@@ -36,7 +36,7 @@ class Budget:
         self.allow(seconds, MAX_LINES * MAX_LINE + FRAMING_FACTOR * MAX_BODY if size is None else size)
 
     def allow(self, seconds: float, size: int) -> None:
-        """Set new limits, which count from now on."""
+        """Set new limits, and start to count from zero."""
         self.seconds, self._size = seconds, size
         self._deadline, self._bytes_left = time.monotonic() + seconds, size
 
@@ -86,7 +86,7 @@ class _Incoming(io.RawIOBase):
 
 
 def connect(address: str, port: int, budget: Budget) -> socket.socket:
-    """Connect to a host. Each IP address of the host gets an equal share of the time. Raises the OSError of the last address."""
+    """Connect to a host. The time is shared equally by the IP addresses of the host. Raises the OSError of the last address."""
     failure = OSError(f"{address} has no address")
     # For a name in bytes, getaddrinfo does not import the tables of international domain names.
     addresses = socket.getaddrinfo(address.encode(), port, 0, socket.SOCK_STREAM)
@@ -114,9 +114,9 @@ def exchange(
 ) -> Tuple[int, bytes]:
     """Send a request, and return (status, body) of the response. The connection cannot be used again.
 
-    `resource` is sent without percent-encoding, because Triton expects the bytes of a model's name. Without a `budget`, the
+    `resource` is sent without percent-encoding, because Triton expects the plain bytes of a model's name. Without a `budget`, the
     socket's timeout limits the whole exchange. A body longer than `cut` is truncated. Raises OSError if the response is incomplete,
-    late or longer than `size` (default MAX_BODY), or if the request contains a control character or a space in the wrong place.
+    late or longer than `size` (default MAX_BODY), or if `resource` or a header contains a forbidden character.
     """
     budget = budget or Budget(connected.gettimeout() or TIMEOUT_SECONDS)
     fields = {"Host": "localhost", "Connection": "close", **(headers or {})}
@@ -153,7 +153,7 @@ def _body(answer: BinaryIO, headers: Mapping[str, str], size: int, cut: Optional
 
 
 def _pieces(answer: BinaryIO, headers: Mapping[str, str], limit: int, truncate: bool) -> Iterator[bytes]:
-    """Yield the body in pieces of at most `limit` + 1 bytes. Unless `truncate`, raise TooLong if its Content-Length is greater."""
+    """Yield the body in pieces of at most `limit` + 1 bytes. Raise TooLong for a larger Content-Length, except with `truncate`."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
         yield from _chunks(answer, limit)
     elif "content-length" in headers:

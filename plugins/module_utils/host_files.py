@@ -20,15 +20,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils import secret, sha
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
-# Largest file in bytes whose content a difference shows
+# Largest size in bytes of a file whose content a Difference shows
 MAX_SHOWN = 65536
-# Suffix of a temporary file, and the age in seconds from which on an unlocked temporary file counts as left by a killed run
+# Suffix of a temporary file. If such a file is unlocked and older than ABANDONED_SECONDS, a killed run has left it.
 DRAFT, ABANDONED_SECONDS = ".new", 3600
 # Placeholder for the path of the temporary file in a validation command
 PLACEHOLDER = "%s"
-# Time limits in seconds of a validation and of the restart of a unit. An engine first stops its containers.
+# Time limits in seconds of a validation, and of the restart of a unit. The restart of an engine first stops its containers.
 VALIDATION_TIMEOUT, RESTART_TIMEOUT = 60, 600
-# Number of lines of a unit's journal that are read, and that a message shows
+# Number of lines that are read from a unit's journal, and number of lines that a message shows
 JOURNAL_LINES, SHOWN_LINES = 40, 3
 # Options of daemon.json whose values are not masked in messages
 CLEAR_OPTIONS = ("log-driver", "storage-driver", "default-runtime")
@@ -40,7 +40,7 @@ class File(NamedTuple):
     path: str
     content: bytes
     mode: int
-    # A command that fails if the program that reads the file would refuse its content
+    # A command that fails if the content is invalid. PLACEHOLDER in it is replaced by the path of a temporary file.
     validate: Sequence[str] = ()
     # Group ID of the file, or None for the group of this process
     group: Optional[int] = None
@@ -197,7 +197,7 @@ class Snapshot(NamedTuple):
     link: Optional[str]
 
     def restore(self) -> None:
-        """Restore the path."""
+        """Restore this state of the path."""
         if self.link is not None:
             trees.remove(self.path)
             os.symlink(self.link, self.path)
@@ -238,7 +238,7 @@ def _mask_secrets(message: str, contents: Sequence[bytes]) -> str:
 
 
 def _values(content: str) -> Iterator[str]:
-    """Yield the values in a file that may be secret: strings in a JSON file, the part of each line after `=` in any other file."""
+    """Yield the values in a file that may be secret: the strings of a JSON file, or the parts after `=` in other files."""
     try:
         yield from _texts(shapes.parse(content))
     except ValueError:
@@ -332,7 +332,7 @@ def _remove_drafts(directory: str, name: str) -> None:
 
 
 def _is_being_written(draft: str) -> bool:
-    """Return True if a process is writing a temporary file. The age of the file proves nothing if the clock was set."""
+    """Return True if a process has locked a temporary file. The age of the file is not enough, because the clock can be set."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
     handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -35,7 +35,7 @@ class AddressError(ValueError):
 
 
 def parse_address(address: str) -> urllib.parse.SplitResult:
-    """Return the parts of a web address. Raises AddressError. The errors of urllib would repeat parts of the address."""
+    """Return the parts of a web address. Raises AddressError, because the errors of urllib would repeat parts of the address."""
     try:
         parts = urllib.parse.urlsplit(address)
         is_web_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -57,7 +57,7 @@ class Access(NamedTuple):
 
 
 def access(settings: Mapping[str, Any], password: Optional[str]) -> Access:
-    """Return the access of {"user", "proxies", "ca"}, each of which may be missing."""
+    """Return the Access for these settings: {"user", "proxies", "ca"}. Each of them may be missing."""
     return Access((str(settings.get("user") or ""), password or ""), settings.get("proxies") or {}, settings.get("ca"))
 
 
@@ -83,7 +83,7 @@ def public_address(address: str) -> str:
 
 
 def measure(address: str, own_access: Access) -> Tuple[Optional[int], Optional[str]]:
-    """Return (size of a page or file or None if it is unknown, reason why it cannot be downloaded or None if it can)."""
+    """Return (size of a page or file, or None if it is unknown; the reason why it cannot be downloaded, or None)."""
     status, text, headers = _exchange(address, own_access)
     why = status_error(status, text, own_access.login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
@@ -114,7 +114,7 @@ def image(reference: str, own_access: Access, mirror: Optional[str] = None) -> O
 
 
 def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[str]:
-    """Return the reason why a registry does not return an image's manifest, or None if it does. Gets a token if required."""
+    """Return the reason why a registry does not return an image's manifest, or None. Get a token if the registry requires it."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
     status, text, headers = _exchange(address, own_access, accept)
@@ -131,7 +131,7 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
         if status == 200:
             status, text, _headers = _exchange(address, anonymous, {**accept, "Authorization": f"Bearer {_token(text)}"})
     if status in (401, 403):
-        # If the login was not sent to a foreign token server, it may still be right. The pull by the engine will show that.
+        # The login was not tried if the token server is foreign. In this case, the later pull by the engine tests the login.
         return None if used_access != own_access else _refused(status, own_access.login)
     if status == 404:
         return f"the registry has no {name}:{tag}, expected this image"
@@ -139,7 +139,7 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
 
 
 def takes_login(registry: str, realm: str) -> bool:
-    """Return True if a token server may get the login of a registry: over https, on the same host or for Docker Hub."""
+    """Return True if a token server may get the login of a registry: both use https, and have one host or belong to Docker Hub."""
     try:
         registry_parts, realm_parts = parse_address(registry), parse_address(realm)
     except AddressError:
@@ -164,7 +164,7 @@ def split(reference: str) -> Tuple[str, str, str]:
 
 
 def _token(body: str) -> str:
-    """Return the token in a response, or an empty string without a valid one. Check it, because it becomes part of a header."""
+    """Return the token in a response, or an empty string if its characters are not valid in a header."""
     try:
         answer = shapes.parse(body)
     except ValueError:
@@ -187,7 +187,7 @@ def _unreachable(status: int, text: str) -> str:
 def _exchange(
     address: str, own_access: Access, headers: Optional[Mapping[str, str]] = None, method: str = "HEAD"
 ) -> Tuple[int, str, Mapping[str, str]]:
-    """Return (status, body or reason of the failure, {header name in lower case: value}). Status 0 means no response."""
+    """Return (status, body, {header name in lower case: value}). Status 0 means no response. The body is then the reason."""
     import urllib.error
     from http.client import HTTPException
 

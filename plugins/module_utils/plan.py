@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a host: one item for each difference between actual and desired state, with the action that removes it.
+"""The plan of a host: one item for each difference between actual and desired state, with the action that ends the difference.
 
 Status, check mode, the rollout and the proof after a change use these items.
 """
@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.secret import mask
 
 
 class Item(TypedDict):
-    """A difference. `current` is None if the thing is missing, `desired` is None if it must not exist."""
+    """A difference. `current` is None if the named thing is missing. `desired` is None if the thing must not exist."""
 
     concern: str
     name: str
@@ -23,7 +23,7 @@ class Item(TypedDict):
     action: str
 
 
-# The action of a difference that no run can remove, so that it needs an operator
+# The action of a difference that no run can end, but only an operator
 INSPECT = "inspect"
 # Default length limit of a value in a message
 MAX_LENGTH = 300

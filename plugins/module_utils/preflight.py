@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preflight of a host: the reasons why its plan cannot be applied.
 
-preflight_inputs.py provides the conditions. Only the conditions that the plan needs are checked, so a host in sync has no reason.
+On the controller, preflight_inputs.py collects the conditions from the inventory. Only conditions that concern the plan are
+checked. So there is no reason against a host in sync.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ GIB = 2**30
 LARGE_FILES = "large files of models"
 # The name of the concern, and of the kind of supplier to which the host's engine connects (an image registry)
 ENGINE = "engine"
-# Card types by PCI device ID, from the vendor's operator and exporter. The second ID of a pair is the virtual function of the card.
+# Card types by PCI device ID, from the vendor's operator and exporter. If a type has two IDs, the second ID is that of the virtual
+# function of the card.
 CARDS = {
     "0x1020": "RBLN-CA02",
     "0x1021": "RBLN-CA02",
@@ -41,7 +43,7 @@ CARDS = {
     "0x2030": "RBLN-CR03",
     "0x2031": "RBLN-CR03",
 }
-# The next step for a difference of the driver that no run can repair, by its name in the plan
+# The next step for the operator, by the name of a plan item of the driver that no run can repair
 NEXT_STEPS = {
     "bus": "Check seat and power of the card with `lspci -d 1eff:`, or correct npufleet_npus",
     "/dev/rsd0": "Without it the SDK sees no device. Run `modprobe -r rebellions && modprobe rebellions`, then `dmesg | tail`",
@@ -56,7 +58,8 @@ NEXT_STEPS = {
     "card type": "Choose a release that supports the card, or correct npufleet_card",
     cdi.SPEC: f"See `{cdi.TOOLKIT} cdi list` and /etc/rbln/container-toolkit.yaml, or set npufleet_device_access: devices",
 }
-# The UEFI variable of Secure Boot, and the keys with which DKMS signs modules on Ubuntu and Debian
+# The UEFI variable of Secure Boot, and the keys with which DKMS (which builds the driver's kernel module) signs modules on Ubuntu
+# and Debian
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MOK_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # Packages that conflict with the engine, each with the reason
@@ -108,7 +111,8 @@ def refusals(
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and desired["downloads"]:
         reasons += download_refusals(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
-    # After a change, the engine may be able to use suppliers that it cannot use now.
+    # If the plan changes the engine, its suppliers are not checked, because the new engine may reach suppliers that it cannot reach
+    # now.
     needed = [
         entry for entry in suppliers if tuple(entry["needed"]) in planned_actions and not (changing and entry.get("kind") == ENGINE)
     ]
@@ -163,9 +167,12 @@ def _bus_types() -> List[str]:
 
 
 def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
-    """Yield the differences of the cards that no run can repair. If the plan changes the driver, only the bus is checked."""
+    """Yield the differences of the driver and its cards that no run can repair.
+
+    If the plan changes the driver, only the differences of the bus and of a missing reboot are left.
+    """
     driver_items = [item for item in plan if item["concern"] == "driver"]
-    changing = any(model["action"] in ("install", "load", "reload") for model in driver_items)
+    changing = any(entry["action"] in ("install", "load", "reload") for entry in driver_items)
     foreign = sorted(set(types) - set(desired["cards"]))
     if foreign:
         fitting = [name for name, row in desired["rows"].items() if set(foreign) <= set(row["cards"])]
@@ -173,17 +180,17 @@ def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item
         yield "the bus has {}, expected {} for release {}. {}".format(
             ", ".join(foreign), " or ".join(desired["cards"]), desired["release"], other
         )
-    for part in driver_items:
-        repaired = changing and part["name"] not in ("bus", REBOOT)
-        if part["action"] != INSPECT or repaired or (foreign and part["name"] == "card type"):
+    for entry in driver_items:
+        repaired = changing and entry["name"] not in ("bus", REBOOT)
+        if entry["action"] != INSPECT or repaired or (foreign and entry["name"] == "card type"):
             continue
-        found = "no card" if part["name"] == "bus" and not driver["bus"] else short(part["current"] or "missing")
-        step = NEXT_STEPS.get(part["name"], "See docs/troubleshooting/driver.md")
-        yield f"{part['name']}: {found}, expected {short(part['desired'])}. {step}"
+        found = "no card" if entry["name"] == "bus" and not driver["bus"] else short(entry["current"] or "missing")
+        step = NEXT_STEPS.get(entry["name"], "See docs/troubleshooting/driver.md")
+        yield f"{entry['name']}: {found}, expected {short(entry['desired'])}. {step}"
 
 
 def memory(desired: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the NPUs whose device memory is too small for the models that are placed on them."""
+    """Yield a message about the NPUs whose device memory is too small for the models that are placed on them."""
     npus_by_reason: Dict[str, List[str]] = {}
     for number, device in enumerate(vendor_tool.in_process_order(driver["tool"].get("devices") or [])):
         shares = {name: on_npus[number] for name, on_npus in desired["models"].items() if number < len(on_npus) and on_npus[number]}
@@ -199,9 +206,9 @@ def memory(desired: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[st
 
 
 def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
-    """Yield the mounts of the container whose source is missing. Driver files are checked only if the driver is `installed`."""
+    """Yield a message for each mount whose source is missing. Driver files are checked only if the driver is `installed`."""
     for path in server["absent"]:
-        yield f"{path} is missing, expected the source of a mount in triton_server_volumes. Create it or correct that"
+        yield f"{path} is missing, expected the source of a mount in triton_server_volumes. Create it, or correct the variable"
     for files in server["driver_files"]["missing"] if installed else ():
         yield (
             f"{files} is missing, expected the file of the driver for the container. Install the complete driver, or mount it "
@@ -210,7 +217,7 @@ def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
 
 
 def headers(kernel: str, installs: bool) -> List[str]:
-    """Return the reason if the kernel headers for DKMS are missing, unless the role `installs` them and apt has them."""
+    """Return a list with the reason if the kernel headers for DKMS are missing, and the role does not install them from apt."""
     if os.path.isdir(f"/lib/modules/{kernel}/build"):
         return []
     unknown = not glob.glob("/var/lib/apt/lists/*_Packages*")
@@ -223,7 +230,7 @@ def headers(kernel: str, installs: bool) -> List[str]:
 
 
 def secure_boot() -> List[str]:
-    """Return the reason if the kernel would refuse a module that DKMS builds."""
+    """Return a list with the reason if the kernel would refuse a module that DKMS builds, or an empty list."""
     try:
         with open(SECURE_BOOT, "rb") as source:
             # The value follows four bytes of attributes.
@@ -284,7 +291,7 @@ def _decode_address(digits: str) -> str:
 
 
 def address_refusals(listen: str, name: str = "triton_server_listen_address") -> List[str]:
-    """Return the reason if the host does not have this address, so that no port can be published there."""
+    """Return a list with the reason if the host does not have this address, so that no port can be published there."""
     import socket
 
     try:
@@ -355,7 +362,7 @@ def _disk_needs(desired: Mapping[str, Any], planned_actions: Set[Tuple[str, str]
 
 
 def disk(needs: Mapping[str, int], free: Any) -> Iterator[str]:
-    """Yield a reason for each file system with too little free space. The needs of its directories are added."""
+    """Yield a reason for each file system that has less free space than all its directories in `needs` together."""
     paths_by_device: Dict[int, List[str]] = {}
     free_by_device: Dict[int, int] = {}
     for path in needs:

@@ -36,7 +36,7 @@ KEYS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>)(?P<secret>\A.{0,8000}?" + _END + ")", re.DOTALL),
 ]
 RESTRICTED = _pattern(r"(?P<keep>restricted-(?:api|protocol)[=\s\"',]{1,8}[^\s\"'=]{1,200}=)(?P<secret>[^\s\"']+)")
-# Signatures and credentials in the query of an address (SAS, presigned)
+# Signatures and credentials in the query of an address, for example of a presigned address of an object store
 SIGNED = _pattern(
     r"(?P<keep>(?:[?&;]|u0026)(?:x-(?:amz|goog|ms)-)?(?:sig|signature|credential|security-token|awsaccesskeyid|key)=)"
     r"(?P<secret>[^&\s\"'#<>\\]+)"
@@ -57,8 +57,8 @@ PATTERNS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>\bbearer\s+)(?P<secret>[A-Za-z0-9._~+/-]{8,}={0,2})"),
     _pattern(r"(?P<keep>\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\")(?P<secret>[^\"\n]+)"),
     _pattern(r"(?P<keep>)(?P<secret>\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*)"),
-    # The next patterns match "NAME=value" in quotes, name: "value", the rest of a line that begins with a name, and one word after
-    # a name.
+    # The next patterns match values after the name of a secret: "NAME=value" in quotes, name: "value", the rest of a line that
+    # begins with the name, and one word after the name.
     _pattern(r"(?P<keep>\"[\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(?P<secret>(?:[^\"\\\n]|\\.)+)(?=\")"),
     _pattern(r"(?P<keep>" + WORDS + r"[\w.-]{0,64}\\?[\"']?\s*[:=]\s*)(?P<secret>" + _QUOTED + ")"),
     _pattern(
@@ -83,7 +83,7 @@ def is_headers(name: Any, value: Any) -> bool:
 
 
 def forms(value: str) -> Set[str]:
-    """Return a value in the encodings in which it may occur: plain, JSON, URL, HTML, hexadecimal, shell and Python quotes."""
+    """Return a value in the forms in which it may occur: plain, JSON, URL, HTML, hexadecimal, and quoted for shell and Python."""
     variants = {
         value,
         value.strip(),
@@ -107,7 +107,7 @@ def _percent(byte: int) -> str:
 
 
 def base64_cores(value: str) -> Set[str]:
-    """Return the base64 text of a value that is the same within any larger encoded text, for each of the three alignments."""
+    """Return the parts of the base64 text of a value that are the same in every larger encoded text, for the three alignments."""
     raw = value.encode()
     cores = set()
     for shift in range(3):
@@ -137,7 +137,7 @@ class Redactor:
             self._ordered = (sorted(self._plain, key=len, reverse=True), sorted(self._encoded, key=len, reverse=True))
 
     def learn(self, content: Any) -> None:
-        """Remember the values that look like secrets and have letters and digits, to remove them from all contents."""
+        """Remember values that look like secrets and have letters and digits. `clean` removes these values from all contents."""
         found: Set[str] = set()
 
         def keep(value: str) -> str:
@@ -191,21 +191,21 @@ class _Cleaner:
 
     def _mapping(self, value: Mapping[Any, Any], secret: bool) -> Dict[str, Any]:
         return {
-            self.text(str(name)): self.content(part, secret or looks_secret(str(name)) or is_headers(name, part))
-            for name, part in value.items()
+            self.text(str(name)): self.content(inner, secret or looks_secret(str(name)) or is_headers(name, inner))
+            for name, inner in value.items()
         }
 
     def _list(self, value: Iterable[Any], secret: bool) -> List[Any]:
         cleaned, after_option = [], False
-        for part in value:
-            assignment = _ASSIGNMENT.fullmatch(part) if isinstance(part, str) else None
+        for entry in value:
+            assignment = _ASSIGNMENT.fullmatch(entry) if isinstance(entry, str) else None
             if assignment and not secret:
                 # A list entry NAME=VALUE is an environment variable. Everything after `=` is the value.
                 self.count += 1
                 cleaned.append(self.text(assignment[1]) + self._replace(assignment[2]))
             else:
-                cleaned.append(self.content(part, secret or after_option))
-            after_option = isinstance(part, str) and _FLAG.fullmatch(part) is not None
+                cleaned.append(self.content(entry, secret or after_option))
+            after_option = isinstance(entry, str) and _FLAG.fullmatch(entry) is not None
         return cleaned
 
     def text(self, text: str) -> str:
@@ -219,7 +219,7 @@ class _Cleaner:
         return text
 
     def _blocks(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines. If a YAML block has a secret name, replace each line of the block."""
+        """Yield the lines. If the name of a YAML block looks secret, replace each line of the block."""
         block_indent = -1
         for line in lines:
             words = line.strip()

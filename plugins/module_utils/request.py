@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The environment in which modules run: from the library on a host, or as a module that Ansible copies to the host.
+"""The two ways to run a module of this collection: from the library on a host, or as a file that Ansible copies to the host.
 
-In both cases the controller passes a request in a private option, which playbooks do not set.
+In both cases, the controller also passes parameters (the request) in the private option NAME, which playbooks do not set.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
-# CONTROL: fields of results that playbooks evaluate. NAMES: fields of nested maps that name something. Neither of them is masked.
-# "ansible_facts" only contains the Python interpreter that Ansible has found.
+# CONTROL: fields of results that playbooks evaluate. NAMES: fields of nested maps that name something. Secrets are masked in all
+# other fields. In these results, "ansible_facts" contains only the Python interpreter that Ansible has found.
 CONTROL = (
     "actual", "ansible_facts", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance",
     "mark", "moves", "plan", "python", "raw", "seen", "settled", "taken_over",
 )  # fmt: skip
 NAMES = ("name", "model", "protocol", "step", "at")
-# Ansible's masks for a secret within a text (MASK) and for a text that is a secret (MASKED)
+# With MASK, Ansible replaces a secret in a longer text. With MASKED, it replaces a text that is equal to a secret.
 MASK, MASKED = "********", "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
 # Options that identify the holder of a lease: the ID of the run, the user who started it, and the host's name in the inventory
 HOLDER_OPTIONS: Dict[str, Any] = {
@@ -53,7 +53,7 @@ class Module(Protocol):
 def mask_result(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, Any]:
     """Return a result with secrets masked in its texts, except in the fields that playbooks evaluate.
 
-    A password may equal a word that a playbook evaluates, such as `driver`.
+    These fields stay as they are, because a password may equal a word that a playbook evaluates, such as `driver`.
     """
     longest_first = sorted(filter(None, map(str, secrets)), key=len, reverse=True)
     if not longest_first:
@@ -76,7 +76,7 @@ def _mask_value(value: Any, secrets: Sequence[str]) -> Any:
 class LibraryModule:
     """A stand-in for AnsibleModule in modules that run from the library of the host.
 
-    The controller validates options and request before the call (plugin_utils/library.py), and masks secrets in the result.
+    The controller validates the options and the request before the call (plugin_utils/library.py), and masks secrets in the result.
     """
 
     def __init__(self, parameters: Mapping[str, Any], check_mode: bool, diff: bool) -> None:
@@ -132,7 +132,7 @@ def ansible_module(options: Dict[str, Any]) -> Module:
 
 
 def run_module(name: str, parameters: Mapping[str, Any], check_mode: bool, diff: bool) -> None:
-    """Run a module of the library (modules/library_call.py): it prints its result and exits."""
+    """Run a module of the library for modules/library_call.py. The module prints its result and exits."""
     os.chdir("/")
     importlib.import_module(MODULES + name).run(LibraryModule(parameters, check_mode, diff))
 

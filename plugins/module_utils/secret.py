@@ -3,7 +3,7 @@
 """Detection of secrets (by their names, and logins in addresses), and digests that replace them ("sealed" values).
 
 A digest is an HMAC with a key that is used for one query of one host only. The actual and the desired value are equal if their
-digests are equal. Without the key, nobody can find a short password by guessing, unlike with a plain hash.
+digests are equal. From a plain hash, an attacker could find a short password by guessing. With an HMAC, this needs the key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ WORDS = (
 SECRET_NAME = re.compile(WORDS, re.IGNORECASE)
 # Names of secrets in Docker's config.json. They count only as whole names, because many harmless names contain them.
 EXACT_NAMES = ("auth", "identitytoken", "registrytoken")
-# The second alternative accepts passwords with characters that should be percent-encoded, but no port that is followed by a path.
+# The second alternative also matches passwords with characters that should be percent-encoded. It does not match a port that is
+# followed by a path.
 _LOGIN = (
     r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)"
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"
@@ -38,7 +39,7 @@ _ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
 _SCHEMELESS = re.compile(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
 # The scheme of an object store that Triton accepts in front of the http or https address of the store
 _STORE = re.compile(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
-# How often percent-encoding is decoded to find an @. It may be encoded as %40, or twice as %2540.
+# How often percent-encoding is decoded to find an @. The @ may be encoded as %40, or twice as %2540.
 MAX_DECODINGS = 3
 
 # Number of hexadecimal digits of a digest
@@ -55,7 +56,7 @@ CLEAR_OPTIONS = (
     "cache-directory", "http-address", "grpc-address", "metrics-address", "rate-limit", "rate-limit-resource",
 )  # fmt: skip
 CLEAR_VALUE = re.compile(r"[\w.*:/-]{1,300}")
-# Options of tritonserver with a value in the form `setting=value`, and the pattern of `setting`
+# Options of tritonserver whose value has the form `setting=value` (SETTINGS), and the pattern of `setting` (SETTING)
 SETTINGS = re.compile(r"[\w-]+-config|host-policy|(?:http|grpc)-restricted-(?:api|protocol)")
 SETTING = re.compile(r"[\w-]{1,60}(?:[,:][\w-]{1,60}){0,9}")
 OPTION = re.compile(r"(--[\w-]{1,64})(?:=(.*))?", re.DOTALL)
@@ -125,7 +126,7 @@ def seal(value: str, key: str) -> str:
 
 
 def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
-    """Return nested values, and seal each value that may be secret. Seal a value whose name is in `clear` only if it has an @."""
+    """Return nested values with each value sealed that may be secret. A value with a name in `clear` is sealed if it has an @."""
     if isinstance(values, Mapping):
         return {field: seal_values(values[field], key, clear, str(field)) for field in values}
     if isinstance(values, (list, tuple)):
@@ -140,7 +141,7 @@ def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = ""
 
 
 def seal_command(words: Sequence[str], key: str) -> List[str]:
-    """Return a command line, and seal each value that may be secret. Names of options remain readable."""
+    """Return a command line with each value sealed that may be secret. Names of options remain readable."""
     shown: List[str] = []
     option = ""
     for position, word in enumerate(words):
@@ -185,7 +186,7 @@ def seal_unit(text: str, key: str) -> str:
 
 
 def remove_values(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:
-    """Return the text, and mask each `raw` value that is not in `shown`. An error of a server may repeat its options."""
+    """Return a text with each `raw` value masked that is not in `shown`. For example, errors of a server repeat its options."""
     hidden = set()
     for value in set(raw) - set(shown):
         hidden |= {value, value.partition("=")[2], value.rpartition("=")[2]}

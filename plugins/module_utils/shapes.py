@@ -31,12 +31,12 @@ NAMES = {
 }
 # Largest length of a name or value in a message
 MAX_SHOWN = 60
-# Limits of untrusted JSON: bytes (a default), nested levels, digits of a whole number
+# Limits of untrusted JSON: bytes (the default limit), nested levels, digits of a whole number
 MAX_SIZE, MAX_DEPTH, MAX_DIGITS = 1 << 24, 64, 20
 
 
 class FileContent(NamedTuple):
-    """The content of a file, or in `flaw` why it cannot be used. Both are None if the file does not exist."""
+    """The content of a file, or in `flaw` the reason why it cannot be used. Both are None if the file does not exist."""
 
     content: Any
     flaw: Optional[str]

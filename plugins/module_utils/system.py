@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 MAX_OUTPUT = 1 << 26
 # The database of dpkg
 DPKG = "/var/lib/dpkg"
-# The output of dpkg-query for the last state of the database (_dpkg_state)
+# The rows of dpkg-query for the last known state of the database (see _dpkg_state)
 _CACHE: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 

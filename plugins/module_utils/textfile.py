@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of metrics for the textfile collector of node exporter.
+"""Files with metrics ("pages") for the textfile collector of node exporter.
 
 Node exporter drops a whole page if one of its lines is invalid or if a series occurs twice. So values and labels are limited here.
 """
@@ -41,7 +41,7 @@ def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, st
 
 
 def _family(name: str, description: str, series: Mapping[str, float]) -> List[str]:
-    """Return the lines of a metric, from the values by labels."""
+    """Return the lines of a metric. `series` is {labels as text: value}."""
     samples = [f"{name}{labels} {series[labels]:.15g}" for labels in sorted(series)[:MAX_SERIES]]
     return [f"# HELP {name} {description}", f"# TYPE {name} gauge", *samples]
 
@@ -51,6 +51,6 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """Return the value of a label as a page contains it."""
+    """Return the value of a label, cut at MAX_VALUE and escaped for a page."""
     text = value[:MAX_VALUE].encode("utf-8", "replace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

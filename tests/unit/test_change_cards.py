@@ -45,7 +45,7 @@ def test_what_an_sdk_cannot_say_is_not_held_against_it(said: str) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (seen(0), "the SDK in the new container sees 0 NPUs, expected 2. See that the host has /dev/rsd0"),
+        (seen(0), "the SDK in the new container sees 0 NPUs, expected 2. Check that the host has /dev/rsd0"),
         (seen(3, *3 * ["RBLN-CA25"]), "sees 3 NPUs"),
         (seen(2, "RBLN-CA25", "RBLN-CA22"), "the SDK in the new container sees RBLN-CA22, expected RBLN-CA25. Set npufleet_card"),
         (

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks that the current releases of a host passed when their change was accepted.
 
-After a failed change they prove the restored releases, which may fail the checks of newer releases. Only the requests and the
-expected answers belong to the releases. The connection is not stored, because a change without checks may change ports or keys.
+After a failed change, these checks prove the restored releases, which may fail the checks of newer releases. Only the requests and
+the expected answers are stored. The connection is not stored, because a later change without checks may change ports or keys.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 PATH = "/etc/npufleet/accepted_checks.json"
 # The first line: the digest of each release, and of the rest of the file
 HEAD = {"releases": {re.compile(".+", re.DOTALL): str}, "content": str}
-# The only part of the connection that is stored. An inventory without TLS has no certificate for a restored server with TLS.
+# The only part of the connection that is stored, because an inventory without TLS has no certificate for a restored server with TLS
 GRPC_TLS = "grpc_tls"
 CHECKS = {"image": str, "program": str, "document": {"host": str, "server": dict, "checks": [dict]}}
 
 
 def write(root: str, checks: Mapping[str, Any]) -> None:
-    """Keep the checks that the current releases have passed. Raises OSError and StoreError."""
+    """Store the checks that the current releases have passed. Raises OSError and StoreError."""
     document = {name: part for name, part in checks["document"].items() if name != "key"}
     document["server"] = {name: part for name, part in document["server"].items() if name == GRPC_TLS}
     body = json.dumps({**checks, "document": document}, sort_keys=True)
@@ -40,13 +40,13 @@ def write(root: str, checks: Mapping[str, Any]) -> None:
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """Return the kept checks, None if they belong to other releases or cannot be used."""
+    """Return the stored checks, or None if they belong to other releases or cannot be used."""
     try:
         with open(PATH, "rb") as source:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
         if head["releases"] != _current_releases(root) or head["content"] != hashlib.sha256(body).hexdigest():
             return None
-        # The digest proves that this project wrote the body, in which golden data may be infinite.
+        # The digest proves that this project wrote the body, so json.loads is safe. shapes.parse would refuse infinite golden data.
         checks: Dict[str, Any] = json.loads(body)
     except (OSError, ValueError, store.StoreError):
         return None
@@ -59,7 +59,8 @@ def for_actual_server(
     """Return accepted checks with the connection to the container `name`. `inventory` has the checks of the inventory.
 
     Ports, address and key are those of the container. Headers and certificates are those of the inventory, because they are not a
-    part of the container and may have been renewed. So is the address if it is a `fixed_address`. Raises OSError without an engine.
+    part of the container and may have been renewed. With `fixed_address`, the address is that of the inventory, too. Raises OSError
+    if no engine answers.
     """
     engine = Engine()
     inspect = engine.container(name) or {}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The check that the SDK sees the desired cards in a new container, before that container replaces the serving one."""
+"""The check that the SDK sees the desired cards in a new container, before this container replaces the serving container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
 
-# A program that prints the cards as JSON of SHAPE. Older SDKs lack the two functions.
+# A program that prints the cards as JSON of SHAPE. Older SDKs do not have the functions device_count and get_npu_name.
 PROGRAM = """
 import json, rebel
 count, name = (getattr(rebel, function, None) for function in ("device_count", "get_npu_name"))
@@ -37,13 +37,13 @@ def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> Non
         raise ContainerError(f"the SDK in {where} does not report which cards it sees (it ended with {code}): {tail}")
     if reported["npus"] is not None and reported["npus"] != desired["npus"]:
         raise ContainerError(
-            f"the SDK in {where} sees {reported['npus']} NPUs, expected {desired['npus']}. See that the host has /dev/rsd0 "
+            f"the SDK in {where} sees {reported['npus']} NPUs, expected {desired['npus']}. Check that the host has /dev/rsd0 "
             "and the driver's files (docs/troubleshooting/driver.md)"
         )
     other_cards = sorted({card for card in reported["names"] if card and card != desired["card"]})
     if other_cards:
         raise ContainerError(
-            f"the SDK in {where} sees {', '.join(other_cards)}, expected {desired['card']}. Set npufleet_card, or see "
+            f"the SDK in {where} sees {', '.join(other_cards)}, expected {desired['card']}. Set npufleet_card, or check "
             "which cards the host has"
         )
 

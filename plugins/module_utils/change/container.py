@@ -31,7 +31,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import ending_reason
 
-# Restarts after which a process counts as failed. A single failed start may be a coincidence.
+# Number of restarts after which the process of a container counts as failed. A single failed start may be a coincidence.
 MAX_RESTARTS = 3
 # Seconds between two polls
 POLL_SECONDS = 0.2
@@ -113,8 +113,8 @@ def _stop(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, A
 def wait_for_cards(settings: Mapping[str, Any]) -> str:
     """Wait until the vendor's tool lists no context on a card. Returns the reason why the cards are not free, or an empty text.
 
-    A server that starts while another process has a context can wedge the card. Without the tool, the cards count as free.
-    If the tool fails or hangs, they do not count as free.
+    A context is one process on one NPU. If a server starts while another process has a context, the card can hang. Without the
+    tool, the cards count as free. If the tool fails or hangs, they do not count as free.
     """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
@@ -135,7 +135,7 @@ def _busy_cards() -> str:
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:
-    """Mark the container as proven and remove the previous one. Return True if a replacement was open."""
+    """Mark the container as proven, and remove the previous container. Return True if a replacement was open."""
     previous, entry = engine.inspect(name + "-previous"), replacement.read(root)
     if previous:
         # From now on `restore` never uses the previous container, even if the engine fails to remove it.
@@ -170,7 +170,8 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
         return None
     manual = entry["inside"]
     if not previous and current and current["State"]["Running"] and (not manual or _is_server(manual["pid"])):
-        # In phase SWAPPING, the replacement has not changed the container. In phase STOPPED, the container still has to be proven.
+        # In phase SWAPPING, the replacement was interrupted before it changed the container, so the replacement is closed. In phase
+        # STOPPED, the container still has to be proven.
         if entry["phase"] == replacement.SWAPPING:
             _remove_if_present(engine, name + "-next")
             replacement.close(root)
@@ -193,7 +194,7 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
 
 
 def _serve_again(engine: Docker, old: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
-    """Start the old container, and its server if that was started manually. Wait until the server is ready."""
+    """Start the old container, and the server in it if an operator had started that server. Wait until the server is ready."""
     # The container may still run although the server in it has ended, so it is stopped first.
     engine.stop(old["Id"], settings["stop_timeout"])
     # Start even if the cards are not free: this is the last server that is known to work
@@ -215,7 +216,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(manual: Mapping[str, Any]) -> Dict[str, Any]:
-    """Add the command line from /proc to the facts of a manually started server. It may contain keys, so it stays on the host."""
+    """Add the command line from /proc to the facts of a manually started server. Keys in the command line stay on the host."""
     if not manual:
         return {}
     raw = read_text(f"/proc/{int(manual['pid'])}/cmdline") or ""

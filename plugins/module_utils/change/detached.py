@@ -27,11 +27,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import MAX_
 ORDER, RESULT, STEPS = "change.order.json", "change.result.json", "change.steps"
 # The file that accepts or rejects a proven change
 DECISION = "change.decision.json"
-# The process holds a lock on this file as long as it runs. The file contains the id of the latest order.
+# The process of the change holds a lock on this file as long as it runs. The file contains the id of the latest order.
 LOCK = "change.lock"
-# The text that a result has instead of a report on the rollback, if the change failed outside of its own error handling
+# The text in place of the report on the rollback, if the change failed outside of its own error handling
 UNKNOWN = "the serving state is unknown: run playbooks/status.yml"
-# Largest size of a result in bytes. The checks' results in it can be as long as their client's output.
+# Largest size of a result in bytes. It includes the results of the checks, which can be as long as the output of a command.
 MAX_RESULT = 2 * MAX_OUTPUT
 # Largest number of characters of the output in the error for a process that left no result
 MAX_OUTPUT_SHOWN = 2000
@@ -42,7 +42,7 @@ FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
 SYSTEMD = "/run/systemd/system"
 
 
-# A refused change writes only the required fields
+# A refused change writes only the fields without `?`
 RESULT_SHAPE = {
     "id": str,
     "run": str,
@@ -140,7 +140,7 @@ def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
 
 
 def change_begun_by(root: str, ident: str) -> str:
-    """Return the id of the change that the call `ident` began, accepted or rejected. Return an empty text for another call.
+    """Return the id of the change that the call `ident` began, accepted or rejected, or an empty text if there is no such change.
 
     A caller that lost the response to a call repeats the call with the same id.
     """

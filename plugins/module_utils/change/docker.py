@@ -56,7 +56,7 @@ class Docker(Engine):
         self.order("POST", f"/containers/{identity}/rename?name={quote(name)}", ENGINE_TIMEOUT)
 
     def remove(self, identity: str) -> None:
-        """Remove a container, running or not."""
+        """Remove a container, even if it is running."""
         self.order("DELETE", f"/containers/{identity}?force=true", ENGINE_TIMEOUT, (204, 404))
 
     def kill(self, identity: str) -> None:

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a change, and the drivers of the two kinds of servers: a container, and a process in the container of Ansible.
+"""The parameters of a change, and the drivers for the two kinds of servers.
 
-A driver starts, stops and reads the server, and provides the client that requests loads. host_change.py has the other steps.
+A server runs in a container of its own, or as a process in the container in which Ansible runs. A driver starts, stops and reads
+the server, and provides the client that requests loads. host_change.py has the other steps.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Order(TypedDict):
     rollback_reason: str
     # Seconds that a proven change waits to be accepted, or 0 for no wait
     acceptance_timeout: float
-    # Keep the change if nobody accepts or rejects it within this time
+    # Keep the change if nobody accepts or rejects it within `acceptance_timeout`
     keep_unanswered: bool
     # Release the lease after a kept change, because it is the last step of the run
     release_host: bool
@@ -93,7 +94,7 @@ class Driver(ABC):
 
     @abstractmethod
     def existed(self, actual: Mapping[str, Any]) -> bool:
-        """Return True if a rollback has a previous server to restore."""
+        """Return True if there was a server before the change, so that a rollback can restore it."""
 
     def serves_store(self, actual: Mapping[str, Any]) -> bool:
         """Return True if the previous server read its models from the store."""

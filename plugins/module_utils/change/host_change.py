@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change what a host serves: make the change, then prove and keep it, or restore the previous state.
 
-The caller holds the lease of the host, has copied the blobs and has created the container `<name>-next`. So this code needs no
-controller. resume.py ends a change that was killed between two steps.
+The caller holds the lease of the host, has copied the model files and has created the container `<name>-next`. So this code needs
+no controller. resume.py ends a change that was killed between two steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_STEPS = 4
 
 
 class Unproven(Exception):
-    """The error of a change that is not proven. `hung` are models whose load hangs until a restart, `checks` the results so far."""
+    """The error of a change that is not proven, with the models whose load hangs until a restart, and the results of the checks."""
 
     def __init__(self, message: str, hung: Sequence[str] = (), checks: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -47,14 +47,14 @@ class Outcome(NamedTuple):
     why: Optional[str] = None
     back: str = ""
     checks: Sequence[Mapping[str, Any]] = ()
-    # The plan replaces the server
+    # True if the plan replaces the server
     replaces: bool = False
-    # The models that were switched
+    # The models that were switched to another release
     moves: Mapping[str, store.Move] = {}
     warnings: Sequence[str] = ()
     accepted: Optional[bool] = None  # None if the change did not have to be accepted
-    restored: bool = False  # The previous state is in place: it was restored and read back, or nothing was changed
-    # The change released the lease of the host
+    restored: bool = False  # True if the previous state was restored and verified, or if nothing was changed
+    # True if the change released the lease of the host
     released: bool = False
 
 
@@ -220,7 +220,7 @@ class HostChange:
             raise Unproven(change.why(), change.hung)
 
     def _release_lost_models(self, observation: proof.Observation) -> None:
-        """Make new releases of models that a polling server does not serve, because it only loads newer files."""
+        """Make new releases of models that a polling server does not serve, because such a server only loads newer files."""
         opened = store.read_transaction(self.root)
         switched = {name for name, move in opened["models"].items() if move["to"]} if opened else set()
         waiting = {entry["name"] for entry in observation.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
@@ -258,7 +258,7 @@ class HostChange:
         return self._wait_until_served(concerns, serve_current)
 
     def _hanging_models(self, observation: proof.Observation) -> List[str]:
-        """Return the models whose load hangs. In mode poll, these loads have neither succeeded nor failed."""
+        """Return the models of a polling server whose loads have neither succeeded nor failed."""
         if self.server["mode"] != "poll" or self.replaces:
             return []
         if observation.refusals:
@@ -266,7 +266,7 @@ class HostChange:
         return [entry["name"] for entry in observation.plan if entry["action"] == "wait" and entry["name"] != "http"]
 
     def _check(self) -> List[Dict[str, Any]]:
-        """Run the checks and return their results. Raises Unproven if one fails, because a rollback is still possible."""
+        """Run the checks and return their results. Raises Unproven if a check fails, so that the change is rolled back."""
         checks = self.order["checks"]
         if checks is None:
             return []
@@ -282,7 +282,7 @@ class HostChange:
         return results
 
     def _accept(self, checks: Sequence[Mapping[str, Any]]) -> None:
-        """Wait until the proven change is accepted. Raises Unproven otherwise, because a rollback is still possible."""
+        """Wait until the proven change is accepted. Raises Unproven if it is rejected, so that it is rolled back."""
         if not self.order["acceptance_timeout"]:
             return
         self.log_step("wait to be accepted")

@@ -3,9 +3,9 @@
 """The lease of a host: a file that gives one run the right to change the host, from the first to the last change of the run.
 
 `lease.json` names the run and the person who started it. A call is one execution of a module on the host that changes or proves
-the host for the run. The lease is live during each call, which locks a file, and for `patience` seconds after the last call. Only
-its own run releases a live lease. Another run waits until the lease is no longer live, and then takes it over. A reboot ends every
-lease. If a call hangs, the kernel ends its process at its time limit.
+the host for the run. The lease is live (valid) during each call, which locks a file, and for `patience` seconds after the last
+call. Only its own run releases a live lease. Another run waits until the lease is no longer live, and then takes it over. A reboot
+ends every lease. If a call hangs, the kernel ends its process at its time limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAINTENANCE_FILE = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
 # The file with the id of the run that took the lease last, even after its release
 LAST = "lease.last"
-# The watchdog holds a lock on this file during a repair. A repair first checks that no run has the lease.
+# The watchdog holds a lock on this file during a repair of the server. Before a repair, it checks that no run has the lease.
 WATCHDOG = "/run/npufleet-watchdog.lock"
 # Longest time in seconds that the watchdog holds its lock
 WATCHDOG_WAIT = 900.0
@@ -39,7 +39,8 @@ WATCHDOG_WAIT = 900.0
 CALL_LIMIT = 3600.0
 # Largest argument of signal.alarm in seconds
 MAX_ALARM = 2.0**30
-# A call may need the time limits of the container this many times: it may replace the container and then restore the old one.
+# The time limit of a call includes the time limits of the container this many times, because a call may replace the container and
+# then restore the old container.
 LIMIT_REPEATS = 4
 SHAPE = {
     "run": str,
@@ -200,10 +201,10 @@ def acquire(
     dead_run: str = "",
     watchdog: bool = True,
 ) -> Tuple[bool, Optional[Dict[str, Any]]]:
-    """Take or renew the lease. Returns (True if it was taken or False if renewed, the lease of a dead run that was replaced).
+    """Take or renew the lease. Returns (True if taken or False if renewed, the lease of a dead run that was replaced or None).
 
-    `dead_run` is a run that is known to have ended. `watchdog` is False on hosts without a watchdog. Raises Held if another run
-    holds the lease after `wait` seconds, and LeaseError if the host is in maintenance.
+    `dead_run` is the ID of a run that is known to have ended. `watchdog` is False on hosts without a watchdog. Raises Held if
+    another run still holds the lease after `wait` seconds, and LeaseError if the host is in maintenance.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -212,7 +213,7 @@ def acquire(
             is_renewal = before is not None and before["run"] == holder.run
             if before is None or is_renewal or not live(root, before, dead_run):
                 if is_renewal and before is not None:
-                    # Once a run may change a host in maintenance, it keeps this permission for its later calls.
+                    # The permission to change a host in maintenance also holds for the later calls of a run.
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
                 _write(root, holder, patience, container, before["since"] if is_renewal and before else timestamp())
@@ -316,8 +317,8 @@ def _lock_calls(root: str) -> int:
 def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """Release the lease of this run. Return False if this run does not hold it.
 
-    `rollout` is the result of the host change, for the record of rollouts. It is empty if the caller only knows that the change
-    has succeeded. Raises ValueError if `rollout` is invalid.
+    `rollout` is the result of the host change for the record of rollouts (rollouts.py). It is empty if the caller only knows that
+    the change has succeeded. Raises ValueError if `rollout` is invalid.
     """
     with _lease_lock(root):
         lease = read(root)

@@ -27,7 +27,10 @@ MAX_RESTARTS = 2
 def read_host(
     desired: Mapping[str, Any], root: str = "", run: str = "", dead_run: str = "", driver: Any = None
 ) -> Tuple[Dict[str, Any], List[Item]]:
-    """Return the actual state of each concern in `desired`, and the plan, including what a dead run left unfinished."""
+    """Return the actual state of each concern (a part of the host) in `desired`, and the plan.
+
+    The plan includes what a dead run left unfinished.
+    """
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
     units = system.unit_states(*(concern.unit for name, concern in CONCERNS.items() if concern.unit and name in desired))
@@ -52,7 +55,7 @@ def cannot_recover(plan: List[Item]) -> bool:
 
 
 def restarted_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a silent server has restarted since `first`. It had tried to load every model before it ended."""
+    """Return True if a server that does not answer has restarted since `first`. Before its end, it had tried each load."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
@@ -68,9 +71,9 @@ def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
 
     With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore differences from the inventory.
     """
-    # A release without a record is removed when the next release is proven
+    # PROVE: the caller closes the transaction after the proof. MEND: the proof also removes releases without a record.
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
-    # Only the next container mounts these files. The serving container has mounted its files at its start.
+    # The serving container has mounted its files at its start. Only the next container can mount these files.
     ignored += [item for item in plan if (prove or serve_current) and item["name"] in server.TO_MOUNT]
     if serve_current:
         ignored += [
@@ -85,7 +88,7 @@ def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
 
 
 def poll_results(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> Tuple[Dict[str, str], Set[str]]:
-    """Return {model: why Triton refused it} and the models that still load. The log is read from the start of the transaction.
+    """Return {model: why Triton refused it} and the models that still load, from the log since the start of the transaction.
 
     Only the log of a server in mode poll is read, because in that mode no request returns the result of a load.
     """
@@ -100,7 +103,7 @@ def poll_results(desired: Mapping[str, Any], plan: List[Item], driver: Any = Non
 
 
 class Observation(NamedTuple):
-    """The actual state by concern, the plan, {model: why Triton refused it} as `refusals`, and the models that still load."""
+    """The actual state by concern, the plan, {model: why Triton refused the load}, and the models that still load."""
 
     actual: Dict[str, Any]
     plan: List[Item]
@@ -141,8 +144,8 @@ def observe(
 ) -> Observation:
     """Read the host. With `prove`, repeat this until nothing differs, waiting cannot help, or `timeout` seconds have passed.
 
-    With `serve_current`, `desired` contains the linked releases. `run` is the caller's run, and `dead_run` a run that is
-    known to have ended. `driver` reads the server instead of the concern `server`.
+    With `serve_current`, `desired` contains the linked releases. `run` is the ID of the caller's run, and `dead_run` that of a run
+    that is known to have ended. With a `driver` (drivers.py), the driver reads the server instead of the concern `server`.
     """
     deadline = time.monotonic() + timeout
     actual, plan = read_host(desired, root, run, dead_run, driver)

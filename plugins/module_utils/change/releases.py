@@ -24,7 +24,7 @@ UNCHANGED: Mapping[str, Any] = {"changed": False, "switched": {}, "moves": {}}
 
 
 def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the releases to make. A model that an operator rolled back is held: it gets a copy of the release of its hold."""
+    """Return the releases to make. A model that an operator rolled back is held: it gets a copy of the release in its hold."""
     holds = store.read_holds(root)
     return {
         name: store.release_content(root, name, holds[name]["label"])
@@ -43,7 +43,7 @@ def refuse_directories(root: str, names: List[str]) -> None:
 
 
 def switch(root: str, run: store.Run, link_moves: LinkMoves, holds: Dict[str, Any], **more: Any) -> Dict[str, Any]:
-    """Open a transaction and move the links. Return the result of the step. A failure before the first move undoes everything."""
+    """Open a transaction and move the links. Return the result of the step. If it fails before the first move, undo everything."""
     before, holds_before = store.read_transaction(root), store.read_holds(root)
     targets = {name: move["to"] for name, move in link_moves.items()}
     try:

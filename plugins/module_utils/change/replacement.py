@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 REPLACEMENT = "replacement.json"
-# One call makes all steps from SWAPPING to SWAPPED. STOPPED: the container was stopped for another change, such as a change
-# of the driver, and has to run again. PROVEN: only the removal of the previous container is left.
+# Phases of a replacement. One call makes all steps from SWAPPING to SWAPPED. STOPPED: the container was stopped for another change,
+# such as a change of the driver, and has to run again. PROVEN: only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
     # Id of the run that started the replacement
@@ -53,7 +53,7 @@ def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
 
 
 def write(root: str, entry: Mapping[str, Any]) -> None:
-    """Write the record. Only root can read the file, because the command line of a server may hold keys."""
+    """Write the record. Only root can read the file, because the command line of a server may contain keys."""
     lease.write(os.path.join(root, REPLACEMENT), entry, 0o600)
 
 
@@ -84,7 +84,7 @@ def recover(
 ) -> Optional[str]:
     """Restore the server that an interrupted replacement stopped. Return what was done, or None if there was no such server.
 
-    Return an error as text instead of raising it, because the run continues with its own server. `failure` returns this text.
+    If this fails, return the error as text (from `failure`), because the run continues with its own server.
     """
     try:
         with lease.working(root, holder):

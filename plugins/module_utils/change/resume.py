@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """End a change whose run is gone: the host itself restores the previous state, because no run is left to prove the new state.
 
-The watchdog calls this while a lease exists, and a unit calls it at boot. If the run changed nothing, only its lease is released.
+The watchdog calls `resume` as long as a lease exists, and a unit calls it at boot. If the run changed nothing, only its lease is
+released.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
             failed=f"the change of {found['by']} since {found['since']} could not be rolled back, run playbooks/site.yml: {why}"
         )
     finally:
-        # Release the lease even after a failure, because a later run finds the remaining differences. If that fails, the lease has
-        # expired anyway.
+        # Release the lease even after a failure, because a later run finds the remaining differences. An error of the release is
+        # ignored, because this lease has no patience and expires at once.
         with suppress(lease.LeaseError, OSError):
             lease.release(root, host)
 
@@ -135,7 +136,7 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
 def serve_current_releases(
     engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
 ) -> None:
-    """Make the server serve the linked releases and wait for that. Restart it unless it polls or was just started (`fresh`)."""
+    """Wait until the server serves the linked releases. First restart it, unless it polls or was just started (`fresh`)."""
     command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]

@@ -68,7 +68,7 @@ def begin(root: str, run: str, by: str, facts: Mapping[str, Any]) -> None:
 
 
 def end(root: str, run: str, facts: Mapping[str, Any]) -> None:
-    """Complete the newest entry if it belongs to this run and is still open. Raises OSError, and ValueError for an invalid end.
+    """Complete the newest entry if it belongs to this run and is still open. Raises OSError, and ValueError for invalid `facts`.
 
     `facts` is empty if the caller only knows that the change has succeeded.
     """
