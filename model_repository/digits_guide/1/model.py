@@ -1,4 +1,4 @@
-"""A compiled file in Triton's python backend, with one instance on each NPU, as in the vendor's guide."""
+"""A model of Triton's python backend that runs a compiled file, with one instance on each NPU, as in the vendor's guide."""
 
 import os
 from typing import Any, Dict, List
@@ -8,7 +8,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """An instance. Its index selects its NPU."""
+    """An instance of the model. The index of the instance selects its NPU."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Load the compiled file. The name of the instance ends with its index."""
@@ -17,7 +17,10 @@ class TritonPythonModel:
         self.runtime = rebel.Runtime(path, device=index % max(rebel.device_count(), 1))
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Run one request after the other, because the first bucket of the file has a batch of 1. A request fails alone."""
+        """Run one request after the other, because the runtime uses the first compiled batch size, which is 1.
+
+        A request that fails does not affect the others.
+        """
         responses = []
         for request in requests:
             image = pb_utils.get_input_tensor_by_name(request, "INPUT__0").as_numpy()

@@ -15,29 +15,29 @@ except ImportError as error:
 
 
 class TritonPythonModel:
-    """An instance, configured by `parameters` and the output in config.pbtxt."""
+    """An instance of the model. The `parameters` and the `dims` of the output in config.pbtxt configure it."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Read the parameters. Raises TritonModelException with all errors."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
-        given = {key: value["string_value"] for key, value in (config.get("parameters") or {}).items()}
+        parameters = {key: value["string_value"] for key, value in (config.get("parameters") or {}).items()}
         default, reasons = Settings(), []
         dims = [int(size) for size in config["output"][0]["dims"]]
         if len(dims) != 3 or dims[0] != 3 or min(dims) < 1:
             reasons.append(f"output {config['output'][0]['name']} has dims {dims}, expected 3, height, width")
             dims = [3, *default.crop]
-        resize = _numbers("resize", given, [default.resize], reasons)
-        limits = {name: _numbers(name, given, [getattr(default, name)], reasons)[0] for name in ("max_pixels", "max_bytes")}
-        mean = _numbers("mean", given, default.mean, reasons)
-        std = _numbers("std", given, default.std, reasons)
+        resize = _numbers("resize", parameters, [default.resize], reasons)
+        limits = {name: _numbers(name, parameters, [getattr(default, name)], reasons)[0] for name in ("max_pixels", "max_bytes")}
+        mean = _numbers("mean", parameters, default.mean, reasons)
+        std = _numbers("std", parameters, default.std, reasons)
         if resize[0] < max(dims[1:]) or resize[0] % 1:
             reasons.append(
                 f"resize is {resize[0]:g}, expected a whole number of at least {max(dims[1:])}, the side that is cut out"
             )
         reasons += [f"{name} is {limit:g}, expected at least 1" for name, limit in limits.items() if limit < 1]
         if min(std) <= 0:
-            reasons.append(f"std is {given['std']!r}, expected numbers above 0")
+            reasons.append(f"std is {parameters['std']!r}, expected numbers above 0")
         if reasons:
             raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(reasons))
         self.settings = Settings(int(resize[0]), (dims[1], dims[2]), mean, std, *map(int, limits.values()))
@@ -59,13 +59,16 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("PIXELS", pictures)])
 
 
-def _numbers(name: str, given: Dict[str, str], default: Any, reasons: List[str]) -> Tuple[float, ...]:
-    """Return as many finite numbers as the default has, from a list such as "0.485,0.456,0.406"."""
+def _numbers(name: str, parameters: Dict[str, str], default: Any, reasons: List[str]) -> Tuple[float, ...]:
+    """Return the numbers of a parameter such as "0.485,0.456,0.406", or `default`.
+
+    Add a reason if the parameter has not as many finite numbers as `default`.
+    """
     try:
-        found = tuple(float(number) for number in given[name].split(",")) if name in given else tuple(default)
+        values = tuple(float(number) for number in parameters[name].split(",")) if name in parameters else tuple(default)
     except ValueError:
-        found = ()
-    if len(found) != len(default) or not all(math.isfinite(number) for number in found):
-        reasons.append(f"{name} is {given[name]!r}, expected {'a number' if len(default) == 1 else f'{len(default)} numbers'}")
+        values = ()
+    if len(values) != len(default) or not all(math.isfinite(number) for number in values):
+        reasons.append(f"{name} is {parameters[name]!r}, expected {'a number' if len(default) == 1 else f'{len(default)} numbers'}")
         return tuple(default)
-    return found
+    return values

@@ -17,16 +17,16 @@ from PIL import Image, ImageOps
 FORMATS = ("JPEG", "PNG")
 # A progressive JPEG has about ten scans. Each scan, even of a few bytes, makes the decoder process the whole picture.
 MAX_SCANS, SCAN = 64, b"\xff\xda"
-# `Settings.max_pixels` is a stricter limit than the one of Pillow, which is turned off here.
+# `Settings.max_pixels` is a stricter limit than the limit of Pillow, which is turned off here.
 Image.MAX_IMAGE_PIXELS = None
 
 
 class ImageError(Exception):
-    """The reason why an image cannot be used, for its sender."""
+    """An error of an image. The client that sent the image gets its text."""
 
 
 class Settings(NamedTuple):
-    """The settings of the pixels: `crop` is (height, width); `mean` and `std` are of red, green and blue between 0 and 1."""
+    """The settings of the preprocessing: `crop` is (height, width); `mean` and `std` are of red, green and blue between 0 and 1."""
 
     resize: int = 256
     crop: Tuple[int, int] = (224, 224)
@@ -40,7 +40,7 @@ DEFAULTS = Settings()
 
 
 def pixels(encoded: bytes, settings: Settings = DEFAULTS) -> np.ndarray:
-    """Return float32 [3, *crop] of a JPEG or PNG: upright, RGB, shorter side `resize`, centre cropped, normalised.
+    """Return the pixels of a JPEG or PNG as float32 [3, *crop]: upright, RGB, shorter side `resize`, centre cropped, normalised.
 
     Raises ImageError.
     """
@@ -72,12 +72,12 @@ def decode(encoded: bytes, settings: Settings) -> Image.Image:
     except Image.UnidentifiedImageError:
         raise ImageError(f"is no JPEG or PNG image that can be read: its first bytes are {encoded[:8].hex(' ')}") from None
     except Exception as error:  # Pillow's parsers raise any error for broken bytes
-        words = str(error).splitlines() or [""]
-        raise ImageError(f"is broken and cannot be decoded: {words[0] or type(error).__name__}") from None
+        lines = str(error).splitlines() or [""]
+        raise ImageError(f"is broken and cannot be decoded: {lines[0] or type(error).__name__}") from None
 
 
 def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
-    """Check the size in the header and the size after resizing. Resizing enlarges a very thin image."""
+    """Raise ImageError if the size in the header or the size after resizing is too large. Resizing enlarges a very thin image."""
     width, height = image.size
     resized = max(width, height) * settings.resize**2 // min(width, height)
     if max(width * height, resized) > settings.max_pixels:
@@ -88,7 +88,7 @@ def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return the image rotated by its EXIF data; unreadable data is ignored."""
+    """Return the image rotated by its EXIF data. Ignore EXIF data that cannot be read."""
     with contextlib.suppress(Exception):  # The picture itself is valid.
         # The rotation in place does not copy a large picture.
         ImageOps.exif_transpose(image, in_place=True)

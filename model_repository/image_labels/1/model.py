@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """An instance. The label file of the output PROBABILITIES in config.pbtxt has one label on each line."""
+    """An instance of the model. The label file of the output PROBABILITIES in config.pbtxt has one label on each line."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Read the labels. Raises TritonModelException if the number of labels is not the number of classes."""
@@ -30,7 +30,8 @@ class TritonPythonModel:
         return [self._answer(pb_utils.get_input_tensor_by_name(request, "SCORES").as_numpy()) for request in requests]
 
     def _answer(self, scores: np.ndarray) -> Any:
-        """Return the softmax of scores [n, classes]. The largest score is subtracted first, so that none overflows."""
+        """Return the softmax and the best labels of scores [n, classes]."""
+        # Without the subtraction, `exp` could overflow.
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         best = np.argsort(-scores, axis=1, kind="stable")[:, : self.top]
         outputs = {"PROBABILITIES": powers / powers.sum(axis=1, keepdims=True), "LABELS": self.labels[best]}

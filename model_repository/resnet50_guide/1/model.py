@@ -10,12 +10,12 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """An instance. Its index selects its NPU."""
+    """An instance of the model. The index of the instance selects its NPU."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Load the compiled file. The name of the instance ends with its index.
 
-        From SDK 0.11 on, one runtime serves all batch sizes. Before, each batch size has a runtime.
+        From SDK 0.11 on, one runtime serves all batch sizes. In older SDKs, each batch size needs its own runtime.
         """
         config = json.loads(args["model_config"])
         self.name, largest = args["model_name"], int(config["max_batch_size"])
@@ -48,7 +48,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT__0", part)]) for part in parts]
 
     def run(self, rows: np.ndarray) -> np.ndarray:
-        """Return scores [n, 1000] for rows [n, 3, 224, 224], run at the next compiled batch size."""
+        """Return scores [n, 1000] for rows [n, 3, 224, 224]. The rows are padded to the next compiled batch size."""
         size = min(size for size in self.runtimes if size >= len(rows))
         padding = np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)
         return self.runtimes[size].run(np.concatenate([rows, padding]) if len(padding) else np.ascontiguousarray(rows))[: len(rows)]

@@ -1,4 +1,4 @@
-"""RESULT = TEMPLATE with each TEXT, cut to LIMIT characters: an example of a model of texts without a batch dimension."""
+"""An example of a model for texts without a batch dimension. Each RESULT is TEMPLATE with a TEXT, cut to LIMIT characters."""
 
 import json
 from typing import Any, Dict, List, Tuple
@@ -10,17 +10,19 @@ PLACEHOLDER = "{text}"
 
 
 class TritonPythonModel:
-    """An instance. Triton itself checks the number, dtype and shape of the inputs."""
+    """An instance of the model. Triton itself checks the number, dtype and shape of the inputs."""
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Read the name, the output's dtype and the limit from the config."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
         kind = next(output["data_type"] for output in config["output"] if output["name"] == "LENGTH")
-        given = (config.get("parameters") or {}).get("max_characters", {}).get("string_value", "1000000")
-        if not given.isdecimal() or not int(given):
-            raise pb_utils.TritonModelException(f"model {self.name}: max_characters is {given!r}, expected a number of at least 1")
-        self.most = int(given)
+        maximum = (config.get("parameters") or {}).get("max_characters", {}).get("string_value", "1000000")
+        if not maximum.isdecimal() or not int(maximum):
+            raise pb_utils.TritonModelException(
+                f"model {self.name}: max_characters is {maximum!r}, expected a number of at least 1"
+            )
+        self.max_characters = int(maximum)
         self.length = pb_utils.triton_string_to_numpy(kind)
 
     def execute(self, requests: List[Any]) -> List[Any]:
@@ -36,11 +38,11 @@ class TritonPythonModel:
             reasons.append(f"TEMPLATE lacks {PLACEHOLDER}, which each text replaces")
         if limit < 0:
             reasons.append(f"LIMIT is {limit}, expected 0 for none, or more")
-        # The size is computed before formatting, because a template may consist of many {text}, each of which becomes a whole text.
+        # The size is checked before the texts are inserted, because a template may contain {text} many times.
         placeholders = templates[0].count(PLACEHOLDER) if templates else 0
         size = sum(len(templates[0]) + placeholders * (len(text) - len(PLACEHOLDER)) for text in texts) if templates else 0
-        if size > self.most:
-            reasons.append(f"RESULT would have {size} characters before it is cut, expected at most {self.most}")
+        if size > self.max_characters:
+            reasons.append(f"RESULT would have {size} characters before it is cut, expected at most {self.max_characters}")
         if reasons:
             error = pb_utils.TritonError(f"{self.name}: " + "; ".join(reasons), pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(error=error)

@@ -108,7 +108,7 @@ def test_streams_that_find_no_place_to_wait_are_refused_and_places_become_free(m
     go_on.set()
     assert all(sender.ended.wait(10) and sender.sent == [(b"a", 0)] for sender in (running, *waiting))
     entry.streams.shutdown(wait=True)
-    assert [entry.room.acquire(blocking=False) for _place in range(4)] == [True, True, True, False]
+    assert [entry.capacity.acquire(blocking=False) for _place in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("count", "wait"), [(1_000_001, None), (2**31 - 1, 0), (3601, 1000), (2, 2_000_000)])
