@@ -368,7 +368,7 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         ),
         (f32([1, np.nan, 9]), {"values": GOLDEN}, ["OUT: 2 of 3 values are off, the worst is nan, expected 2 +- 0"]),
         (np.array([[1, 2, 3]]), {"values": GOLDEN}, []),
-        (f32([[1], [2], [3]]), {"values": GOLDEN}, ["OUT: shape is [1, 3, 1], the golden values' is [1, 3]"]),
+        (f32([[1], [2], [3]]), {"values": GOLDEN}, ["OUT: shape is [1, 3, 1], but the golden values have the shape [1, 3]"]),
         (f32([1, 2, 3], [1, 2, 3]), {"argmax": [2]}, ["OUT: shape is [2, 3], expected 1 row"]),
         (f32([[np.nan] * 3]), {"argmax": [0]}, ["OUT: 3 of 3 values of row 0 are nan, expected label 0"]),
         (f32([1, np.nan, 3]), {"argmax": [1]}, ["OUT: 1 of 3 values of row 0 are nan, expected label 1"]),
@@ -377,16 +377,23 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         (np.array([[7, 1, 7]]), {"argmax": [0]}, ["OUT: the largest value of row 0, 7, is at 2 of 3 places, expected label 0"]),
         (np.array([[True, False]]), {"argmax": [0]}, []),
         (f32([3]), {"argmax": [0]}, ["OUT: a row holds one value, which is always the largest, expected label 0"]),
-        (np.empty((0, 3), np.float32), {"argmax": [2]}, ["OUT: is empty, its shape is [0, 3], expected values to judge argmax by"]),
+        (
+            np.empty((0, 3), np.float32),
+            {"argmax": [2]},
+            ["OUT: shape is [0, 3], expected at least one value, which the check of argmax needs"],
+        ),
         (
             np.empty((1, 0), np.float32),
             {"finite": True},
-            ["OUT: is empty, its shape is [1, 0], expected values to judge finite by"],
+            ["OUT: shape is [1, 0], expected at least one value, which the check of finite needs"],
         ),
         (
             np.empty((1, 0), np.float32),
             {"shape": [1, 3], "values": {**inference.pack(np.empty((1, 0), np.float32), [0])}},
-            ["OUT: shape is [1, 0], expected [1, 3]", "OUT: is empty, its shape is [1, 0], expected values to judge values by"],
+            [
+                "OUT: shape is [1, 0], expected [1, 3]",
+                "OUT: shape is [1, 0], expected at least one value, which the check of values needs",
+            ],
         ),
         (np.empty((0, 3), np.float32), {"dtype": "FP32", "shape": [0, 3]}, []),
         (
@@ -401,7 +408,11 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         ),
         (np.float32(3), {"finite": True}, []),
         (np.array([[b"a"]], dtype=np.object_), {"dtype": "BYTES", "shape": [1, 1]}, []),
-        (np.array([[b"a"]], dtype=np.object_), {"finite": True}, ["OUT: holds BYTES, expected numbers to judge finite by"]),
+        (
+            np.array([[b"a"]], dtype=np.object_),
+            {"finite": True},
+            ["OUT: dtype is BYTES, expected numbers, which the check of finite needs"],
+        ),
         (inference.Output("FP32", [1, 3], None), {"finite": True}, ["OUT: the data does not fit FP32 of shape [1, 3]"]),
         (
             inference.Output("FP32", [1, 3], None),
@@ -709,7 +720,7 @@ def test_texts_are_shown_as_they_are_read(server: Server) -> None:
     )
     server.answer = lambda *_asked: {"OUT": f32([1, 2])}
     (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
-    assert result["why"] == "OUT: holds FP32, expected bytes to judge values by"
+    assert result["why"] == "OUT: dtype is FP32, expected bytes, which the check of values needs"
 
 
 def test_several_inputs_are_sent_by_name(server: Server) -> None:
@@ -751,7 +762,7 @@ def test_a_label_alone_asks_for_the_second_best_too(server: Server) -> None:
         (np.array([b"1:2:a"], np.object_), {"class_count": 3}, "OUT: holds 1 class for a row, expected 3"),
         (np.array([b"cat"], np.object_), {"label": ["cat"]}, "OUT: holds 'cat', expected a class as score:index:label"),
         (np.array([[b"1:2:a"]] * 2, np.object_), {"label": ["a"]}, "OUT: shape is [2, 1], expected classes of 1 row"),
-        (f32([1]), {"label": ["a"]}, "OUT: holds FP32, expected bytes to judge label by"),
+        (f32([1]), {"label": ["a"]}, "OUT: dtype is FP32, expected bytes, which the check of label needs"),
         (np.array([[b"nan:2:a", b"nan:0:b"]], np.object_), {"label": ["a"]}, "OUT: 2 of 2 scores are nan"),
         (np.array([[b"nan:2:a", b"nan:0:b"]], np.object_), {"class_count": 2}, "OUT: 2 of 2 scores are nan"),
         (
@@ -762,7 +773,7 @@ def test_a_label_alone_asks_for_the_second_best_too(server: Server) -> None:
         (
             np.empty((1, 0), np.object_),
             {"class_count": 2},
-            "OUT: is empty, its shape is [1, 0], expected values to judge class_count by",
+            "OUT: shape is [1, 0], expected at least one value, which the check of class_count needs",
         ),
     ],
 )
@@ -794,7 +805,7 @@ def test_an_error_that_has_to_come(server: Server) -> None:
     ]
     server.answer = lambda *_asked: {"OUT": ROWS}
     assert {model["why"] for model in ask(error=wanted)} == {
-        "it was answered, expected an error: contains '3 inputs' status 'INVALID_ARGUMENT'"
+        "the request was answered, expected an error: contains '3 inputs' status 'INVALID_ARGUMENT'"
     }
 
 
@@ -938,7 +949,7 @@ def test_a_server_that_goes_on_with_cancelled_streams_is_found(server: Server) -
     assert (result["ok"], result["why"]) == (False, "stream 3, after 2 were cancelled: no answer within 5 s")
     server.respond = lambda _model: [*words(0), FINAL]
     (result,) = ask(protocols=("stream",), cancel={"after": 2})
-    assert result["why"] == "it ended after 1 responses, expected at least 2 before it is cancelled"
+    assert result["why"] == "the stream ended after 1 responses, expected at least 2 before it is cancelled"
 
 
 # Every instance

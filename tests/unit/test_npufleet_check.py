@@ -517,7 +517,7 @@ def test_missed_limits_name_what_was_asked_and_whether_the_client_was_the_limit(
     busy = {**figures, "clients": 1, "client_cores": 0.97}
     assert inference.judge_latency(busy, {"infer_per_s": 300}) == [
         "infer/s is 270, expected at least 300, 1 client, 812 requests",
-        "the client itself used 0.97 cores, which the figures include: use fewer clients",
+        "the client itself used 0.97 CPU cores, so it was the bottleneck: use fewer clients",
     ]
     assert inference.judge_latency(busy, {"p99_ms": 20}) == []
 

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A deadline and a size limit for each answer that tritonclient reads.
 
-The HTTP library of tritonclient has neither. Its timeout restarts when bytes arrive, and a compressed answer may have any size.
+The HTTP library of tritonclient has no deadline and no size limit. Its timeout restarts whenever bytes arrive, and a compressed
+answer can have any size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 
-# Largest size of an answer or stream in bytes, and number of bytes that each response adds to its own size
+# Largest size of an answer or stream in bytes, and number of bytes that count for each response in addition to its own size
 MAX_RESPONSE_BYTES, RESPONSE_OVERHEAD = 1 << 28, 1 << 10
 # Options of gRPC channels: requests of any length, answers up to the limit, no compression
 CHANNEL: List[Tuple[str, int]] = [
@@ -55,7 +56,7 @@ def _bound_responses() -> None:
         return
 
     class BoundedResponse(original):
-        """A response within the budget of its thread."""
+        """A response that counts against the budget of its thread, if the thread has one."""
 
         def feed(self, data: bytes) -> Any:
             """Parse received bytes."""
@@ -66,7 +67,7 @@ def _bound_responses() -> None:
             return super().feed(data)
 
         def get(self, key: str, default: Any = None) -> Any:
-            """Return a header. Raises OSError for a compressed answer, because it may have any size."""
+            """Return a header. Raises OSError for a compressed answer, which could have any size after decompression."""
             found = super().get(key, default)
             if key.lower() == "content-encoding" and found not in (None, "identity"):
                 raise OSError(f"the answer has the Content-Encoding {str(found)[:40]!a}, expected one that is not compressed")
@@ -92,5 +93,5 @@ class ResponseQueue:
             self._queue.put((None, OSError(f"the stream has more than {MAX_RESPONSE_BYTES} bytes")))
 
     def get(self, timeout: float) -> Tuple[Any, Any]:
-        """Return the next response. Raises queue.Empty."""
+        """Return the next response. Raises queue.Empty if none arrives within the timeout."""
         return self._queue.get(timeout=timeout)

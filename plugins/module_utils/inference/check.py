@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A check of a check document: build its requests, connect to the server, and judge the answers."""
+"""One check of a document (see runner.py): build its requests, connect to the server, and judge the answers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def judge_answer(check: Check, request: Request, answer: Answer) -> List[str]:
     reasons = []
     if check.error is not None and answer.error is None:
         expected = " ".join(f"{key} {entry!r}" for key, entry in sorted(check.error.items()))
-        reasons.append(f"it was answered, expected an error: {expected}")
+        reasons.append(f"the request was answered, expected an error: {expected}")
     elif check.error is not None and answer.error is not None:
         reasons += judge_error(answer.error, check.error, request.protocol)
     if check.responses is not None and answer.responses != check.responses:

@@ -126,7 +126,7 @@ class Service:
         if type(error).__name__ == "HTTPParseError" or "Failed parsing HTTP/2" in message or "http1" in message:
             return f"the port does not speak {kind}; {PORTS}"
         if message.startswith(WITHOUT_JSON):
-            return f"the port answers without Triton's JSON, like a proxy or Triton's metrics port; {PORTS}"
+            return f"the port answers without Triton's JSON, as a proxy or Triton's metrics port would; {PORTS}"
         if "decoupled" in message and self.protocol != "stream":
             return f"{message}; the model answers in streams: use the protocol stream"
         if "http-max-input-size" in message:
@@ -161,7 +161,7 @@ class Service:
 
 
 class Http(Service):
-    """An HTTP client that uses tritonclient. A client of tritonclient has a fixed timeout, so there is one for each timeout."""
+    """An HTTP client that uses tritonclient. It has a client of tritonclient for each timeout, because their timeouts are fixed."""
 
     protocol = "http"
     library = "tritonclient.http"
@@ -200,7 +200,7 @@ class Http(Service):
             with bounded(timeout):
                 return call(client)
         except TimeoutError:
-            # Drop the client, whose connection has an unfinished request.
+            # The connection of this client has an unfinished request, so the client is not used again.
             self.clients.pop(timeout, None)
             raise
 

@@ -34,7 +34,7 @@ def tls_context(tls: Mapping[str, Any]) -> Any:
 
 
 def encode_array(dtype: str, array: Any) -> bytes:
-    """Return an array in Triton's binary format: little endian, row by row. Four bytes of length precede an element of BYTES."""
+    """Return an array in Triton's binary format: little endian, row by row. A length of 4 bytes precedes each element of BYTES."""
     import numpy as np
     from tritonclient.utils import serialize_byte_tensor
 

@@ -27,7 +27,7 @@ def timed_out(error: Exception) -> bool:
 
 
 def not_served(error: Exception) -> bool:
-    """Return True if the server does not serve the model or version. Over HTTP, older servers return status 400 for that."""
+    """Return True if the server does not serve the model or version. Over HTTP, older servers then return status 400, not 404."""
     message = reason(error)
     return (status_of(error) in ("404", "NOT_FOUND") and not message.startswith(WITHOUT_JSON)) or "unknown model" in message
 
@@ -39,7 +39,7 @@ def of_connection(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Return an error in one line: the message of Triton or of the failure, or the type of the failure."""
+    """Return an error as one line: its message, or its status or type if the error has no message."""
     message = getattr(error, "message", None)
     if callable(message):
         return _line(str(message())) or status_of(error) or type(error).__name__

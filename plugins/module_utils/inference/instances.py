@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Send requests until each instance of a model has answered at least one."""
+"""Send requests until each instance of a model has answered at least one request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_PAGE = 16 << 20
 def check_instances(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
     """Repeat requests with growing concurrency until the metrics show an answer of each instance of the model.
 
-    Triton itself does not report which instance answers. Each answer is judged. `ms` of the result is the slowest time.
+    Triton itself does not report which instance answers. Each answer is judged. `ms` of the result is the time of the slowest one.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -54,11 +54,11 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
     bytes_checks = {"label", "class_count"} | ({"values"} if golden is not None and golden.dtype.kind in BYTES else set())
     for kinds, what, keys in ((NUMBERS, "numbers", value_checks - bytes_checks), (BYTES, "bytes", value_checks & bytes_checks)):
         if keys and array.dtype.kind not in kinds:
-            yield f"holds {output.dtype}, expected {what} to judge {', '.join(sorted(keys))} by"
+            yield f"dtype is {output.dtype}, expected {what}, which the check of {', '.join(sorted(keys))} needs"
             return
     if not array.size:
         # A check of all values would pass for an empty array.
-        yield f"is empty, its shape is {output.shape}, expected values to judge {', '.join(sorted(value_checks))} by"
+        yield f"shape is {output.shape}, expected at least one value, which the check of {', '.join(sorted(value_checks))} needs"
         return
     if "finite" in expected and not np.isfinite(array).all():
         yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, expected all"
@@ -81,7 +81,7 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
         return
     if golden.shape != array.shape:
         if not shape_is_wrong:
-            yield f"shape is {output.shape}, the golden values' is {list(golden.shape)}"
+            yield f"shape is {output.shape}, but the golden values have the shape {list(golden.shape)}"
     elif golden.dtype.kind in BYTES:
         yield from _judge_bytes(array, golden)
     else:
@@ -203,7 +203,7 @@ def _count(elements: Sequence[Any], name: str, names: str = "") -> str:
 
 
 def judge_error(error: Exception, expected: Mapping[str, Any], protocol: str) -> List[str]:
-    """Return all reasons why an error is not the expected error. In a stream, some servers send a text without a status."""
+    """Return all reasons why an error is not the expected error. In streams, some servers send errors with a text but no status."""
     reasons = []
     status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
     late = status == "DEADLINE_EXCEEDED" != expected.get("status")

@@ -125,5 +125,5 @@ def judge_latency(figures: Mapping[str, Any], limits: Mapping[str, Any]) -> List
     if "infer_per_s" in limits and figures["infer_per_s"] < limits["infer_per_s"]:
         reasons.append("infer/s is {:g}, expected at least {:g}, {}".format(figures["infer_per_s"], limits["infer_per_s"], size))
     if reasons and figures["client_cores"] >= SATURATED_CORES:
-        reasons.append(f"the client itself used {figures['client_cores']:g} cores, which the figures include: use fewer clients")
+        reasons.append(f"the client itself used {figures['client_cores']:g} CPU cores, so it was the bottleneck: use fewer clients")
     return reasons

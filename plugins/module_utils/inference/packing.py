@@ -21,7 +21,7 @@ COMPRESSION_LEVEL = 1
 def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
     """Return the given rows of an array, or all rows, as a value for JSON.
 
-    Elements of bytes are packed one by one, because numpy's own format drops trailing zeros.
+    Elements of bytes are packed one by one, because numpy's own format drops zero bytes at the end of an element.
     """
     import numpy as np
 

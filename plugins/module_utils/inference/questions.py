@@ -76,11 +76,11 @@ class Result(TypedDict, total=False):
 
 
 class TooLarge(ValueError):
-    """An error because a request is too large, so it was not sent."""
+    """The error of a request that was not sent, because it is too large."""
 
 
 class Answer(NamedTuple):
-    """The joined outputs of all responses, the number of responses, the milliseconds until the last one, and the final error."""
+    """The joined outputs of all responses, the number of responses, the milliseconds until the last response, and the error."""
 
     outputs: Dict[str, Output]
     responses: int

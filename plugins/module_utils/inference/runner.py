@@ -42,8 +42,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the requests of a document, and return their results.
 
-    If a service fails, the remaining requests to this service are not sent, and get the same reason. If a model is not served or
-    times out, the same applies to the remaining requests to this model over the same protocol.
+    If the server does not answer over a protocol, the remaining requests over this protocol are not sent, and fail with the same
+    reason. If a model is not served or times out, this applies to the remaining requests to this model over the same protocol.
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
@@ -60,7 +60,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
             groups = [(request.name, [request]) for request in all_requests]
             if raw.get("instances") or raw.get("latency"):
                 # All requests of a protocol are repeated together, and have one result.
-                by_protocol = {kind: [part for part in all_requests if part.protocol == kind] for kind in raw["protocols"]}
+                by_protocol = {kind: [request for request in all_requests if request.protocol == kind] for kind in raw["protocols"]}
                 groups = [("{}/{}/{}".format(model, kind, raw["name"]), group) for kind, group in by_protocol.items()]
             for name, group in groups:
                 protocol = group[0].protocol
@@ -144,7 +144,7 @@ def _complete_failure(service: Service, check: Check, answer: Answer, result: Re
 def cancel_streams(service: Service, question: Question, check: Check) -> Answer:
     """Cancel streams after some responses, as often as the check requires. Return the answer of the last stream.
 
-    A server that does not end cancelled streams has no stream left for the next ones, so the check fails.
+    If the server does not end cancelled streams, it has no capacity for the next stream, and the check fails.
     """
     cancel = check.cancel or {}
     after, times = cancel["after"], cancel.get("times", 2)
@@ -162,7 +162,8 @@ def cancel_streams(service: Service, question: Question, check: Check) -> Answer
         # Closing the generator cancels the stream.
         stream.close()  # type: ignore[attr-defined]
         if failure is None and len(responses) < after:
-            failure = ValueError(f"it ended after {len(responses)} responses, expected at least {after} before it is cancelled")
+            why = f"the stream ended after {len(responses)} responses, expected at least {after} before it is cancelled"
+            failure = ValueError(why)
         if failure is not None:
             if number:
                 message = f"no answer within {timeout:g} s" if timed_out(failure) else reason(failure)
