@@ -10,8 +10,8 @@ type: notification
 short_description: Record which tasks have begun and ended on each host, and tags that select no step
 description:
   - Prints nothing. A step is a task on one host. If Ansible cannot start the process of a step, the step begins and never ends, and
-    Ansible does not report it. The playbooks of this directory then end with an error that names the hosts.
-  - The playbooks also end with an error if C(--tags) and C(--skip-tags) select no step. Ansible would report success.
+    Ansible does not report this. With this callback, the playbooks of this directory then end with an error that names the hosts.
+  - The playbooks also end with an error if C(--tags) and C(--skip-tags) select no step. Ansible alone would report success.
 author: The npufleet developers (@npufleet)
 """
 
@@ -30,12 +30,12 @@ class CallbackModule(CallbackBase):
     CALLBACK_NAME = "npufleet_steps"
     CALLBACK_NEEDS_ENABLED = False
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self._linear = False
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Record the errors of the tags of the command line."""
+        """Record the errors in the options `--tags` and `--skip-tags`."""
         record_errors(tag_guard.errors(playbook))
 
     def v2_playbook_on_play_start(self, play: Any) -> None:

@@ -10,8 +10,8 @@ type: notification
 short_description: Print a summary after the recap
 description:
   - Prints the number of hosts in each state, and each bad host with one reason. Hosts with the same reason share a line.
-  - With C(--check) and without C(--diff), it also prints the totals of the plan.
-  - If the output of Ansible is JSON, the summary is written to the standard error.
+  - With C(--check) and without C(--diff), the callback also prints the totals of the plan.
+  - If the output of Ansible is JSON, the callback writes the summary to the standard error output.
 author: The npufleet developers (@npufleet)
 """
 
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.report.summary imp
 
 HOST_STATE = "npufleet.triton.host_state"
 # The callbacks of ansible.posix whose output is JSON
-FOR_PROGRAMS = ("json", "jsonl")
+JSON_CALLBACKS = ("json", "jsonl")
 
 
 class CallbackModule(CallbackBase):
@@ -34,8 +34,8 @@ class CallbackModule(CallbackBase):
     CALLBACK_NAME = "npufleet_summary"
     CALLBACK_NEEDS_ENABLED = False
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self._summary = Summary()
 
     def v2_runner_on_ok(self, result: Any) -> None:
@@ -54,9 +54,9 @@ class CallbackModule(CallbackBase):
         if not hosts:
             return
         plan = bool(context.CLIARGS.get("check")) and not context.CLIARGS.get("diff")
-        program = str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2] in FOR_PROGRAMS
+        is_json = str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2] in JSON_CALLBACKS
         lines = self._summary.lines(hosts, stats.changed, stats.failures, stats.dark, plan)
-        if not program:
+        if not is_json:
             self._display.banner("SUMMARY")
         for line in lines:
-            self._display.display(line, stderr=program)
+            self._display.display(line, stderr=is_json)

@@ -9,9 +9,9 @@ name: progress
 type: notification
 short_description: Report hosts whose step takes long
 description:
-  - Prints a line for each host whose step takes longer than C(npufleet_progress) seconds, and repeats it until the step ends. This
-    also works without a terminal, such as in the log of a CI.
-  - Steps that report their own progress have no such line.
+  - A step is a task on one host. If a step takes longer than C(npufleet_progress) seconds, the callback prints a line about the
+    host, and repeats the line until the step ends. The lines also appear without a terminal, such as in the log of a CI job.
+  - The callback prints no lines about steps that report their progress themselves.
   - Enable it with C(callbacks_enabled = npufleet.triton.progress). The variable C(npufleet_progress) with the value 0 turns it off.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -46,8 +46,8 @@ class CallbackModule(CallbackBase):
     CALLBACK_NAME = "npufleet.triton.progress"
     CALLBACK_NEEDS_ENABLED = True
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self._steps: Dict[Tuple[str, str], Step] = {}
         self._play: Any = None
         self._interval: Optional[float] = None
@@ -69,7 +69,7 @@ class CallbackModule(CallbackBase):
                 self._thread.start()
 
     def _seconds(self, host: Any) -> float:
-        """Return the interval from the inventory or the command line. Return the default for a template, which is not evaluated."""
+        """Return the interval from the inventory or the command line, or the default if the value is a template."""
         known = self._play.get_variable_manager().get_vars(play=self._play, host=host)
         with suppress(TypeError, ValueError):
             return float(known.get(VARIABLE, DEFAULT))
@@ -88,6 +88,6 @@ class CallbackModule(CallbackBase):
         while not self._over.wait(self._interval or DEFAULT):
             now, interval = time.monotonic(), self._interval or DEFAULT
             for (host, _task), step in sorted(self._steps.copy().items()):
-                # A step that began just after the previous round would otherwise be reported almost one interval late.
+                # With the whole interval, a step that began just after a round would be reported almost one interval late.
                 if now - step.began >= interval / 2:
                     self._display.display(f"{host}: {step.name}, since {step.since}")

@@ -9,17 +9,17 @@ name: compile_plan
 short_description: Find the models that have to be compiled
 description:
   - Reads the specs and the sources of models, and the records of compiled files on the controller. A model is up to date if its
-    source, spec, card and SDK equal the record of its compiled file.
+    source, spec, card and SDK are the same as in the record of its compiled file.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: The specs, as in C(model_compile_models).
+    description: The specs, in the form of the variable C(model_compile_models).
     type: list
     elements: dict
     required: true
   card:
-    description: Type of card to compile for, such as V(RBLN-CA22), unless a spec names one.
+    description: Type of card to compile for, such as V(RBLN-CA22). If a spec names a card, the spec takes precedence.
     type: str
     required: true
   sdk:
@@ -27,7 +27,7 @@ options:
     type: dict
     required: true
   directory:
-    description: Directory for compiled files, unless a spec names one.
+    description: Directory for compiled files. If a spec names a directory, the spec takes precedence.
     type: path
     required: true
 """
@@ -63,7 +63,7 @@ class LookupModule(LookupBase):
     """A lookup of the models that have to be compiled."""
 
     def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Dict[str, Any]]:
-        """Return one dictionary."""
+        """Return a list with one dictionary (see RETURN)."""
         self.set_options(var_options=variables, direct=kwargs)
         card, sdk, directory = (self.get_option(name) for name in ("card", "sdk", "directory"))
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: fleet_group
-short_description: The group of the inventory whose hosts have NPUs
+short_description: Name of the inventory group whose hosts have NPUs
 description:
   - Returns the group for C(hosts) of a play, which is C(npu_hosts) by default. Only the command line can set another group
     (C(npufleet_group)), because C(hosts) cannot use variables of the inventory.
@@ -55,7 +55,7 @@ PATTERN_CHARACTERS = re.compile(r"[\s,:&!~*?\[\]]")
 
 
 class LookupModule(LookupBase):
-    """The group of hosts with NPUs."""
+    """A lookup of the group of hosts with NPUs."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
         """Return the name of the group, or one pattern. Raises AnsibleError if the group does not exist or the run must end."""
@@ -64,11 +64,11 @@ class LookupModule(LookupBase):
         run_guard.check(task_vars, role_defaults())
         name = str(task_vars.get("npufleet_group", DEFAULT_GROUP))
         groups = task_vars.get("groups") or {}
-        # An inventory without hosts is a syntax check, or Ansible itself reports that the inventory is missing.
+        # Without any host, this is a syntax check, or Ansible itself reports that the inventory is missing.
         if groups.get("all") and name not in groups:
             raise AnsibleError(
                 f"the inventory has no group {name}, expected the group of the hosts with NPUs: "
-                "put them into that group, or name their group (-e npufleet_group=...)"
+                "put these hosts into that group, or name their group (-e npufleet_group=...)"
             )
         if PATTERN_CHARACTERS.search(name):
             raise AnsibleError(

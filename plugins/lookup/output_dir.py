@@ -8,9 +8,9 @@ DOCUMENTATION = r"""
 name: output_dir
 short_description: The directory in which playbooks write their results
 description:
-  - Returns C(build) of the checkout, or C(build) of the working directory if the collection is installed. Nothing writes into an
-    installed collection.
-  - It is the default of C(npufleet_output_dir) for playbooks, which do not see the defaults of roles.
+  - Returns the path of C(build) in the project's checkout. If the collection is installed, returns the path of C(build) in the
+    working directory, because no playbook writes into an installed collection.
+  - Playbooks use this lookup as the default of C(npufleet_output_dir), because they do not see the defaults of roles.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -45,9 +45,9 @@ CHECKOUT_FILE = "galaxy.yml"
 
 
 class LookupModule(LookupBase):
-    """The directory of the results."""
+    """A lookup of the directory for results."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        """Return the directory."""
+        """Return a list with the path of the directory."""
         checkout = os.path.exists(os.path.join(COLLECTION, CHECKOUT_FILE))
         return [os.path.join(COLLECTION if checkout else os.getcwd(), "build")]

@@ -12,7 +12,7 @@ description:
   - Ends the run if a task of a host has no result, because Ansible does not report this.
   - Ends the run if the controller cannot open as many files as its forks need.
   - Ends the run if an extra variable has the name of a variable that the playbooks set themselves.
-  - Ends the run if C(--tags), C(--skip-tags) or C(--start-at-task) leave out all steps, or steps on which others depend.
+  - Ends the run if C(--tags), C(--skip-tags) or C(--start-at-task) leave out all steps, or a step that other steps need.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -57,10 +57,10 @@ def pattern(names: Sequence[str], within: Optional[str], groups: Collection[str]
 
 
 class LookupModule(LookupBase):
-    """The pattern of the hosts of a play."""
+    """A lookup of the pattern for `hosts` of a play."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        """Return one pattern. Raises AnsibleError if the run must end."""
+        """Return a list with one pattern. Raises AnsibleError if the run must end."""
         self.set_options(var_options=variables, direct=kwargs)
         task_vars = variables or {}
         run_guard.check(task_vars, role_defaults())

@@ -8,8 +8,9 @@ DOCUMENTATION = r"""
 name: release_change
 short_description: Changes of a host under another release row
 description:
-  - Returns the changes on a host that runs one release row (of C(files/releases.yml)) if C(rbln_release) names another row.
-  - The changes are versions, models that need another compiled file, driver, image, units, clients and exporters, cards and
+  - Returns what changes on a host if C(rbln_release) names another release row (of C(files/releases.yml)) than the row that the
+    host runs now.
+  - The changes concern versions, models that need another compiled file, driver, image, units, clients and exporters, cards and
     systems that are no longer supported, and known vulnerabilities.
   - The variable C(npufleet_state) must have the result of M(npufleet.triton.host_state) with
     O(npufleet.triton.host_state#module:preflight) under the new row. Its C(refusals) are the reasons against the change.
@@ -18,8 +19,8 @@ author: The npufleet developers (@npufleet)
 options:
   _terms:
     description:
-      - The row that the inventory names, or an empty text if it names no row. The lookup uses this row if the server does not
-        report the row of its image.
+      - The row that the inventory names now, or an empty text if the inventory names no row. The lookup takes this row as the
+        current one if the server does not report the row of its image.
     type: list
     elements: str
     required: true
@@ -53,7 +54,7 @@ class LookupModule(LookupBase):
     """A lookup of the sentences from plugin_utils/inventory/release_change.py."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[str]]:
-        """Return one list of sentences."""
+        """Return a list that contains one list of sentences."""
         task_vars = variables or {}
         host, state = task_vars["inventory_hostname"], task_vars["npufleet_state"]
         try:

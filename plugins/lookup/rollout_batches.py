@@ -8,9 +8,10 @@ DOCUMENTATION = r"""
 name: rollout_batches
 short_description: The sizes of the batches of a rollout
 description:
-  - Returns C(npufleet_rollout_serial) of the hosts in the group C(npufleet_in_rollout), as M(npufleet.triton.host_state) has
-    validated it. C(serial) of a play needs this lookup, because C(serial) cannot use variables of the inventory. The task that
-    announces the batches uses the lookup, too.
+  - Returns the value of C(npufleet_rollout_serial) that M(npufleet.triton.host_state) has validated for the hosts in the group
+    C(npufleet_in_rollout).
+  - C(serial) of a play needs this lookup, because C(serial) cannot use variables of the inventory. The task that announces the
+    batches uses the lookup, too.
   - Fails if these hosts have different values.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -46,10 +47,10 @@ CHANGE_GROUP = "npufleet_in_rollout"
 
 
 class LookupModule(LookupBase):
-    """The sizes of the batches, from the plans of the hosts."""
+    """A lookup of the batch sizes, which the variable `npufleet_state` of each host contains."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[rollout.Size]]:
-        """Return one list. Raises AnsibleError if the hosts have different values."""
+        """Return a list that contains one list of sizes. Raises AnsibleError if the hosts have different values."""
         task_vars = variables or {}
         hosts = (task_vars.get("groups") or {}).get(CHANGE_GROUP) or []
         try:
