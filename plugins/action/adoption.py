@@ -23,11 +23,11 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# An adoption writes this file into each directory that it creates. It replaces only directories with this file.
+# An adoption writes this file into its destination. A later adoption replaces a destination only if the destination has this file.
 MARK_FILE = "adoption.json"
-# The most bytes of a file that one module call returns
+# Largest number of bytes of a file that one module call returns
 MAX_PIECE_BYTES = 32 << 20
-# The concerns in the plan of an adoption. The systemd units (watchdog, probe, metrics) are installed after the replacement.
+# The concerns in the plan of an adoption. Watchdog, probe and metrics are systemd units, which are installed after the replacement.
 ADOPTED_CONCERNS = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups and concern.role and not concern.unit]
 # Valid names of containers and models. The name of a model becomes a directory name and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -95,7 +95,7 @@ class ActionModule(FleetAction):
             exec_options=exec_options(facts, secrets),
             obstacles=obstacles(facts, secrets),
         )
-        # The new variables refer to vault variables that the inventory lacks. Without `dest`, only the inventory is used.
+        # The new variables refer to vault variables that the inventory lacks. Without `dest`, there are no new variables.
         vault = translated.vault if dest else {}
         variables = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
@@ -111,7 +111,7 @@ class ActionModule(FleetAction):
         state = self.call_module("host_state", {}, task_vars, {"desired": desired_state, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
-        # In a plan, only these two values may contain secrets.
+        # In an entry of a plan, only these two values can contain secrets.
         plan = [
             {**entry, **translation.masked({key: entry[key] for key in ("current", "desired")}, secrets)} for entry in state["plan"]
         ]
@@ -178,7 +178,7 @@ class ActionModule(FleetAction):
         return variables
 
     def copy_file(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
-        """Copy a file of a model to the controller. A file without `content` is copied in pieces, as it may not fit into memory."""
+        """Copy a model's file to the controller. A file without `content` may not fit into memory, so it is copied in pieces."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target + ".part", "wb") as out:
             if content is not None:
@@ -204,7 +204,7 @@ class ActionModule(FleetAction):
     def record_checks(
         self, dest: str, facts: Mapping[str, Any], translated: arguments.Translation, task_vars: Mapping[str, Any]
     ) -> None:
-        """Write a check for each model that answers a generated request. After the adoption, the answer has to be the same."""
+        """Write a check for each model that answers a generated request. The check expects the same answer after the adoption."""
         import numpy as np
 
         protocols = [key for key in ("http", "grpc") if translated.variables.get(f"triton_server_allow_{key}", True)]
@@ -263,8 +263,8 @@ def trusted(value: Any) -> Any:
     if isinstance(value, host_text.Template):
         return trust_as_template(str(value))
     if isinstance(value, dict):
-        return {key: trusted(part) for key, part in value.items()}
-    return [trusted(part) for part in value] if isinstance(value, list) else value
+        return {key: trusted(entry) for key, entry in value.items()}
+    return [trusted(entry) for entry in value] if isinstance(value, list) else value
 
 
 def secret_exports(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
@@ -295,7 +295,7 @@ def obstacles(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str
     """Return the reasons why this container could not be started again after a stop."""
     reasons = []
     if facts["inspect"]["HostConfig"].get("AutoRemove"):
-        reasons.append("it was started with --rm, so the engine removes it after a stop: start it without --rm, then adopt it")
+        reasons.append("it was started with --rm, so the engine would remove it after a stop: start it without --rm, then adopt it")
     for other in facts.get("others") or []:
         if other["program"] == SERVER:
             reasons.append(f"another {SERVER} (process {int(other['pid'])}) runs in it: move that server to another container")

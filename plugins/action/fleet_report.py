@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.report import (
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import record
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
-# The most rollouts in the report
+# Largest number of rollouts in the report
 MAX_ROLLOUTS = 10
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action host_files: reads the content of the files on the controller."""
+"""Action of host_files: reads the content of the files on the controller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        # Ansible would expand `~` to a home directory of the controller, so relative paths are invalid.
+        # This also refuses paths with `~`, which Ansible would expand to a home directory of the controller.
         paths = [*(entry["path"] for entry in (*options["directories"], *options["files"])), *options["absent"]]
         self.flaws = [f"{path} is a relative path, expected an absolute one." for path in paths if not path.startswith("/")]
         directories = [self._directory(**entry) for entry in options["directories"]]
@@ -46,7 +46,7 @@ class ActionModule(FleetAction):
         return {"path": path, "mode": None if mode is None else self._mode(path, mode), "empty": empty}
 
     def _source(self, path: str, src: str) -> Dict[str, bytes]:
-        """Return {path below the source: content}; the path of a single file is empty."""
+        """Return {path below the source: content} of a directory, or {"": content} of a single file."""
         try:
             source = self._find_needle("files", src)
             if os.path.isdir(source):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action of host_lease: adds the owner and the duration of the lease, and the facts that a host needs to complete a change."""
+"""Action of host_lease: adds the owner and the duration of the lease, and the facts with which a host can end a change alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """An action that takes or releases the lease of a host. If another run has the lease, it waits until that run has ended."""
+    """An action that takes or releases the lease of a host. While another run has the lease, the action waits."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)

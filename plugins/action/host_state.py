@@ -57,8 +57,8 @@ KEY_TYPES = {
     "store": dict,
     "clock": float,
 }
-# Values of the host that become options of the container: key in the state of the server, field of the key (or None),
-# pattern of a valid value, message about an invalid value
+# Values that the host reports and that become options of the container. An entry has the key in the state of the server, the field
+# in the value of that key (or None), the pattern of a valid value, and the message about an invalid value.
 CONTAINER_VALUES: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
     ("access", "devices", device_access.GRANTED_DEVICE, "device is {}, expected the node of a card"),
@@ -69,7 +69,7 @@ TYPE_NAMES = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two calls of a host that another run is changing
 POLL_SECONDS = 2.0
 
-# Ansible imports an action once and forks a process for each host of a task. So each run imports these files once.
+# Ansible imports an action once, and then forks a process for each host of a task. With these imports, the forks import no files.
 library.module("host_state")
 for _concern in CONCERNS:
     of_concern(_concern)
@@ -169,7 +169,7 @@ class ActionModule(FleetAction):
         return result
 
     def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
-        """Add the variables from which playbooks derive confirmations and batches, because hostvars has no defaults of roles.
+        """Add the variables from which playbooks derive confirmations and batches, because `hostvars` lacks the defaults of roles.
 
         An invalid variable is a reason against a change, but not against reading.
         """

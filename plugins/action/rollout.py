@@ -19,12 +19,12 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 # Files in npufleet_output_dir: the durations of host changes, and the names of all hosts of a rollout
 DURATIONS_FILE = "durations.json"
 HOSTS_FILE = "rollout.txt"
-# The most rollouts that are listed
+# Largest number of rollouts in the list
 MAX_LISTED = 5
 
 
 class ActionModule(FleetAction):
-    """An action that announces a batch, or ends the change of a host. Only the end calls the host."""
+    """An action that announces a batch, or ends the change of a host. It calls the host only to end its change."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
@@ -39,7 +39,7 @@ class ActionModule(FleetAction):
         next_batches = _next_batches(task_vars, batch, options["serial"])
         total, hosts_path = len(task_vars["ansible_play_hosts_all"]), None
         # The first batch announces all hosts of the rollout.
-        if sum(len(part) for part in next_batches) == total > rollout.MAX_NAMES:
+        if sum(map(len, next_batches)) == total > rollout.MAX_NAMES:
             hosts_path = os.path.join(os.path.dirname(path), HOSTS_FILE)
             try:
                 outputs.write(hosts_path, rollout.listing(next_batches))
@@ -59,7 +59,7 @@ class ActionModule(FleetAction):
         # The record of a run begins with its first batch.
         if not pause_result.get("failed") and not self._task.check_mode:
             try:
-                names = [[planned.host for planned in part] for part in next_batches]
+                names = [[planned.host for planned in next_batch] for next_batch in next_batches]
                 # A rollout of one batch does not pause.
                 own_pause = pause if len(names) > 1 else ""
                 begun_record = (
@@ -93,7 +93,7 @@ class ActionModule(FleetAction):
         return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
 
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
-        """Return the reasons why the lease of the host was not released. They fail the task and so stop the rollout."""
+        """Return the reasons why the lease of the host was not released. With a reason, the task fails and stops the rollout."""
         root = self.variables(task_vars)["npufleet_root"]
         hostvars = record.host_entry(task_vars["hostvars"][host], [], time.time())
         arguments = {"state": "released", "root": root, "rollout": record.end_on_host(hostvars)}
@@ -124,7 +124,7 @@ def _record(host: str, task_vars: Mapping[str, Any], path: str, batch: Sequence[
 def _pause(pause: str, number: int, next_batches: int) -> Dict[str, Any]:
     """Return the pause before a batch: {"seconds"}, {"confirm"}, a failed result, or {}. `number` counts batches from 0.
 
-    The rollout pauses only before the second batch. If nobody can confirm that batch, the first batch already fails.
+    The rollout pauses only before the second batch. If nobody can confirm that batch, the task already fails for the first batch.
     """
     follows = number == 1 or (number == 0 and next_batches > 1)
     if pause == rollout.CONFIRM and follows and not runs.has_terminal():
@@ -144,22 +144,22 @@ def _owner(host: str, task_vars: Mapping[str, Any]) -> record.Owner:
 def _number(variables: Mapping[str, Any], host: str, serial: Any) -> int:
     """Return the number of the batch that contains a host. The first batch has the number 0."""
     batches = rollout.batches(variables["ansible_play_hosts_all"], rollout.parse_serial("100%" if serial is None else serial))
-    return next(number for number, part in enumerate(batches) if host in part)
+    return next(number for number, batch in enumerate(batches) if host in batch)
 
 
 def _next_batches(variables: Mapping[str, Any], batch: Sequence[str], serial: Any) -> List[List[rollout.PlannedHost]]:
     """Return, for this batch and each later batch, the plans of the hosts."""
     hostvars = variables["hostvars"]
     hosts: List[str] = list(variables["ansible_play_hosts_all"])
-    # Batches are consecutive parts of the list of all hosts. Ansible has removed the lost hosts from the current batch.
+    # Batches are consecutive parts of the list of all hosts. Ansible has removed unreachable hosts from the current batch.
     later = set(hosts[hosts.index(batch[-1]) + 1 :])
     batches = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
-    rest = [[host for host in part if host in later] for part in batches]
-    return [[_planned(host, hostvars[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
+    rest = [[host for host in names if host in later] for names in batches]
+    return [[_planned(host, hostvars[host]) for host in names] for names in [list(batch), *filter(None, rest)]]
 
 
 def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:
-    """Return the reasons to start no further batch. A lost host does not fail the play, so `host` fails for the lost host."""
+    """Return the reasons to start no further batch. An unreachable host does not fail the play, so `host` fails in its place."""
     reasons = [f"{host} failed the gate, no further batch starts. {failed}"] if failed else []
     if lost:
         others = "" if failed else f". {host} itself is in sync"

@@ -79,8 +79,8 @@ class ActionModule(FleetAction):
         # A repeated call is safe, because a host begins only one change with this ID.
         result = contact.call(lambda: self.call_module("server_change", arguments, task_vars, request))
         while result.get("under_way"):
-            # The states `accepted` and `rejected` decide about an earlier change, so the host returns the ID of that change. The
-            # next call waits for it.
+            # The states `accepted` and `restored` decide about an earlier change, so the host returns the ID of that change. The
+            # next call waits for the end of that change.
             next_request["id"] = str(result.get("id", next_request["id"]))
             with host_text.parsing(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
@@ -94,8 +94,8 @@ class ActionModule(FleetAction):
 def _limit(request: Mapping[str, Any], accept_within: float) -> float:
     """Return the seconds that a change, its checks and its rollback take if each step takes its whole time limit.
 
-    The time limit for loads is counted once, not once for each model. Otherwise the run would wait for hours for a host that has
-    lost its power.
+    The time limit for loads is counted once for all models together. If it were counted for each model, the run would wait for
+    hours for a host that has lost its power.
     """
     times, checks = request["container"], (request.get("checks") or {}).get("document") or {}
     # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.

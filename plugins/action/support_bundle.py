@@ -50,7 +50,7 @@ class ActionModule(FleetAction):
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         unknown = sorted(set(self._task.args) - set(OPTIONS))
         if unknown:
-            raise AnsibleActionFail(f"support_bundle has no option {', '.join(unknown)}: name some of {', '.join(OPTIONS)}")
+            raise AnsibleActionFail(f"support_bundle has no option {', '.join(unknown)}: its options are {', '.join(OPTIONS)}")
         variables = self.variables(task_vars)
         with self.refusing(host):
             arguments = {option: variables[name] for option, name in DEFAULT_VARIABLES.items()}
