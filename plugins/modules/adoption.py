@@ -12,10 +12,11 @@ description:
   - Finds the container in which C(tritonserver) runs. C(tritonserver) may be the main process, a child of a shell, or a process of
     C(docker exec).
   - Reads C(docker inspect), the command line of the server, the model repository as the server sees it, and the API of the server.
-    Nothing on the host is changed.
+    The module changes nothing on the host.
   - The controller writes variables, models and a first check of each model into O(dest). The expected answers of a check are
     the answers that the server gives now.
-  - Environment values and options that look like secrets become variables for the vault. Nothing writes them in clear text.
+  - The written files contain no value that looks like a secret. In place of each secret, the written variables name a vault
+    variable, which an operator has to create. RV(vault) has the names of these vault variables.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -24,13 +25,13 @@ options:
     type: str
   dest:
     description:
-      - Directory on the controller to write to. If it is not set, nothing is written or translated, and the plan compares the
-        container with the current inventory.
+      - Directory on the controller to write to. Without this option, the task writes and translates nothing, and the plan compares
+        the container with the current inventory.
     type: path
 attributes:
   check_mode:
     support: full
-    description: The host is only read. O(dest) is also written in check mode.
+    description: The task always only reads the host. It also writes O(dest) in check mode.
 """
 
 EXAMPLES = r"""
@@ -42,7 +43,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 container:
-  description: Name, ID, image and state of the container, and how the server in it was started.
+  description:
+    - Name, ID and image of the container, and version, command line and process ID of the server. C(started_manually) is true if
+      the container's own command did not start the server.
   returned: success
   type: dict
 managed:
@@ -108,15 +111,15 @@ OPTIONS: Dict[str, Any] = {
     "dest": {"type": "path"},
 }
 REQUEST: Dict[str, Any] = {
-    # Model repository of servers that this project manages
+    # Path of the model repository that all servers of this project use
     "store": {"type": "str"},
     # {model: body of an inference request}
     "requests": {"type": "dict"},
-    # Part of a file to read: `path`, `offset` and `size` in bytes
+    # The part of a file that this call returns: `path`, `offset` and `size` in bytes
     "piece": {"type": "dict"},
 }
 
-# The directory on the host that shows the files in the container of a process
+# The path on the host under which the kernel shows the files of the container that a process runs in
 PROCESS_ROOT = re.compile(r"/proc/\d+/root")
 # The result contains files that are smaller than this number of bytes. The controller reads larger files in pieces.
 MAX_SMALL_FILE = 1 << 20
@@ -166,7 +169,7 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
 
 
 def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[Dict[str, Any]]:
-    """Return {"pid", "program"} of each process except the server and processes that only keep the container running."""
+    """Return {"pid", "program"} of each process that neither belongs to the server nor only keeps the container running."""
     top = engine.get(f"/containers/{inspect['Id']}/top") or {}
     column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     init = inspect["State"]["Pid"]
@@ -208,7 +211,7 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
             raise Failure(f"container {name} is {inspect['State']['Status']}, expected running. Start it and its server first")
         process = process_of(engine, name)
         if not process:
-            raise Failure(f"container {name} runs no {SERVER}, expected one whose models can be read. Start the server first")
+            raise Failure(f"container {name} runs no {SERVER}, but adoption reads the models of a running server. Start it first")
         return inspect, process
     servers = {}
     for entry in engine.get("/containers/json") or []:
@@ -272,7 +275,7 @@ def open_container_file(path: str, root: str) -> BinaryIO:
 
 
 def model(root: str, directory: str, room: int = MAX_CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """Return {path: {"size", "sha256", "at"}} of all files of a model, and {path: Base64} of small files.
+    """Return {path: {"size", "sha256", "at": path on the host}} of all files of a model, and {path: Base64} of small files.
 
     `room` is the limit of the Base64 characters of all small files together.
     """
@@ -295,7 +298,7 @@ def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tup
     if status != 200 or code != 200 or shapes.mismatch(index, INDEX_SHAPE) or not isinstance(about, dict):
         raise Failure(
             f"the server does not answer at {address}:{port} ({about if status != 200 else index}), expected its model "
-            "index. Adoption needs its HTTP service"
+            "index. Adoption needs the HTTP service of the server"
         )
     return about, index
 
@@ -331,7 +334,7 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
             (path for path in (os.path.join(base, name) for base in directories) if os.path.isdir(resolve(root, path))), None
         )
         if model_directory is None:
-            raise Failure(f"model {name} is served, but is in none of {', '.join(directories)}: reload it from there first")
+            raise Failure(f"model {name} is served, but is in none of {', '.join(directories)}: load it from one of them first")
         files, contents = model(root, model_directory, room)
         room -= sum(map(len, contents.values()))
         resource = f"/v2/models/{name}/versions/{version}/config"
@@ -365,7 +368,7 @@ def is_descendant(pid: int, ancestor: int) -> bool:
 
 
 def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
-    """Send the request of each model, and return {model: [status, answer]}."""
+    """Send the given request to each model, and return {model: [status, answer]}."""
     inspect, process = find(engine, arguments["name"])
     address, port = endpoint(inspect, process["argv"])
     return {
@@ -377,7 +380,7 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: balancer_info
 short_description: Read the servers of a load balancer and their traffic
 description:
-  - Reads the servers of the HAProxy that the role C(load_balancer) has configured. Run it on the balancer.
+  - Reads the servers of the HAProxy that the role C(load_balancer) has configured. Run the module on the balancer.
   - With O(since), the module also returns the requests that finished since that time, by server and protocol. HAProxy keeps one
     line for each finished request in its memory.
   - To measure a time window, call the module at the start of the window. Call it again at the end, with RV(now) of the first call
@@ -23,13 +23,13 @@ options:
     description: Start of the window in seconds since 1970, by the clock of the balancer.
     type: float
   config:
-    description: Configuration of HAProxy, for RV(config).
+    description: Path of HAProxy's configuration file. RV(config) returns its digest.
     type: path
     default: /etc/haproxy/haproxy.cfg
 attributes:
   check_mode:
     support: full
-    description: Reads as usual.
+    description: Reads as usual, because reading changes nothing.
 """
 
 EXAMPLES = r"""
@@ -51,8 +51,8 @@ EXAMPLES = r"""
 RETURN = r"""
 now:
   description: >-
-    End of the windows in seconds since 1970, by the clock of the balancer. It is 50 ms before the call. If the next window starts
-    at this time, each request is counted once.
+    End of the windows in seconds since 1970, by the clock of the balancer. The end is 50 ms before the call, because HAProxy may
+    still write lines about the last moments. If the next window starts at this time, each request is counted once.
   returned: success
   type: float
 running:
@@ -76,7 +76,7 @@ config:
   returned: success
   type: str
 records_flaw:
-  description: Reason why the file with the records of drains is damaged. Null for a good or missing file.
+  description: Reason why the file with the records of drains counts as damaged. Null for a good or missing file.
   returned: success
   type: str
 servers:
@@ -113,9 +113,10 @@ servers:
         - C(failed) is the number of failed requests by kind. The kinds are C(4xx), C(5xx), C(connect) (no connection to the
           server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than 0 in the headers),
           C(client) (the client gave up) and C(closed) (a drain closed the request).
-        - C(latency) is the number of successful requests, except streams, by the upper bound of their latency in ms.
+        - C(latency) is a histogram of the successful requests without streams. Its keys are upper bounds of the latency in ms, and
+          its values are numbers of requests.
         - C(by_model) has the same numbers for each model. It covers HTTP requests only.
-        - C(other) has C(requests) and C(failed) of the calls that are no inference requests.
+        - C(other) has C(requests) and C(failed) of all other calls, which are not inference requests.
       type: dict
 unserved:
   description: With O(since), the windows of requests that no server received, for C(http) and C(grpc).
@@ -147,7 +148,7 @@ REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     balancer = Balancer(params["socket"], params["master_socket"])
     try:

@@ -9,11 +9,11 @@ DOCUMENTATION = r"""
 module: balancer_server
 short_description: Drain or undrain a server of a load balancer
 description:
-  - Drains a server of the HAProxy that the role C(load_balancer) has configured, makes it ready again, or sets its weight. Run it
-    on the balancer.
-  - A drained server keeps its requests and streams in flight, and gets no new requests. Both protocols are drained, because the
-    gRPC server tracks the HTTP server.
-  - Records who drained the server and why. A caller does not undrain a server that was drained by a higher kind of owner (see
+  - Drains a server of the HAProxy that the role C(load_balancer) has configured, makes it ready again, or sets its weight. Run the
+    module on the balancer.
+  - A drained server finishes its requests and streams in flight, and gets no new requests. HTTP and gRPC are drained together,
+    because HAProxy's server for gRPC tracks its server for HTTP.
+  - Records who drained the server and why. If an owner of a higher kind has drained the server, the server stays drained (see
     O(kind)). Drains survive reloads and restarts of HAProxy.
   - Fails if HAProxy does not have the desired state afterwards.
 version_added: 0.1.0
@@ -33,26 +33,26 @@ options:
     choices: [ready, drained]
   weight:
     description:
-      - Share of the new requests that the server gets, compared with the weights of the other servers, from 1 to 256. The role
-        gives each server 100.
+      - Weight of the server, from 1 to 256. HAProxy distributes new requests in proportion to the weights of the servers. The role
+        gives each server the weight 100.
       - With O(state=ready), the weight is set before the server becomes ready.
     type: int
   kind:
     description:
-      - Kind of the owner of a drain, from low to high V(rollout), V(maintenance), V(operator).
-      - O(state=ready) undrains a server that was drained by the same or a lower kind. Otherwise the server stays drained, and
-        RV(kept) is true.
+      - Kind of the owner of a drain. The order from low to high is V(rollout), V(maintenance), V(operator).
+      - O(state=ready) undrains a server if the kind of its drain is the same or lower. If the kind is higher, the server stays
+        drained, and RV(kept) is true.
       - O(state=drained) takes over a drain of the same or a lower kind. A drain of a higher kind keeps its owner.
       - A server that was drained directly on the runtime socket of HAProxy has no record, and counts as drained by an operator.
     type: str
     choices: [rollout, maintenance, operator]
     default: operator
   run:
-    description: ID of the run that drains the server, for the record. The action sets it.
+    description: ID of the run that drains the server, for the record. The action plugin sets this option.
     type: str
     default: ""
   by:
-    description: Person who drains the server, for the record. The action sets it.
+    description: Person who drains the server, for the record. The action plugin sets this option.
     type: str
     default: unknown
   reason:
@@ -63,7 +63,7 @@ options:
     description:
       - Longest time in seconds that O(state=drained) waits until no request or stream of the server is in flight. V(0) does not
         wait.
-      - Requests in old workers, which a reload of HAProxy has replaced, are also in flight.
+      - Requests in old workers, which are processes that a reload of HAProxy has replaced, also count as in flight.
     type: int
     default: 0
   close:
@@ -78,8 +78,8 @@ options:
     default: false
   up_within:
     description:
-      - Longest time in seconds that O(state=ready) waits for new health checks of the server. The server is made ready after they
-        have passed. If they do not pass, the task fails, and the server stays drained.
+      - Longest time in seconds that O(state=ready) waits for new health checks of the server. The server becomes ready after these
+        checks have passed. If they do not pass, the task fails, and the server stays drained.
       - V(0) does not wait. HAProxy sends requests at once if the last health check of the server has passed, although that check
         may be older than the last change of the server.
     type: int
@@ -204,7 +204,7 @@ def flaw(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     reason = flaw(params)
     if reason:

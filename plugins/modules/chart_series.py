@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: chart_series
-short_description: Read the series of the report's charts from Prometheus
+short_description: Read the time series for the charts of the report from Prometheus
 description:
   - Reads requests and latency of each model, and temperature and memory of the cards, from the Prometheus of a monitoring host.
     M(npufleet.triton.fleet_report) draws the charts.
-  - At most 12 cards have their own series. Faulted cards come first, then the hottest cards. The series of the whole fleet cover
-    all cards.
+  - At most 12 cards have their own series. Faulted cards take precedence, followed by the hottest cards. The series of the whole
+    fleet cover all cards.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -27,7 +27,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Reads as usual.
+    description: Reads as usual, because reading changes nothing.
 """
 
 EXAMPLES = r"""

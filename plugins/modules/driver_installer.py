@@ -9,19 +9,22 @@ DOCUMENTATION = r"""
 module: driver_installer
 short_description: Run the vendor's installer of the driver
 description:
-  - Runs C(rebellions-x86_64-<version>.run) with a time limit. Its standard input is closed, because nobody can answer questions.
+  - Runs C(rebellions-x86_64-<version>.run) with a time limit. The installer gets no standard input, because nobody can answer its
+    questions.
   - The installer runs in its own session, so that it continues if the connection is lost.
-  - The whole output is written to a file that only root can read. If the installer fails, the last lines are shown.
+  - The whole output is written to a file that only root can read. If the installer fails, the error message has the last lines.
   - The module does not verify that the driver is installed. Use M(npufleet.triton.host_state) for that.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   path:
-    description: Installer on the host, owned by the user that the task becomes. The output is written to this path plus C(.log).
+    description:
+      - Path of the installer on the host. The file must belong to the user that the task becomes. The output is written to the same
+        path with the suffix C(.log).
     type: path
     required: true
   arguments:
-    description: Arguments of the installer. The vendor has not published any.
+    description: Arguments of the installer. The vendor has not published any arguments.
     type: list
     elements: str
     default: []

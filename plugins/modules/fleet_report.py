@@ -13,7 +13,7 @@ description:
     problems come first. If the results of one playbook are missing, the page shows only the results of the other playbook.
   - The variable C(npufleet_charts) of a host in C(monitoring_hosts) has the result of M(npufleet.triton.chart_series). The page
     shows the charts of this result, or the reason why the charts are missing.
-  - Run it once for all hosts of a play.
+  - Run the module once for all hosts of a play.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -21,12 +21,12 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Use it before a check.
-        Otherwise, the page would show old results for hosts that are unreachable or in maintenance.
+      - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Use it before a check,
+        so that the page does not show old results for hosts that are unreachable or in maintenance.
       - V(read) writes the states of the hosts of the play to O(status_file), and renders the page. An earlier task must have read
         the states with M(npufleet.triton.host_state) and O(npufleet.triton.host_state#module:details=report). For a host that could
         not be read, the variable C(npufleet_state) has the failed result. Hosts outside of the play keep their entry in the file.
-      - V(rendered) renders the page from the files as they are.
+      - V(rendered) renders the page from the existing files.
     type: str
     choices: [reset, read, rendered]
     default: rendered
@@ -83,7 +83,7 @@ path:
   returned: unless O(state=reset)
   type: str
 counts:
-  description: C(all) is the number of hosts. C(wrong), C(unknown) and C(good) are the numbers of hosts with this level.
+  description: C(all) is the number of hosts. C(wrong), C(unknown) and C(good) are the numbers of hosts that the page rates so.
   returned: unless O(state=reset)
   type: dict
 """

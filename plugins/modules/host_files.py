@@ -10,10 +10,10 @@ module: host_files
 short_description: Manage several small files and directories of a host in one call
 description:
   - Writes the files and directories that differ from the desired state. A file is written completely or not at all.
-  - Everything belongs to the user that the task becomes, which is root in this collection.
+  - All files and directories belong to the user that the task becomes, which is root in this collection.
   - A symbolic link at the path of a file is replaced and never followed. If a path has another type, such as a directory at the
     path of a file, the task fails before anything is written.
-  - Use it for files of kilobytes, and M(ansible.builtin.copy) for large files.
+  - Use this module for files of some kilobytes, and M(ansible.builtin.copy) for large files.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -28,11 +28,11 @@ options:
         type: str
         required: true
       mode:
-        description: Mode in quotes. Without a mode, an existing directory keeps its mode, and a new directory gets V(0755).
+        description: Octal mode in quotes. Without a mode, an existing directory keeps its mode, and a new directory gets V(0755).
         type: str
       empty:
         description:
-          - If true, everything at the path is removed first. After that, the desired files in the directory are written.
+          - Remove everything at the path first. After that, the directory is created, and the desired files are written into it.
         type: bool
         default: false
   files:
@@ -51,17 +51,17 @@ options:
         type: str
       src:
         description:
-          - File on the controller, or a directory whose files are all copied except for bytecode. A relative path is searched for
-            like O(ansible.builtin.copy#module:src).
+          - File or directory on the controller. All files of a directory are copied, except for bytecode of Python. Ansible
+            searches for a relative path in the same directories as for O(ansible.builtin.copy#module:src).
         type: path
       mode:
-        description: Mode in quotes.
+        description: Octal mode in quotes.
         type: str
         default: "0644"
       validate:
         description:
-          - Command that validates the new content, if it differs. V(%s) is replaced by the path of a copy with the new content.
-            If the command fails, no file of the task is written.
+          - Command that validates the new content. The command runs only if the content differs. V(%s) is replaced by the path of
+            a copy with the new content. If the command fails, no file of the task is written.
         type: list
         elements: str
         default: []
@@ -86,7 +86,7 @@ attributes:
     description: Reports what would change.
   diff_mode:
     support: full
-    description: Shows the text of files before and after.
+    description: Shows the text of the files before and after the change.
 """
 
 EXAMPLES = r"""
@@ -187,7 +187,7 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)

@@ -11,12 +11,13 @@ short_description: Lock a host while one run changes it
 description:
   - Takes the lease of a host, or renews the lease if this run already has it. The lease is a file on the host. While a run has the
     lease, other runs wait, or fail with the name of the owner, and the watchdog takes no action. Only the owner releases the lease.
-  - The lease is live while a module call of its run is running, and for C(npufleet_lease_timeout) seconds after the last call.
+  - The lease is live, which means that no other run can take it over, while its run calls a module on the host and for
+    C(npufleet_lease_timeout) seconds after the last call.
   - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. If another
     run needs the host before that, it takes over the lease, and rolls back an interrupted replacement of the container.
   - The module also installs the library, which is the Python code of the modules on the host, and the systemd unit that runs the
     library at boot.
-  - If the host is in maintenance, the task fails. With O(unless_maintenance), it returns RV(maintenance) instead.
+  - If the host is in maintenance, the task fails. With O(unless_maintenance), the task returns RV(maintenance) instead.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -42,12 +43,13 @@ options:
     type: int
     default: 0
   seen:
-    description: Value of RV(npufleet.triton.host_state#module:seen). RV(fresh) reports whether that result is still valid.
+    description:
+      - The value RV(npufleet.triton.host_state#module:seen) of an earlier call. RV(fresh) reports whether the result of that call
+        is still valid.
     type: dict
     default: {}
   install:
-    description: >-
-      Install the library and its unit if they are missing or outdated. Use V(false) for a host without systemd.
+    description: Install the library and its systemd unit if they are missing or outdated. Use V(false) for a host without systemd.
     type: bool
     default: true
   rollout:
@@ -84,7 +86,9 @@ taken_over:
   returned: O(state=held)
   type: dict
 settled:
-  description: Report of what was restored after a run was interrupted during a replacement. Null if nothing was restored.
+  description:
+    - Text about what this call restored, because an earlier run was interrupted while it replaced the container. Null if nothing
+      was restored.
   returned: O(state=held)
   type: str
 fresh:
@@ -193,7 +197,7 @@ def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")

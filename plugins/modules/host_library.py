@@ -9,14 +9,15 @@ DOCUMENTATION = r"""
 module: host_library
 short_description: Install the code of this collection's modules on a host
 description:
-  - Unpacks and compiles the code below C(/usr/local/lib/npufleet/library), from which module calls load it.
+  - Unpacks the code below C(/usr/local/lib/npufleet/library), and compiles it to bytecode. Later module calls load the code from
+    there.
   - Every action of this collection calls this module if a host does not have the controller's version of the code. Playbooks need
-    not call it.
+    not call this module.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   version:
-    description: Digest of the library's files. It is also the name of the library's directory.
+    description: Digest of the library's files. The digest is also the name of the library's directory.
     type: str
     required: true
   archive:

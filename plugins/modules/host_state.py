@@ -9,12 +9,12 @@ DOCUMENTATION = r"""
 module: host_state
 short_description: Read the state of a host and compare it with the desired state
 description:
-  - Reads kernel, vendor tool, Docker engine, model store, Triton server, HAProxy and Prometheus of a host in one call. Compares
-    them with the desired state. Nothing is changed.
+  - Reads kernel, vendor tool, Docker engine, model store, Triton server, HAProxy and Prometheus of a host in one call, and compares
+    them with the desired state. The module changes nothing.
   - The controller computes the desired state from the inventory, the release row (C(files/releases.yml)) and the manifests of the
     models, which list their files with digests.
-  - In check mode the result is C(changed) if the plan is not empty and the host is not in maintenance. C(--diff) prints the plan.
-    C(--check) works like this in all playbooks of the project.
+  - In check mode, the result is C(changed) if the plan is not empty and the host is not in maintenance. C(--diff) prints the plan.
+    C(--check) works in this way in all playbooks of the project.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -34,8 +34,8 @@ options:
     default: false
   current_releases:
     description:
-      - Compare the server with the releases that the C(served/) links of the store point to, and ignore container and models of the
-        inventory. Use it for a host that was rolled back or restored.
+      - Compare the server with the releases to which the links in C(served/) of the model store point, and ignore container and
+        models of the inventory. Use this option for a host that was rolled back or restored.
     type: bool
     default: false
   timeout:
@@ -44,7 +44,7 @@ options:
     default: 0
   known:
     description: >-
-      Name of a variable with an earlier result of this module. The task returns that result and RV(known), and calls no host.
+      Name of a variable with an earlier result of this module. The task returns that result and RV(known) without calling the host.
     type: str
   store:
     description: Also return RV(store), the releases and the history of the model store.
@@ -81,8 +81,8 @@ options:
     default: always
   unsealed:
     description:
-      - Only return RV(desired), with every secret in clear text, and do not call the host. Use it for a task that applies the
-        desired state, and set C(no_log) on both tasks.
+      - Only return RV(desired), with every secret in clear text, and do not call the host. Use this option if a later task applies
+        the desired state. Set C(no_log) for that task and for this one.
       - By default, values that may be secret are sealed, which means that they are replaced by digests. The key of the digests is
         valid for one call only.
     type: bool
@@ -148,12 +148,13 @@ maintenance:
   returned: success
   type: dict
 mark:
-  description: Path of the file that marks the maintenance of the host.
+  description: Path of a file on the host. The file exists while the host is in maintenance.
   returned: success
   type: str
 seen:
   description:
-    - Time of this call, and the last run that had the lease of the host. Pass it to O(npufleet.triton.host_lease#module:seen).
+    - Time of this call, and the last run that had the lease of the host. Pass this value to
+      O(npufleet.triton.host_lease#module:seen).
     - Empty if another run is changing the host, or if the server is not among the concerns.
   returned: success
   type: dict
@@ -175,8 +176,8 @@ known:
   type: bool
 held:
   description:
-    - Models that a manual rollback holds at an older release. The inventory still has the release that was rolled back. Each model
-      has C(by), C(when), C(why) and the facts of its release. A held model counts as in sync, and causes a warning.
+    - Models that a manual rollback holds at an older release, although the inventory still has the newer release. Each model has
+      C(by), C(when), C(why) and the facts of its release. A held model counts as in sync, and causes a warning.
   returned: success
   type: dict
 held_by:
@@ -228,9 +229,12 @@ traffic:
         Effect of the plan on clients. V(none) means that the server does not change, or that the host has no drain hook. With
         V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is drained.
       type: str
-    limited: {description: Whether an earlier rollout has not restored the host's share of the traffic., type: bool}
+    limited:
+      description: Whether the host still has less traffic than usual, because an earlier rollout did not restore its share.
+      type: bool
     accept_within:
-      description: Longest time in seconds that a proven change waits for the verdict about the traffic. 0 if there is no verdict.
+      description: >-
+        Longest time in seconds that a proven change waits for the verdict about the traffic. 0 if the rollout makes no verdicts.
       type: int
 store:
   description: The model store of the host.
@@ -316,7 +320,7 @@ REQUEST: Dict[str, Any] = {
     "ended": {"type": "str", "default": ""},
     # Conditions that the host must meet, for preflight
     "conditions": {"type": "dict"},
-    # Servers from which the plan would download
+    # Servers from which the host would download to apply the plan
     "suppliers": {"type": "list", "elements": "dict", "default": []},
     # {name of a supplier: its password}. The key `addresses` has the secrets in the addresses of all suppliers and conditions.
     "passwords": {"type": "dict", "default": {}, "no_log": True},
@@ -324,7 +328,7 @@ REQUEST: Dict[str, Any] = {
 
 
 def _rollback(root: str, rollback: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
-    """Return (moves of a rollback, reasons against it)."""
+    """Return (moves of a rollback, reasons against the rollback). A move is the change of one model."""
     try:
         return dict(store.rollback_moves(root, rollback["models"], rollback["to"])), []
     except (store.StoreError, OSError) as error:
@@ -348,7 +352,7 @@ def _read_store(root: str) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:

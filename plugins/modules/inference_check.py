@@ -13,7 +13,8 @@ description:
     shape, finiteness, values, texts and labels of the answers with the check files. A check file can also expect an error.
   - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. The host
     needs neither an open firewall nor a client, and nothing is left on the host.
-  - If all checks pass and the last result of the probe on the host was a failure, the probe runs again.
+  - If all checks pass, but the last run of the host's probe failed, the probe runs again. The probe is a timer on the host that
+    sends the checks regularly.
   - Default values come from the variables of the role C(inference_check) and from the ports of the server.
   - Check files and their data are read on the controller. If a check file is invalid, no request is sent, and the task fails with
     all findings, each with its file and field.
@@ -60,7 +61,7 @@ options:
         type: str
       http_tls:
         description:
-          - Use HTTPS, which a proxy in front of Triton provides. Default is plain HTTP. The files are on the controller.
+          - Use HTTPS, which a proxy in front of Triton provides. Default is plain HTTP. The PEM files are on the controller.
         type: dict
         suboptions: &tls
           ca:
@@ -74,7 +75,7 @@ options:
             description: PEM file with the key of this client. No command line and no environment contains the key.
             type: str
       grpc_tls:
-        description: Use gRPC with TLS, which Triton itself provides. Default is without TLS. The files are on the controller.
+        description: Use gRPC with TLS, which Triton itself provides. Default is without TLS. The PEM files are on the controller.
         type: dict
         suboptions: *tls
       headers:
@@ -90,13 +91,14 @@ options:
     type: int
     default: 30
   latency:
-    description: Whether load tests, the checks with C(latency), run. They keep the server busy for the time in their check file.
+    description: >-
+      Run the load tests, which are the checks with the key C(latency). They keep the server busy for the time in their check file.
     type: bool
     default: true
   keep:
     description:
-      - Send no request, but write the checks with their data into a file on the host, for the probe of the host. Only root can read
-        the file.
+      - Send no request. Instead, write the checks with their data into a file on the host, which the host's probe uses. Only root
+        can read the file.
     type: dict
     suboptions:
       path:
@@ -110,7 +112,7 @@ options:
   accepted:
     description:
       - Run the checks that M(npufleet.triton.server_change) stored on the host when it kept the current releases. Without stored
-        checks, the check files are used. The message names the checks that ran.
+        checks, the check files are used. RV(msg) names the kind of checks that ran.
       - Stored checks use the ports, the address and the key of the actual container, which may differ from the inventory.
         Headers and TLS files come from the inventory. If the inventory or the task sets an address, that address is used.
       - Use it after a failed change has restored older releases, because older releases may fail the checks of newer ones.
@@ -137,29 +139,29 @@ options:
   results_dir:
     description:
       - Directory on the controller for the results, C(<host>.json). The results are also written if checks fail, and in check mode.
-        Earlier results are removed first, so that nothing reports them for a host that has become unreachable.
+        Earlier results are removed first, so that no report shows them for a host that has become unreachable.
       - By default no results are written.
     type: path
 attributes:
   check_mode:
     support: full
-    description: Sends the requests as usual, because they change nothing. With O(keep) it reports whether the file would change.
+    description: Sends the requests as usual, because they change nothing. With O(keep), reports whether the file would change.
 notes:
   - The examples show the format of a check file.
-  - Without C(rows) each array is sent unchanged in one request. Use this for models with C(max_batch_size 0).
-  - With C(spread) in C(rows), C(argmax) and C(label) hold several blocks of C(count) labels. Each host and protocol takes the
-    next block.
-  - C(stream) is a gRPC stream. C(raw) is the generated gRPC stub with bytes in C(raw_input_contents), which clients in other
-    languages use.
+  - Without C(rows), one request contains each array unchanged. Use this for models with C(max_batch_size 0).
+  - With C(spread) in C(rows), C(argmax) and C(label) have the labels of several blocks, and a block has C(count) rows. Each
+    combination of host and protocol sends the next block.
+  - C(stream) is a gRPC stream. C(raw) uses the generated gRPC stub and sends bytes in C(raw_input_contents), like clients in other
+    languages.
   - The responses of a stream are joined along their first dimension in the order of arrival, and compared as one answer.
   - If a check of a stream has C(error), its C(expect) covers the responses before the error. Triton 24.01 sends no status for an
-    error of a stream, so only its text is compared.
+    error of a stream, so only the text of the error is compared.
   - After the cancellation of a stream, gRPC delivers no further responses. To prove that the model stops, set C(times) higher than
-    the number of requests that the model can process at once. If it did not stop, later requests would get no response.
+    the number of requests that the model can process at once. If the model did not stop, later requests would get no response.
   - A load test runs in threads of one Python process. It has a resolution of milliseconds and reaches about 1,500 requests per
-    second. If C(client_cores) is near 1, the client was the bottleneck. Use C(perf_analyzer) for more.
-  - Triton does not report the instance of an answer. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln),
-    so it does not work for models of other backends.
+    second. If C(client_cores) is near 1, the client was the bottleneck. Use C(perf_analyzer) for higher loads.
+  - Triton does not report which instance has answered. C(instances) reads the counter C(rbln_requests_total) of the backend
+    C(rbln), so it does not work for models of other backends.
 """
 
 EXAMPLES = r"""
@@ -195,11 +197,11 @@ EXAMPLES = r"""
 #         argmax: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 #         values: {npy: scores.npy, atol: 0.01, rtol: 0}   # or {numbers: [[0.1, 0.9]]}, {file: answer.bin}
 #       RESULT: {text: ["one", "둘"]}                      # exactly these texts
-#       SCORES: {class_count: 5, label: [tabby]}           # classes by the server: their number, and the best class of each row
+#       SCORES: {class_count: 5, label: [tabby]}           # classes that Triton returns: their number, and the best of each row
 #
 # Sources of an input:
 #
-# {npy: images.npy}                                        # numbers, bytes (kind S) or texts (kind U); BF16 as float32 and a dtype
+# {npy: images.npy}                                        # numbers, bytes (kind S) or texts (kind U); float32 with `dtype: BF16`
 # {numbers: [[1, 2]], dtype: INT32}                        # values in nested lists
 # {text: ["one", "둘"]}                                    # BYTES, one element for each text; nested lists for more dimensions
 # {file: [sound.wav]}                                      # BYTES, the bytes of each file; `dtype: UINT8` makes each file a row
@@ -210,7 +212,7 @@ EXAMPLES = r"""
 #
 # Further keys of a check:
 #
-# error: {status: INVALID_ARGUMENT, contains: some words}  # the request has to fail; names of gRPC, also over HTTP
+# error: {status: INVALID_ARGUMENT, contains: some words}  # the request has to fail; `status` is a gRPC name, also for HTTP
 # timeout: 2                                               # seconds for one answer, instead of the option `timeout`
 # ms: 50                                                   # milliseconds that one answer may take
 # latency: {clients: 4, seconds: 3, p50_ms: 8, p95_ms: 10, p99_ms: 12, infer_per_s: 300}  # a load test; or `requests: 200`
@@ -257,7 +259,7 @@ checks:
         - Measurements of a load test, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms),
           C(infer_per_s), and C(client_cores), the CPU cores that the client used.
       type: dict
-    check: {description: "Name of the check in its file.", type: str}
+    check: {description: Name of the check in its check file., type: str}
     unreachable: {description: "True if the server did not answer at all.", type: bool}
 """
 
@@ -360,7 +362,7 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
         module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")

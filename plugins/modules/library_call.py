@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module library_call: see DOCUMENTATION. Ansible inserts the arguments into this file, so it need not send another file.
+"""Module library_call: see DOCUMENTATION. Ansible inserts the arguments into this file, so a call sends only this file.
 
 Other accounts may be able to write to directories in the import path. Until main() has removed these directories, the module
 imports only os and sys.
@@ -17,7 +17,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   library:
-    description: Directory of the library with the version of the controller's collection.
+    description: Directory of the library on the host. The name of the directory is the version that the controller expects.
     type: path
     required: true
   module:
@@ -31,10 +31,10 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Passed to the module.
+    description: Check mode is passed to the module.
   diff_mode:
     support: full
-    description: Passed to the module.
+    description: Diff mode is passed to the module.
 """
 
 EXAMPLES = r"""
@@ -46,7 +46,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 library_missing:
-  description: True if the host lacks the library, so that no module was run. Otherwise the result of the module is returned.
+  description: True. The host lacks the library, so no module was run. With the library, the result of the module is returned.
   returned: when the library is missing
   type: bool
 as_root:

@@ -9,10 +9,10 @@ DOCUMENTATION = r"""
 module: model_blobs
 short_description: Transfer large files of models to a host, and store them by their SHA-256
 description:
-  - With rsync, the controller sends the files that it has or can fetch. The host downloads the other files itself. Interrupted
+  - The controller sends the files that it has or can fetch with rsync. The host downloads the other files itself. Interrupted
     transfers are resumed, and the progress is reported every ten seconds.
   - Every file is verified before it is stored. M(npufleet.triton.server_change) later creates releases with these files.
-  - Only one transfer to a host runs at a time. Other transfers wait for it.
+  - Only one transfer to a host runs at a time. Other transfers wait until it has ended.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -22,7 +22,7 @@ options:
     elements: str
     required: true
   origins:
-    description: Source of each file, by its digest. By default, the records of the models name the sources.
+    description: Source of each file, by the digest of the file. Default is the sources in the manifests of the host's models.
     type: dict
   root:
     description: Root of the store. Default is the variable C(npufleet_root).
@@ -68,13 +68,13 @@ OPTIONS: Dict[str, Any] = {
 REQUEST = {
     # The step of the transfer (fetch/receive.py)
     "step": {"type": "dict"},
-    # Credentials for the downloads of the host, and under `addresses` the secret parts of addresses
+    # Credentials with which the host downloads. The key `addresses` has the secret parts of addresses.
     "secrets": {"type": "dict", "default": {}, "no_log": True},
 }
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if params["step"] is None:

@@ -12,11 +12,11 @@ description:
   - Reads models on the controller, and reports everything that is wrong with them before a server reads them. If at least one
     finding is an error, the task fails with all findings of all models. A finding has file, line, field, actual and expected value,
     and the next step.
-  - A C(config.pbtxt) is parsed with Triton's own schema. The models of each host are linted with the variables of the host. This
-    needs no connection to the host.
+  - The linter parses a C(config.pbtxt) with Triton's own schema, and lints the models of each host with the variables of the host.
+    This needs no connection to the host.
   - Without O(repositories), the task renders the models that the variable C(triton_models) places on the host, with the compiled
-    files for the host. With O(repositories), the task reads directories as they are. Compiled files that an inventory would add may
-    then be missing.
+    files for the host. With O(repositories), the task reads directories without the inventory, so compiled files that an inventory
+    would add may be missing.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -24,8 +24,8 @@ extends_documentation_fragment:
 options:
   repositories:
     description:
-      - Directories of models on the controller. A model that is in two directories is a finding, and so is a subdirectory without a
-        model.
+      - Directories of models on the controller. The task reports a model that is in two directories, and a subdirectory without a
+        model, as findings.
       - Default is the repositories that C(triton_models) and C(npufleet_model_repository) declare for the host.
     type: list
     elements: path
@@ -35,7 +35,8 @@ options:
     elements: str
   release:
     description:
-      - Row of C(files/releases.yml) or C(npufleet_extra_releases). Its Triton version has to know every field of the configs.
+      - Row of C(files/releases.yml) or C(npufleet_extra_releases). A field of a config that the Triton version of this row does not
+        know is a finding.
       - Default is C(rbln_release) if it is set. Otherwise the newest schema is used.
     type: str
 """
@@ -74,7 +75,7 @@ models:
   contains:
     source: {description: "Digest of the model's own files and its compiled files. It is equal on all hosts.", type: str}
     release:
-      description: Digest of the rendered model of a host. Null with O(repositories), which belong to no host.
+      description: Digest of the model as it is rendered for the host. Null with O(repositories), which belong to no host.
       type: str
     versions: {description: The versions that the version policy selects., type: list, elements: str}
     files: {description: "For each file its C(sha256), and whether it is a C(blob), which is stored only once.", type: dict}

@@ -77,7 +77,7 @@ REQUEST = request.HOLDER_OPTIONS
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     root, caller = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:

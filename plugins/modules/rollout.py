@@ -50,13 +50,14 @@ options:
     default: false
   failed:
     description:
-      - With O(state=ended), the reason why the host is not in sync. The task gives up the lease of the host and fails with the
-        reason, so that no further batch starts.
+      - With O(state=ended), the reason why the host is not in sync. If it is not empty, the task fails with this reason, so that no
+        further batch starts. O(release) works as usual.
     type: str
     default: ""
   lost:
     description:
-      - With O(state=ended), hosts of the batch that became unreachable. If there are any, the task fails on the other hosts.
+      - With O(state=ended), hosts of the batch that became unreachable. If the list is not empty, the task fails on the other
+        hosts, so that no further batch starts.
     type: list
     elements: str
     default: []

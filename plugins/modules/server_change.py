@@ -19,8 +19,8 @@ description:
     the traffic. Meanwhile, the run keeps the lease of the host, and the previous state can still be restored.
   - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
     host finishes the change, or rolls it back, within the time limits of the inventory.
-  - Large files of the models (M(npufleet.triton.model_blobs)) and a new container with the name C(<name>-next)
-    (M(community.docker.docker_container)) have to exist before the call.
+  - Before the call, the host must have the large files of the models (M(npufleet.triton.model_blobs)). If the container has to be
+    replaced, the new container must exist with the name C(<name>-next) (M(community.docker.docker_container)).
   - The run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -95,7 +95,9 @@ options:
     type: bool
     default: false
   manual_server:
-    description: C(pid) of a server that was started manually in the old container, and the C(options) of its C(docker exec).
+    description: >-
+      Only for an old container in which C(docker exec) has started the server. C(pid) is the process ID of the server, and
+      C(options) are the options of the C(docker exec) that starts the server again after a rollback.
     type: dict
     default: {}
 attributes:
@@ -137,8 +139,8 @@ released:
   type: bool
 accepted:
   description: >-
-    Whether the proven change was accepted. Null for a change that needs no acceptance. V(false) with RV(seconds_to_accept) while
-    the change waits.
+    Whether the proven change was accepted. Null for a change that needs no acceptance. While the change waits to be accepted, the
+    value is V(false), and RV(seconds_to_accept) is also returned.
   returned: when the change has ended, or waits to be accepted
   type: bool
 seconds_to_accept:
@@ -157,12 +159,12 @@ moves:
   returned: when the change has ended
   type: dict
 steps:
-  description: The steps that the change has begun, oldest first, each with its name C(step) and its time C(at).
+  description: The steps that the change has begun, oldest first. Each has its name as C(step) and the time of its start as C(at).
   returned: success
   type: list
   elements: dict
 under_way:
-  description: Whether the change is still running. The controller then calls again.
+  description: Whether the change is still running. If it is, the action calls the module again.
   returned: success
   type: bool
 """
@@ -264,7 +266,7 @@ def failure_message(host: str, result: Mapping[str, Any]) -> str:
 
 
 def begin_or_decide(params: Mapping[str, Any]) -> str:
-    """Begin a change, or accept or reject the open one. Return the ID of the change to wait for. Raises NoResult."""
+    """Begin a change, or accept or reject the change that waits. Return the ID of the change to wait for. Raises NoResult."""
     root, change_id = params["root"], str(params["id"])
     if params["only_wait"]:
         return change_id
@@ -286,7 +288,7 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:

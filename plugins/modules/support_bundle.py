@@ -9,8 +9,9 @@ DOCUMENTATION = r"""
 module: support_bundle
 short_description: Collect data for a support ticket from a host, without its secrets
 description:
-  - Packs the output of the vendor tool, kernel log, journals, the state of engine and container, index, configs, statistics and
-    metrics of the server, the listing of the store and the differences from the desired state. The archive is on the controller.
+  - Writes an archive on the controller. The archive has the output of the vendor tool, the kernel log, journals, the state of
+    engine and container, the server's model index, configs, statistics and metrics, a listing of the model store, and the
+    differences from the desired state.
   - The module changes nothing. A short-lived container of the running image, without network and cards, lists the functions of the
     SDK and inspects one compiled file.
   - An item that cannot be collected becomes a line in C(errors.txt) of the archive. So the module also works on bare hosts.
@@ -37,11 +38,11 @@ options:
     type: int
     default: 2000
   size:
-    description: Largest size of an item in bytes. The end of a larger item is kept.
+    description: Largest size of an item in bytes. The archive has only the end of a larger item.
     type: int
     default: 2097152
   timeout:
-    description: Time limit of an item in seconds.
+    description: Time limit for the collection of one item in seconds.
     type: int
     default: 10
   total_timeout:
@@ -172,7 +173,7 @@ REQUEST: Dict[str, Any] = {
 def redaction(names: List[str], redactor: Redactor) -> str:
     """Return the text of redaction.txt."""
     name_lines = "".join(f"  {name}\n" for name in names) or "  none\n"
-    return f"""{redactor.count} places were removed and replaced by <redacted>.
+    return f"""Secrets at {redactor.count} places were replaced by <redacted>.
 
 These variables of the host have a secret, or a URL with a login. Each secret and login of {MIN_LENGTH} characters or more was
 removed, in each of these forms: plain text, base64, hexadecimal, and the quoted forms of URLs, JSON and HTML.
@@ -181,7 +182,7 @@ Texts with the form of a secret were also removed: values of a name like passwor
 logins in URLs; headers Authorization and Cookie; registry logins; private keys. If such a value consists of letters and
 digits, it was removed everywhere.
 
-Read the bundle before you send it. A secret without such a name and such a form is not recognized.
+Read the bundle before you send it. A secret that has neither such a name nor such a form is not recognized.
 """
 
 
@@ -260,7 +261,7 @@ def write(path: str, raw: bytes) -> None:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle starts on the controller. Call it as npufleet.triton.support_bundle.")

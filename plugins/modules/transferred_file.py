@@ -36,14 +36,14 @@ options:
     description: Name of the file in O(incoming). Required unless O(state=secured).
     type: str
   path:
-    description: Path of root's file, in a directory that only root can write to. With O(state=secured), the directory itself.
+    description: Path of root's file, in a directory that only root can write to. With O(state=secured), path of the directory.
     type: path
     required: true
   sha256:
     description: Expected SHA-256 with O(state=imported). If it is not set, the caller has to compare the returned digest.
     type: str
   mode:
-    description: Mode of the file with O(state=imported) and O(state=secured), in quotes.
+    description: Octal mode in quotes that a file gets with O(state=imported) and O(state=secured).
     type: str
     default: "0400"
   limit:

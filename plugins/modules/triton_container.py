@@ -55,7 +55,7 @@ REQUEST = {**request.HOLDER_OPTIONS, "container": {"type": "dict", "required": T
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     root, settings = params["root"], params["container"]
     if module.check_mode:

@@ -9,10 +9,11 @@ DOCUMENTATION = r"""
 module: triton_process
 short_description: Run tritonserver in the container in which Ansible runs
 description:
-  - Use it in a Triton container, such as a session of Backend.AI. The module needs no container engine, systemd or ssh. It needs
-    root only if the devices require root. Server and models have the same variables as on other hosts.
-  - A small supervisor restarts a server that has ended. The log, the process ID and the start parameters of the server are in
-    C(run/) below O(root).
+  - Use this module if the host is itself a Triton container, such as a session of Backend.AI. The module needs no container engine,
+    systemd or ssh. It needs root only if the devices require root. The same variables as on other hosts configure server and
+    models.
+  - A small supervisor process restarts the server if the server ends. The log, the process ID and the start parameters of the
+    server are in C(run/) below O(root).
   - A change is kept if the server serves the releases and the checks pass. Otherwise the change is rolled back.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -56,12 +57,12 @@ report:
   type: list
   elements: str
 lacks:
-  description: Requirements that the Python of the server does not meet.
+  description: Required packages (with their versions) that the Python of the server lacks.
   returned: O(state=planned)
   type: list
   elements: str
 python:
-  description: Path of the Python of the container.
+  description: Path of the container's own Python interpreter.
   returned: O(state=planned)
   type: str
 did:
@@ -70,7 +71,7 @@ did:
   type: list
   elements: str
 back:
-  description: Text about what was restored, because the change was not proven.
+  description: Text about what was restored after the change was not proven.
   returned: O(state=started), failure
   type: str
 checks:
@@ -140,7 +141,7 @@ class LocalServer:
 
     @contextmanager
     def with_lease(self) -> Iterator[None]:
-        """Have the lease of the project directory in this context. Raises LeaseError."""
+        """Hold the lease of the project directory during a `with` block. Raises LeaseError."""
         os.makedirs(self.root, exist_ok=True)
         lease.acquire(self.root, self.holder, LEASE_SECONDS, {}, WAIT_SECONDS, watchdog=False)
         try:
@@ -183,7 +184,7 @@ def release_change(plan: List[Item], order: Mapping[str, Any], incoming: str) ->
 
 
 def run(module: request.Module) -> None:
-    """Run the module. The library on the host calls this function. In a module that Ansible copied to the host, `main` calls it."""
+    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
     params = request.merge_request(module, REQUEST)
     root, host, server = params["root"], params["host"], LocalServer(params)
     try:
