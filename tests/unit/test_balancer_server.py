@@ -236,7 +236,7 @@ def test_the_last_ready_server_is_not_drained(haproxy: SmallHaproxy) -> None:
     call(haproxy, state="drained", name="npu2")
     result = call(haproxy, state="drained", kind="rollout")
     assert result["failed"] is True
-    assert result["msg"].startswith("lb1: npu1 is the last server that takes requests, expected another one")
+    assert result["msg"].startswith("lb1: npu1 is the last server that takes requests, expected another server")
     assert states(haproxy) == [("npu1", "ready"), ("npu2", "drained")]
     assert record(haproxy) is None
     assert call(haproxy, state="drained", kind="rollout", check=True)["failed"] is True

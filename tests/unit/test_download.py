@@ -422,7 +422,7 @@ def test_an_object_store_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_rclone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        subject.SourceError, match="rclone is missing on this machine, which object stores need: `apt-get install rclone`"
+        subject.SourceError, match="rclone, which downloads from object stores, is missing on this machine: `apt-get install"
     ):
         subject.size({"url": "s3://models/a.rbln"}, DIGEST, {}, {})
 

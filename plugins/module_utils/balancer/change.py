@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A change of one server of a balancer: drain or undrain it, set its weight, and wait for its requests or its health.
 
-A step reads the servers, changes them, and writes the records and the state file. It holds the lock of the balancer. The lock is
-free while a change waits, so that other processes can change other servers meanwhile.
+A step reads the servers, changes them, and writes the records of drains and the state file. It holds the lock of the balancer.
+While a change waits, the lock is free, so that other processes can change other servers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 class Change:
-    """A change of one server. `warn` gets each warning."""
+    """A change of one server. `warn` is called with the text of each warning."""
 
     def __init__(self, balancer: Balancer, home: str, desired: Desired, check_mode: bool, warn: Callable[[str], None]) -> None:
         servers.check_name(desired.name)
@@ -96,7 +96,7 @@ class Change:
         return describe(server, in_flight, drains.read(self.home).by_server.get(server.name))
 
     def _change_despite_reloads(self) -> Step:
-        """Change the server. Repeat the change if HAProxy was reloaded meanwhile, because the new worker may lack it."""
+        """Change the server. Repeat the change if HAProxy was reloaded meanwhile, because the new worker may lack the change."""
         changed, kept = False, False
         for _attempt in range(MAX_ATTEMPTS):
             self.pid = process(self.balancer.runtime).pid
@@ -110,7 +110,7 @@ class Change:
         raise BalancerError(f"HAProxy was reloaded during each of {MAX_ATTEMPTS} attempts to change {self.desired.name}. Run again")
 
     def _await_reload(self) -> None:
-        """Wait until a reload of HAProxy has ended. The new worker may have read the state file before the change."""
+        """Wait until a reload of HAProxy has ended. Its new worker lacks the change if it read the state file before the change."""
         if not os.path.isdir("/run/systemd/system"):
             return
         deadline = time.monotonic() + RELOAD_TIMEOUT
@@ -217,7 +217,7 @@ class Change:
         serving = servers.serving(all_servers)
         if serving == [server.name] and not self.desired.allow_outage:
             raise BalancerError(
-                f"{server.name} is the last server that takes requests, expected another one that is ready and up. "
+                f"{server.name} is the last server that takes requests, expected another server that is ready and up. "
                 "Nothing was changed. Make another server ready, or allow the outage"
             )
 
@@ -260,7 +260,7 @@ class Change:
     # Requests in flight
 
     def _wait_for_requests(self) -> Dict[str, Any]:
-        """Wait until no request is in flight, and close the remaining requests if `close` is set. Return a part of the result."""
+        """Wait until no request is in flight. With `close`, close the requests that remain. Return the result of the wait."""
         name, began = self.desired.name, time.monotonic()
         at_drain = in_flight = self.balancer.in_flight(name)
         if self.check_mode:

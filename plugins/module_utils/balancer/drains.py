@@ -95,6 +95,6 @@ def locked() -> Iterator[None]:
 
 
 def may_change(kind: str, record: Optional[Mapping[str, Any]]) -> bool:
-    """Return True if a caller of this kind may end or take over the drain with this record. None is a drain by an operator."""
+    """Return True if a caller of this kind may end or take over a drain. Without a `record`, an operator made the drain."""
     owner = record["kind"] if record else KINDS[-1]
     return KINDS.index(kind) >= KINDS.index(owner)

@@ -7,11 +7,11 @@ from __future__ import annotations
 import re
 from typing import List, Optional
 
-# The unit of the distribution, and the drop-in that saves the state of the servers when it reloads or stops
+# HAProxy's unit from the distribution, and the drop-in with which the unit saves the state of the servers at a reload or stop
 UNIT = "haproxy.service"
 DROP_IN = "/etc/systemd/system/haproxy.service.d/50-npufleet.conf"
 CONFIG = "/etc/haproxy/haproxy.cfg"
-# Certificate and key of the balancer, and the CA certificate that clients' certificates are verified with. Only root can read them.
+# The balancer's certificate with its key, and the CA certificate that verifies the clients. Only root can read these files.
 CERTIFICATE, CLIENT_CA = "/etc/haproxy/npufleet/balancer.pem", "/etc/haproxy/npufleet/clients.pem"
 # The file from which HAProxy reads the state of the servers when it starts or reloads
 HOME = "/var/lib/npufleet-balancer"

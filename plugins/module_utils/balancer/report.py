@@ -32,8 +32,8 @@ COUNTERS = (
     "client_aborts",
     "server_aborts",
 )
-# HAProxy may still write lines about the last moments, so a window of traffic ends this many seconds before it is read. The next
-# window starts at the end of this one, so no request is missed or counted twice.
+# HAProxy writes the line of a request shortly after its end. So a window (the time in which traffic is counted) ends this many
+# seconds before it is read. The next window starts at the end of this one, so no request is missed or counted twice.
 MARGIN = 0.05
 
 
@@ -43,8 +43,8 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
     try:
         current = process(balancer.runtime)
     except NotRunning as error:
-        nothing = dict.fromkeys(("process", "version", "records_flaw"))
-        return {"now": now, "running": False, "reason": str(error), **nothing, "config": config_digest(config), "servers": {}}
+        unknown = dict.fromkeys(("process", "version", "records_flaw"))
+        return {"now": now, "running": False, "reason": str(error), **unknown, "config": config_digest(config), "servers": {}}
     servers, old = balancer.servers(), balancer.old_in_flight()
     rows = by_protocol(parse_stat(balancer.runtime.command("show stat")))
     records = drains.read(home)
@@ -62,7 +62,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         "servers": found,
     }
     if since is not None:
-        # A configuration without servers is not from this project, so HAProxy has no ring of this project (traffic.RING).
+        # If HAProxy has no server of this project, it runs another configuration, which does not define the ring (traffic.RING).
         requests, complete = _requests(balancer, current, since, now) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():

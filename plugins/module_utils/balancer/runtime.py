@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands to a running HAProxy, and its answers as typed rows.
 
-HAProxy answers on two sockets. The runtime socket reaches the current worker. The master socket also reaches old workers: a reload
-leaves them running until their last session ends. `Runtime` limits the size and the time of each answer.
+HAProxy answers on two sockets. The runtime socket reaches the current worker. The master socket also reaches old workers, which
+keep running after a reload until their last session ends. `Runtime` limits the size and the time of each answer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Runtime:
             raise NotRunning(f"HAProxy cannot be queried on {self.path}: {error.strerror or error}. Is it running?") from None
 
     def _answer(self, request: bytes) -> bytes:
-        """Return the answer. Retry during a reload of HAProxy, because it does no harm to repeat a command."""
+        """Return the answer. Retry while HAProxy is reloaded. A repeated command does no harm."""
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:
@@ -261,7 +261,7 @@ def _header(row: Sequence[str], columns: Tuple[str, ...], command: str) -> List[
 
 
 def _count(text: str, command: str) -> int:
-    """Return a number of at most 18 digits. An empty field is 0."""
+    """Return the number in a field of at most 18 digits. An empty field counts as 0."""
     if text and not re.fullmatch(r"[0-9]{1,18}", text):
         raise BalancerError(f"HAProxy's answer to `{command}` has {one_line(text)!r}, expected a number")
     return int(text or 0)

@@ -34,8 +34,8 @@ UP, DOWN, UNKNOWN = "up", "down", "unknown"
 class Server(NamedTuple):
     """A server of both backends.
 
-    `health` is the health of the HTTP server, which the gRPC server tracks. `state` is
-    `drained` if the HTTP server or the gRPC server is drained.
+    `health` is the health of the server for HTTP. The server for gRPC tracks it (HAProxy's option `track`). `state` is `drained` if
+    the server is drained for HTTP or for gRPC.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Server(NamedTuple):
     health: str
     # Requests and streams in flight in the current worker
     in_flight: int
-    # Commands that make both servers ready again
+    # Commands that make the server ready again for both protocols
     undrain: List[str]
-    # True if neither the HTTP server nor the gRPC server takes new requests
+    # True if the server takes new requests over neither protocol
     idle: bool
 
 
@@ -101,11 +101,11 @@ class Balancer:
         return self.server(name).in_flight + self.old_in_flight().get(name, 0)
 
     def drain(self, name: str) -> None:
-        """Drain a server. It finishes its requests and takes no new ones, over HTTP and gRPC. Raises BalancerError."""
+        """Drain a server: over HTTP and gRPC, it finishes its requests and takes no new ones. Raises BalancerError."""
         self.runtime.execute(f"set server {BACKENDS['http']}/{name} state drain")
 
     def undrain(self, server: Server) -> None:
-        """Make a server ready, with both protocols. Raises BalancerError."""
+        """Make a server ready for both protocols. Raises BalancerError."""
         for command in server.undrain:
             self.runtime.execute(command)
 
@@ -123,7 +123,7 @@ class Balancer:
         for backend in BACKENDS.values():
             self.runtime.execute(f"shutdown sessions server {backend}/{name}")
         for worker in self.old_workers():
-            # An old worker refuses commands for its stopped backends, but not for single sessions.
+            # An old worker refuses commands for its stopped backends, but it accepts commands for single sessions.
             for session in parse_sessions(worker.command("show sess"), name):
                 answer = worker.command(f"shutdown session {session}").strip()
                 # The session may have ended since it was listed.

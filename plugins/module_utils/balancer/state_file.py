@@ -69,7 +69,7 @@ def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
 
 
 def complete_state(state: str, config: str) -> str:
-    """Return a state with one row for each server of a configuration. Drains, weights and results of checks are taken over.
+    """Return a state with one row for each server of a configuration. Known servers keep their drains, weights and check results.
 
     A server that is new, or has moved to another address or port, is down until its checks pass. Rows of servers that are
     not in the configuration are removed.
@@ -85,7 +85,7 @@ def complete_state(state: str, config: str) -> str:
 
 
 def _rows(state: str) -> Dict[Tuple[str, str], Dict[str, str]]:
-    """Return {(backend, server): row} of a saved state. Return no rows if a column is missing. All servers then count as new."""
+    """Return {(backend, server): row} of a saved state, or {} if a column is missing. All servers then count as new."""
     lines = state.splitlines()
     header = lines[1].split()[1:] if len(lines) > 1 and lines[0] == VERSION else []
     if any(column not in header for column in COLUMNS):
@@ -104,7 +104,7 @@ def _new_row(backend: str, name: str, server: ConfiguredServer) -> Dict[str, str
 
 
 def _has_moved(before: str, address: str) -> bool:
-    """Return True if a server has another IP address. Host names are not compared, because HAProxy resolves them to addresses."""
+    """Return True if a server has another IP address. A host name is not compared, because the state has its resolved address."""
     return before != "-" and re.fullmatch(r"[0-9.]+|.*:.*", address) is not None and before != address
 
 

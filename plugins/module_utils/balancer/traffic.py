@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traffic of a balancer in a window of time, from the lines that HAProxy keeps in memory for finished requests.
 
-HAProxy writes one line for each finished request into a ring buffer in its memory. The line contains the path of the request,
-which the client chooses, so lines that do not match the format are skipped.
+HAProxy writes one line for each finished request into a ring buffer (ring) in its memory. The line contains the path of the
+request. A client can send any path, so lines that do not match the format are skipped.
 
 A window counts finished inference requests by server and protocol:
 
@@ -126,21 +126,21 @@ def failure(request: Request) -> Optional[str]:
 
 
 class Ring(NamedTuple):
-    """The requests of a window in the memory of a worker. `covers` is False if the worker no longer has all of them."""
+    """The requests of a window in the memory of a worker. `covers` is False if the worker has lost requests of the window."""
 
     requests: List[Request]
     covers: bool
 
 
 def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
-    """Return the requests that finished from `since` until before `until` (seconds since 1970).
+    """Return the requests in a ring that finished from `since` until before `until` (seconds since 1970).
 
     A full ring has lost the requests before its oldest line.
     """
     requests: List[Request] = []
     oldest = math.inf
     lines = text.split("\n", MAX_LINES)
-    # Most lines of a full ring are older than the window. Only the first of them is parsed, to get the time of the oldest line.
+    # Most lines of a full ring are older than the window. Of these, only the first is parsed, for the time of the oldest line.
     window_start = f"{MARK} {max(since, 0) * 1000:013.0f}"
     for line in lines[:MAX_LINES]:
         if oldest <= since and line[: len(window_start)] < window_start:
@@ -208,11 +208,11 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> Dict[str, Any]:
 
 
 def quantile(latency: Mapping[str, int], share: float) -> Optional[int]:
-    """Return the upper bound in ms of the latency that this share of the requests does not exceed, or None without requests."""
-    needed, counted = math.ceil(share * sum(latency.values())), 0
+    """Return the latency in ms that this share of the requests does not exceed (an upper bound), or None without requests."""
+    rank, counted = math.ceil(share * sum(latency.values())), 0
     for bound in sorted(latency, key=int):
         counted += latency[bound]
-        if counted >= max(needed, 1):
+        if counted >= max(rank, 1):
             return int(bound)
     return None
 

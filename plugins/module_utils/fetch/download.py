@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads of large files from web servers, object stores and bundles, by the controller or by hosts.
 
-An interrupted download is resumed: from web servers by a Range request, from object stores by an offset of rclone. The caller
-verifies the digest. `options` are settings that are not secret: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
+A bundle is a directory or tar with blobs. An interrupted download is resumed: from web servers by a Range request, from object
+stores by an offset of rclone. The caller verifies the digest.
+
+`origin` is the source of a file: {"url"}, {"bundle": its path}, or for a file that the controller has compiled {"file": its path}.
+`options` are settings that are not secret: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
 "gs": {"endpoint"}}. `secrets` is {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
 """
 
@@ -48,7 +51,7 @@ def display_name(origin: Mapping[str, Any]) -> str:
 
 
 def blobs_in_bundle(path: str) -> Dict[str, int]:
-    """Return {digest: size} of the blobs in a bundle: a directory with blobs/sha256/<digest>, or a tar of such a directory."""
+    """Return {digest: size} of the blobs in a bundle: a directory with files blobs/sha256/<digest>, or a tar of that directory."""
     if not path:
         return {}
     with _source_errors(path):
@@ -61,7 +64,7 @@ def blobs_in_bundle(path: str) -> Dict[str, int]:
 
 @contextmanager
 def _source_errors(path: str) -> Iterator[None]:
-    """Turn every error while a bundle is read into a SourceError."""
+    """Turn each error of code that reads a bundle into a SourceError."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
@@ -120,7 +123,10 @@ def _from_bundle(path: str, digest: str, sink: Any, check_cancelled: Callable[[]
 
 
 def size(origin: Mapping[str, Any], digest: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
-    """Return the size of a file at its source, or None if the source does not report it. Raises SourceError without access."""
+    """Return the size of a file at its source, or None if the source does not report it.
+
+    Raises SourceError if the file cannot be accessed.
+    """
     if origin.get("bundle"):
         return blobs_in_bundle(origin["bundle"]).get(digest)
     if origin.get("file"):
@@ -151,9 +157,9 @@ def fetch(
 ) -> None:
     """Download a file to `target`, or the rest of a partial file. `check_cancelled` is called between blocks and may raise.
 
-    An interrupted connection is opened again as long as bytes arrive at the minimum rate (source.py). The download fails if the
-    file does not have the `size` of its origin. The next run resumes a partial file. If the disk is full, or the file is larger
-    than announced, the partial file is removed.
+    If a connection ends too early, the download continues over a new one, within the limits of source.py. The download fails if the
+    file does not have the `size` of its origin. The partial file of a failed download stays, and the next run resumes it. But if
+    the disk is full, or the file is larger than announced, the partial file is removed.
     """
     source = Source(origin.get("size"))
     while True:

@@ -109,7 +109,7 @@ def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
 
 
 def environment(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment that configures rclone. Other users can see the arguments of rclone, but not its environment."""
+    """Return the environment that configures rclone. Unlike arguments of a process, other users cannot see its environment."""
     kind = str(store_of(url))
     store_options = dict(options.get(kind) or {})
     rclone = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": store_options.get("endpoint")}
@@ -130,14 +130,14 @@ def environment(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]
 
 @contextmanager
 def _rclone(arguments: List[str], url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
-    """Run rclone for one object without a configuration file. The caller reads its exit code and errors with `_exit_error`."""
+    """Run rclone for one object, without a configuration file. The caller reads the result of rclone with `_exit_error`."""
     program = shutil.which("rclone")
     if not program:
-        raise SourceError("rclone is missing on this machine, which object stores need: `apt-get install rclone`")
+        raise SourceError("rclone, which downloads from object stores, is missing on this machine: `apt-get install rclone`")
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
     settings = {**untranslated(), **environment(url, options, secrets)}
-    # rclone fails with this variable of Amazon's tools, so rclone's own variable is set instead.
+    # rclone fails if this variable of Amazon's tools is set, so its value moves to rclone's own variable.
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:
         settings.setdefault("RCLONE_CA_CERT", bundle)
@@ -171,7 +171,7 @@ def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
 
 
 def _exit_error(process: Any) -> Optional[str]:
-    """Return the last error message of rclone if it failed, otherwise None."""
+    """Wait for the end of rclone. Return its last error message if it failed, or None if it succeeded."""
     try:
         code = process.wait(INTERVAL_SECONDS)
     except subprocess.TimeoutExpired:

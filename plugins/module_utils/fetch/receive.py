@@ -3,8 +3,8 @@
 """The steps of a transfer on the host: prepare the directory, download files, and move all files into the store.
 
 `order` is the request of the controller: {"do": the step, "user": the connecting user, "by": the person, "blobs": {digest: origin},
-"fetch_options": `options` of download.py, "bundle": a path on this host}. An origin has the fields of download.py,
-perhaps `size`, and `source`, a name for messages.
+"fetch_options": `options` of download.py, "bundle": a path on this host}. An origin has the fields that download.py reads, the
+name `source` for messages, `pull` (True if this host downloads the blob itself), and `size` if it is known.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign
 
-# Seconds without a sign of the controller after which a download ends and releases its lock
+# Seconds without a sign of the controller after which this host ends a download and releases the lock of the directory
 MAX_SILENCE = 60.0
 # Largest size of a controller's name in bytes, and the name of an unknown controller
 MAX_NAME, UNKNOWN = 800, "another controller"
 
 
 def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Run one step of a transfer. Return {"busy": name} if another controller transfers to this host. Raises StoreError."""
+    """Run one step of a transfer. Return {"busy": its name} if another controller transfers to this host. Raises StoreError."""
     steps: Dict[str, Callable[..., Dict[str, Any]]] = {"prepare": _prepare, "take": _take, "drop": _drop}
     try:
         return steps[order["do"]](root, incoming, order, secrets)
@@ -54,7 +54,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """Make the connecting user the owner of the directory and the files in it, because rsync only resumes files of its user."""
+    """Make the connecting user the owner of the directory and its files, because rsync as this user resumes only its own files."""
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
@@ -88,7 +88,7 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
     pulls = {digest: blob for digest, blob in order["blobs"].items() if blob.get("pull") and blobs.flaw(root, digest)}
     if pulls:
         _pull(root, incoming, pulls, order, secrets)
-    # New blobs do not affect other runs, so the lock of the store is not needed.
+    # New blobs do not affect other runs, so this code does not take the lock of the store.
     store.make_directories(root)
     blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: blob["source"] for digest, blob in order["blobs"].items()})
     return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
@@ -97,7 +97,7 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 def _pull(
     root: str, incoming: str, pulls: Dict[str, Mapping[str, Any]], order: Mapping[str, Any], secrets: Mapping[str, str]
 ) -> None:
-    # The import is here, because most hosts download nothing, and the import of TLS is slow.
+    # Most hosts download nothing, and this module imports TLS, which is slow. So it is imported only here.
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 
     options = order["fetch_options"]
@@ -152,7 +152,7 @@ def cancellation(incoming: str) -> Callable[[], None]:
 
 
 def _drop(_root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Remove the partial files of these blobs, so that they do not fill the disk. Return {"dropped": {digest: size}}."""
+    """Remove the partial files of the blobs in `order`, so that they do not fill the disk. Return {"dropped": {digest: size}}."""
     with blobs.locked(incoming, wait=False):
         dropped = {digest: size for digest, size in sorted(blobs.arrived(incoming).items()) if digest in order["blobs"]}
         for digest in dropped:

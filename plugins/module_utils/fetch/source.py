@@ -10,8 +10,8 @@ from typing import Any, Callable, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import FRAMING_FACTOR, MAX_LINE, MAX_LINES, Budget
 
 BLOCK_BYTES = 1 << 20
-# A download fails after this many interrupted attempts in a row that were slower than MIN_RATE. It also fails if it restarts from
-# the first byte more often than this.
+# A download fails after this many interrupted attempts in a row that were slower than MIN_RATE. It also fails if it has to restart
+# from the first byte more than this many times.
 MAX_TRIES = 3
 # A download fails after this many interrupted attempts, even if they were fast
 MAX_ATTEMPTS = 100
@@ -32,7 +32,7 @@ class ConnectionLost(Exception):
 
 
 class Source:
-    """The size and ETag that a source announced for a file, and its interruptions so far."""
+    """The size and ETag that a web server or object store announced for a file, and the interruptions of the download so far."""
 
     def __init__(self, size: Optional[int]) -> None:
         self.size, self.tag = size, ""
@@ -85,7 +85,7 @@ class Source:
 
 
 class FileBudget(Budget):
-    """The limits of one attempt. Before the body, the limits of an exchange apply. In the body, each interval needs MIN_RATE."""
+    """The limits of one attempt. Until the body begins, the limits of an exchange apply. Then each interval needs MIN_RATE."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(INTERVAL_SECONDS, MAX_HEAD)

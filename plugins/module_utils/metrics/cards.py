@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The readings of the cards as metrics. An unknown reading has no series."""
+"""The readings of the cards as metrics. A reading that is unknown is left out."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def expiry(path: str) -> float:
     blocks = _CERTIFICATE.findall(text)
     if not blocks:
         raise Unreadable("it has no certificate in PEM")
-    # If only some of the certificates were read, another one could expire earlier.
+    # The certificate that expires first could be among those beyond the limits.
     if len(text) > MAX_SIZE or len(blocks) > MAX_CERTIFICATES:
         raise Unreadable(f"it has more than {MAX_CERTIFICATES} certificates or {MAX_SIZE} characters")
     return min(_end(openssl, block) for block in blocks)

@@ -64,7 +64,7 @@ def cards_page(settings: Settings) -> str:
 def host_page(settings: Settings, change: bool) -> str:
     """Return the metrics of the host."""
     mark = lease.maintenance(os.path.join(settings.root, lease.MAINTENANCE_FILE))
-    # If a record has no valid time, its condition (maintenance, limited traffic or a hold) counts from now on.
+    # If a record has no valid time, its condition (maintenance, limited traffic or a hold) counts as if it had just begun.
     maintenance = _since(mark, time.time())
     if settings.npu_host:
         found = host.families(read_server(settings, change, maintenance))
@@ -95,7 +95,7 @@ def read_server(settings: Settings, change: bool, maintenance: Optional[float]) 
 
 
 def drained_servers() -> textfile.Families:
-    """Return the metrics of the drained servers of this load balancer. There are none if HAProxy does not answer."""
+    """Return the metrics of the drained servers of this load balancer, or {} if HAProxy does not answer."""
     try:
         servers = Balancer(SOCKET, MASTER).servers()
     except BalancerError as error:
@@ -144,14 +144,14 @@ def read_container(observer: Observer) -> Tuple[Dict[str, host.Stubs], Optional[
         page = observer.metrics()
         index = observer.index() if page is not None else None
         ready = observer.ready(index or {}).served
-        needed: Dict[str, int] = collections.Counter()
+        instance_counts: Dict[str, int] = collections.Counter()
         for entry in ready:
-            needed[entry.model] += len(entry.instances)
+            instance_counts[entry.model] += len(entry.instances)
         missing = observer.missing_instances(init, ready)
     except Failure as failure:
         warn(f"{failure}. {failure.next_step}")
         return {}, None
-    return host.count_stubs(needed, missing, page or {}), shm
+    return host.count_stubs(instance_counts, missing, page or {}), shm
 
 
 def shared_memory(init: int) -> Optional[Tuple[int, int]]:
@@ -168,9 +168,9 @@ def run(config: str) -> int:
     settings = load(config, Settings)
     change = is_changing(settings.root)
     try:
-        # The directory belongs to node exporter. This call fails if it is missing, because durable.write would create it.
+        # The directory belongs to node exporter. If it is missing, this call raises an error, while durable.write would create it.
         os.stat(settings.directory)
-        # The vendor's tool opens the cards. During a change, a run may reload the driver, which fails if a card is open.
+        # The vendor's tool opens the cards. A run that changes the host may reload the driver, which fails if a card is open.
         if settings.npu_host and not change:
             durable.write(os.path.join(settings.directory, CARDS_FILE), cards_page(settings))
         durable.write(os.path.join(settings.directory, HOST_FILE), host_page(settings, change))

@@ -30,7 +30,7 @@ FAULT_METRIC = "rbln_device_fault"
 
 
 class Stubs(NamedTuple):
-    """The numbers of processes of a model. A `hung` process waits for an NPU that does not answer."""
+    """The numbers of processes (stubs) of a model by state. A `hung` process waits for an NPU that does not answer."""
 
     running: int
     missing: int
@@ -38,7 +38,7 @@ class Stubs(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The facts of a host. Times are in seconds since 1970. Unknown facts, and times of conditions that are not true, are None."""
+    """The facts of a host. Times are in seconds since 1970. None means that a fact is unknown, or that a condition is not true."""
 
     now: float
     # {model: its desired state with "versions" and "release"}
@@ -104,18 +104,19 @@ def _failed(version: Mapping[str, Any]) -> bool:
 
 
 def count_stubs(
-    needed: Mapping[str, int], missing: Mapping[str, List[str]], page: Mapping[str, List[Tuple[Dict[str, str], float]]]
+    instance_counts: Mapping[str, int], missing: Mapping[str, List[str]], page: Mapping[str, List[Tuple[Dict[str, str], float]]]
 ) -> Dict[str, Stubs]:
-    """Return the processes of each model.
+    """Return {model: numbers of its processes by state}.
 
-    `needed` is {model: number of instances}, `missing` is {model: instances without a process}, `page` has Triton's metrics.
+    `instance_counts` is {model: number of instances}, `missing` is {model: instances without a process}, `page` has Triton's
+    metrics.
     """
     silent: Dict[str, Set[Tuple[str, str]]] = {}
     for labels, value in page.get(FAULT_METRIC, []):
         if value > 0:
             silent.setdefault(labels.get("model", ""), set()).add((labels.get("version", ""), labels.get("instance", "")))
     found = {}
-    for model, count in needed.items():
+    for model, count in instance_counts.items():
         missing_count = min(len(missing.get(model, ())), count)
         hung = min(len(silent.get(model, ())), count - missing_count)
         found[model] = Stubs(count - missing_count - hung, missing_count, hung)

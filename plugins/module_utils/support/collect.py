@@ -69,7 +69,7 @@ GRACE_SECONDS = 3
 
 
 class Item(NamedTuple):
-    """A file of the bundle. `get` reads its content. `seconds` is a time limit that replaces a lower general limit."""
+    """A file of the bundle. `get` reads its content. `seconds` is its own time limit if this is higher than the general limit."""
 
     name: str
     get: Callable[[], Any]
@@ -79,7 +79,7 @@ class Item(NamedTuple):
 def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
     """Read the items one after the other, and return ({name: content}, errors). `deadline` is a time of `time.monotonic`.
 
-    Each item is read in a thread, which is abandoned if the kernel or a file server does not respond.
+    A thread reads each item. If the kernel or a file server does not respond to the thread, the thread is abandoned.
     """
     found: Dict[str, Any] = {}
     errors: List[str] = []
@@ -144,7 +144,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         name = f"journal/{unit.rstrip('*')}.txt"
         return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
 
-    yield from (Item(f"state/{name}.json", _state(name, element)) for name, element in options["desired"].items())
+    yield from (Item(f"state/{name}.json", _state(name, desired)) for name, desired in options["desired"].items())
     yield Item("host/maintenance.json", _optional(lambda: read_file(options["root"] + "/maintenance.json", limits)))
     yield Item("host/watchdog.json", _optional(lambda: read_file(options["root"] + "/watchdog.json", limits)))
     # The bundle has the result of the probe, but not the checks with their golden data.
@@ -202,7 +202,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
 
 def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
-    """Yield the items of a load balancer. The ring is left out, because clients choose the paths of requests in it."""
+    """Yield the items of a load balancer. HAProxy's log of requests is left out, because clients choose the paths in it."""
     yield Item("balancer/haproxy.cfg", lambda: read_file(balancer_files.CONFIG, limits))
     yield Item("balancer/drop-in.conf", _optional(lambda: read_file(balancer_files.DROP_IN, limits)))
     yield Item("balancer/drains.json", _optional(lambda: read_file(f"{drains.HOME}/{drains.RECORDS}", limits)))
@@ -214,7 +214,7 @@ def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
 
 
 def _system() -> str:
-    """Return the content of /etc/os-release. It is a link on most systems, and read_file refuses links."""
+    """Return the content of /etc/os-release without read_file, which refuses links. On most systems, this file is a link."""
     found = read_text("/etc/os-release")
     if found is None:
         raise Missing("there is no /etc/os-release")

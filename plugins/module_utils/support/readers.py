@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 def tail(raw: bytes, size: int) -> str:
     """Return the last complete lines, at most `size` bytes.
 
-    A cut line may contain a part of a secret, which redaction does not find. So the cut line is left out.
+    A line that is cut at its beginning is left out. It may contain a part of a secret, and redaction finds only complete secrets.
     """
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
@@ -62,7 +62,7 @@ def tail(raw: bytes, size: int) -> str:
 
 
 def complete_or_length(text: str) -> str:
-    """Return a text, or only its length if it is too long. Redaction would miss a secret at the end of a cut text."""
+    """Return a text, or only its length if it is too long. It is not cut, because redaction would miss a cut secret at the end."""
     return text if len(text) <= 300 else f"({len(text)} characters)"
 
 
@@ -90,7 +90,7 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
 
 
 def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[bytes, bool]:
-    """Return the last bytes of the output, and True if the process ended within its time limit. Otherwise kill the process."""
+    """Return the last bytes of the output, and True if the process ended within its time limit. Kill a process that did not."""
     deadline = time.monotonic() + limits.seconds
     raw = bytearray()
     if process.stdout is None:
@@ -169,7 +169,7 @@ def response_body(
 
 
 def list_tree(root: str) -> str:
-    """Return a line for each entry below a directory, as `describe_path` does."""
+    """Return a line for each entry below a directory, in the form of `describe_path`."""
     if not os.path.isdir(root):
         raise Unavailable(f"there is no {root}")
     lines: List[str] = []

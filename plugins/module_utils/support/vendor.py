@@ -27,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 
 # Largest size in bytes of the script at the beginning of an installer. A binary archive follows the script.
 SCRIPT_BYTES = 1 << 16
-# An installer without the option --help might begin to install. So it runs with the right to read files only.
+# An installer that does not know the option --help might begin to install. So its only right is to read files.
 READ_ONLY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"),

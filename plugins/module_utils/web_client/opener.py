@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to web servers with urllib, limited by one budget that covers redirects, proxies, TLS and the response.
+"""Requests to web servers with urllib. One budget (exchange.py) limits the seconds and bytes of a request as a whole.
 
-urllib's own timeout starts again with each received byte, address and redirect. urllib also reads the whole body of a redirect.
+It covers redirects, proxies, TLS and the response. urllib's own timeout is no such limit: it starts again with each received byte,
+address and redirect. urllib also reads the whole body of a redirect.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class _Connection(http.client.HTTPConnection):
             parts = urllib.parse.urlsplit("//" + host)
             self._target = (parts.hostname or "", port or parts.port or self.default_port, dict(headers or {}))
         except ValueError:
-            raise http.client.InvalidURL("the address behind a proxy is invalid") from None
+            raise http.client.InvalidURL("the address to reach through the proxy is invalid") from None
 
     def connect(self) -> None:
         connected = connect(self.host, self.port, self._budget)
