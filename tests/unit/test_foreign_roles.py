@@ -369,9 +369,9 @@ def test_no_task_has_a_secret_in_its_environment(path: Path) -> None:
 # Modules that bring a file by way of the connecting user's directory, whose inode it then is; and that read what a path leads to
 BY_WAY_OF_THE_USER = re.compile(r"ansible\.builtin\.(copy|template|unarchive|assemble|script|fetch|slurp)")
 TAKEN_OVER = {
-    "roles/model_compile/tasks/model.yml: Copy the source from the controller": "taken over by the next task",
-    "roles/model_compile/tasks/fetch.yml: Read the record": "in a directory of root's, where it was taken over",
-    "roles/rbln_driver/tasks/fetch_package.yml: Copy the package from the controller": "taken over in the same block",
+    "roles/model_compile/tasks/model.yml: Copy the source of the model from the controller": "taken over by the next task",
+    "roles/model_compile/tasks/fetch.yml: Read the record of the compiled file": "in a directory of root, where it was taken over",
+    "roles/rbln_driver/tasks/fetch_package.yml: Copy the driver package from the controller": "taken over in the same block",
     "roles/triton_image/tasks/base_archive.yml: Copy the archive of the base image from the controller": "taken over there",
     "roles/triton_image/tasks/wheels_pushed.yml: Copy the wheelhouse from the controller": "taken over by the next task",
     "roles/docker_engine/tasks/configure.yml: Read daemon.json": "in a directory of root's",
@@ -406,7 +406,7 @@ def test_what_a_container_can_write_to_is_below_a_directory_of_roots() -> None:
     """Its root can make files that run as root, and open the directory that it has to every account of the host."""
     tasks = {task["name"]: task for task in tasks_of(load(ROOT / "roles/model_compile/tasks/model.yml"))}
     making = tasks["Create an empty directory with the compile program and its spec"]
-    compiling = tasks["Compile in a container"]
+    compiling = tasks["Compile the model in a container"]
     made = {entry["path"]: entry["mode"] for entry in making["npufleet.triton.host_files"]["directories"]}
     (volume,) = compiling["community.docker.docker_container"]["volumes"]
     mounted = volume.partition(":")[0]

@@ -158,7 +158,7 @@ def test_an_archive_that_arrives_changed_is_not_pinned(stage: Stage) -> None:
     (stage.place / "tamper").touch()
     code, output = stage.run("build", "publish")
     assert code == 2, output
-    assert "arrived with SHA-256" in output and "It was not used" in output
+    assert "arrived with SHA-256" in output and "The file was not used" in output
     built = stage.read("lock.json")["24.01"]
     assert (built["id"], "archive" in built) == (BUILT, False)
     # What was built is kept: the next run saves it, and builds nothing
