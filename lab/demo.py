@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Demo from a bare machine to hosts that recognize digits and classify photographs: lab, site.yml, status, check, table, report."""
+"""Run the demo, from a bare machine to hosts that recognize digits and classify photographs.
+
+The steps are: start the lab, run site.yml, status.yml and check.yml, print a table, and name the report.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def main() -> int:
     print(f"\ndemo: {time.monotonic() - began:.0f} s in all\n", flush=True)
     table = (sys.executable, "lab/demo_table.py", "--hosts", ",".join(hosts))
     shown = subprocess.run(table, cwd=ROOT, check=False).returncode
-    # status.yml has rendered the report, and check.yml has rendered it again with both parts.
+    # status.yml rendered the report, and check.yml rendered it again with the check results.
     report = ROOT / "build/report/index.html"
     print(f"demo: the report is {report}" if report.exists() else "demo: there is no report", flush=True)
     return drifted or failed or shown or not report.exists()

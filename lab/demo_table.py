@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Print the state of the demo hosts: versions, cards, models with digests, and ten digits and two photographs with their labels.
 
-Reads build/status.json and build/check/<host>.json. The last line counts serving hosts and passed checks. Exit 1 on any failure.
+The input is build/status.json and build/check/<host>.json. The last line counts the serving hosts and the passed checks. After any
+failure, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LEVELS = 16  # Highest grey level of a digit's pixels
 GREYS = (232, 255)  # First and last grey of the 256-colour palette
 PHOTOGRAPH_WIDTH = 32  # Width of a photograph in characters
 LABELS = 3  # Number of labels to print for each photograph
-# Separator between the texts of an answer in a result
+# Separator between the labels of one answer in a check result
 SEPARATOR = " | "
 # Characters from dark to light, for photographs on terminals without colours
 SHADES = " ░▒▓█"
@@ -43,11 +44,11 @@ def read(path: Path) -> Any:
         return None
 
 
-def value_at(found: Any, *keys: str) -> Any:
-    """Return the value below these keys, or None if one is missing."""
+def value_at(value: Any, *keys: str) -> Any:
+    """Return the value below these keys, or None if a key is missing."""
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def facts(status: Mapping[str, Any]) -> list[str]:
@@ -66,8 +67,8 @@ def facts(status: Mapping[str, Any]) -> list[str]:
     card_texts = [" ".join(str(card.get(key, "?")) for key in ("device", "name", "status")) for card in cards]
     lines = ["  " + "   ".join(f"{name} {version or 'unknown'}" for name, version in versions.items())]
     lines.append(f"  cards   {', '.join(card_texts) or 'none'}")
-    for model, found in sorted((value_at(actual, "server", "served") or {}).items()):
-        for version, entry in sorted(found.items()):
+    for model, served_versions in sorted((value_at(actual, "server", "served") or {}).items()):
+        for version, entry in sorted(served_versions.items()):
             digests = "".join(f", {name} {short(entry[name])}" for name in ("source", "release") if entry.get(name))
             lines.append(f"  model   {model} version {version} {entry.get('state')}{digests or ', digest unknown'}")
     return lines
@@ -79,7 +80,7 @@ def short(digest: str | None) -> str:
 
 
 def draw(image: Sequence[int], colour: bool) -> list[str]:
-    """Return the lines of a square image. Each character is a half block for two pixels, in grey if the terminal has colours."""
+    """Return the lines of a square image. Each character shows two pixels as half blocks, in grey if the terminal has colours."""
     side = math.isqrt(len(image))
     image = [min(max(value, 0), LEVELS) for value in image]
     rows = [image[start : start + side] for start in range(0, side * side, side)]

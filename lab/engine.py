@@ -1,4 +1,4 @@
-"""The Docker engine of the lab: the engine of the machine if it answers, otherwise one that the lab starts and stops."""
+"""The Docker engine of the lab: the engine of the machine, or a separate engine that the lab starts and stops if none answers."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def start() -> None:
     require_machine()
     if answers():
         if capability_missing() and not is_ours():
-            found = docker("info", "--format", "{{.DefaultRuntime}}")
-            if found != "npufleet-lab":
+            runtime = docker("info", "--format", "{{.DefaultRuntime}}")
+            if runtime != "npufleet-lab":
                 raise LabError(
-                    f"the engine's runtime is {found} on a machine without CAP_SYS_RESOURCE, expected a runtime that "
+                    f"the engine's runtime is {runtime} on a machine without CAP_SYS_RESOURCE, expected a runtime that "
                     "can start privileged containers here: stop that engine, then the lab starts a separate engine"
                 )
         return
@@ -176,7 +176,7 @@ def other_engines() -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # The process has ended since it was listed.
+        except OSError:  # The process has ended meanwhile.
             continue
         if line[0] == "dockerd" and "--config-file" in line:
             config = line[line.index("--config-file") + 1]

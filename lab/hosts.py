@@ -16,7 +16,7 @@ from settings import ARTEFACT_PORT, ARTEFACTS, LABEL, OPS_USER, Lab, LabError, h
 from standins import kernel_package
 
 OPS_HOST = "ops1"
-# Largest number of load balancers, and the number of the first one. Lower numbers belong to the NPU hosts, at most 200.
+# The most load balancers, and the host number of the first load balancer. The NPU hosts, at most 200, have lower numbers.
 MAX_BALANCERS, FIRST_BALANCER = 9, 221
 # On a machine with control groups of version 1, the systemd of Debian 13 needs the parameters CGROUP_V1.
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
@@ -181,7 +181,7 @@ def _create(lab: Lab, name: str, system: str, cards: dict | None, artefact_login
 
 
 def _write_file(lab: Lab, name: str, path: str, text: str) -> None:
-    """Copy a file into a host, which does not have to run."""
+    """Copy a file into a host, even if the host is stopped."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         entry = tarfile.TarInfo(path)

@@ -59,7 +59,7 @@ def _debootstrap(image: str, suite: str) -> None:
 
 
 def slim(rootfs: Path) -> None:
-    """Remove documentation and translations like Debian's slim images, and exclude them from packages that are installed later."""
+    """Remove documentation and translations, as Debian's slim images do, and exclude them from later installations of packages."""
     for name in NOT_SLIM:
         for path in (rootfs / "usr/share" / name).rglob("*"):
             if not path.is_dir() or path.is_symlink():

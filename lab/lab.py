@@ -98,7 +98,7 @@ def up(lab: Lab) -> None:
         built = image_builder.submit(images_of, systems, rows)
         for name in rows:
             standins.ensure_index(name)
-        # The cards of a host stay the same when it is upgraded to the other row.
+        # A host keeps its cards during an upgrade to the other row, so the models of both rows are for the same type of card.
         models = {name: standins.ensure_models(name, card) for name in rows}
     triton_archives = built.result()
     hosts.prepare_state(lab)
@@ -143,9 +143,9 @@ def systems_of(count: int, balancers: int, known: dict[str, str]) -> dict[str, s
 def chosen_systems(variable: str = NPU_SYSTEMS) -> list[str]:
     """Return the systems of an environment variable, in its order."""
     chosen = (os.environ.get(variable) or FIRST_SYSTEM).split(",")
-    strange = sorted(set(chosen) - set(SYSTEMS))
-    if strange:
-        raise LabError(f"{variable} has {', '.join(strange)}, expected some of {', '.join(SYSTEMS)}")
+    unknown = sorted(set(chosen) - set(SYSTEMS))
+    if unknown:
+        raise LabError(f"{variable} has {', '.join(unknown)}, expected some of {', '.join(SYSTEMS)}")
     return chosen
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "lab"
 ARTEFACTS = BUILD / "artefacts"
 LABEL = "npufleet.lab"
-# Systems of hosts in release rows, and their Debian names
+# {operating system as release rows name it: the code name of this Debian release}
 SYSTEMS = {"debian-12": "bookworm", "debian-13": "trixie"}
 # System of the operations host and of the images of Triton
 FIRST_SYSTEM = "debian-12"
@@ -73,11 +73,11 @@ class Lab:
 
 
 def current_lab() -> Lab:
-    """Return the lab of the environment variables LAB (`lab`), LAB_SUBNET (a /24, default by name) and LAB_CPU_SHARES (1024)."""
+    """Return the lab of the environment variables LAB, LAB_SUBNET (a /24; the default depends on the name) and LAB_CPU_SHARES."""
     name = os.environ.get("LAB") or FIRST_LAB
-    numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244}
-    numbers.update(models=245, runfile=246, rollout=247, monitoring=248)
-    subnet = os.environ.get("LAB_SUBNET") or f"172.31.{numbers.get(name, 243)}.0/24"
+    third_bytes = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244}
+    third_bytes.update(models=245, runfile=246, rollout=247, monitoring=248)
+    subnet = os.environ.get("LAB_SUBNET") or f"172.31.{third_bytes.get(name, 243)}.0/24"
     if not subnet.endswith(".0/24"):
         raise LabError(f"LAB_SUBNET is {subnet}, expected an IPv4 /24 such as 172.31.240.0/24")
     shares = os.environ.get("LAB_CPU_SHARES") or "1024"

@@ -41,7 +41,7 @@ def is_imported(name: str) -> bool:
 
 
 def stays(line: str) -> bool:
-    """Return True if a line of the metadata stays. Only the removed tools need packages that are not in NEEDED."""
+    """Return True if the reduced wheel keeps a line of the metadata. Only the removed tools need packages outside of NEEDED."""
     return not line.startswith("Requires-Dist:") or line.split(":", 1)[1].strip().startswith(NEEDED)
 
 

@@ -27,7 +27,7 @@ RELEASE_ROWS = {
         "cards": ("RBLN-CA25", "RBLN-CA12"),
     },
 }
-# Number of NPUs of the card types that have more than one
+# {card type: NPUs of a card}, for the types with more than one NPU
 NPUS_OF_CARD = {"RBLN-CA25": 4}
 # Models of the lab. lab/models/<name>.py makes and compiles each of them.
 MODELS = ("digits", "resnet50")
@@ -70,7 +70,7 @@ def npus_of(card: str, count: str | None) -> tuple[int, int]:
 
 
 def kernel_package() -> Path:
-    """Return the path of the stub package of the running kernel. Hosts hold this package together with the driver."""
+    """Return the path of the stub package of the running kernel. On a host, apt holds this package together with the driver."""
     return next((ARTEFACTS / "drivers").glob(f"linux-image-{os.uname().release}_*.deb"))
 
 

@@ -57,9 +57,9 @@ fi
 """
 
 
-# This installer does what is known about the vendor's installer: it refuses to run if the old package is installed, needs the build
-# tools of DKMS, writes firmware only to unused cards, and installs packages. It asks a question, because the vendor's installer may
-# do so, too.
+# This installer has the known behaviour of the vendor's installer: it refuses to run if the old package is installed, needs the
+# build tools of DKMS, writes firmware only to unused cards, and installs packages. It also asks a question, because the vendor's
+# installer may ask one.
 INSTALLER = f"""\
 #!/bin/sh
 # The lab's stand-in for the vendor's installer: it builds with the real DKMS, and its cards are emulated.
@@ -116,7 +116,7 @@ DKMS_PRERM = """\
 set -e
 dkms remove -m rebellions-dkms -v {version} --all
 """
-# Like the package of a real kernel
+# The package of a real kernel runs depmod, too.
 KERNEL_POSTINST = """\
 #!/bin/sh
 set -e
@@ -234,14 +234,14 @@ def build_installer(version: str, directory: Path) -> Path:
                 Path(work, "librbln-ml.deb"),
             ),
         ]
-        carried = io.BytesIO()
-        with tarfile.open(fileobj=carried, mode="w") as archive:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
             for package in packages:
                 entry = tarfile.TarInfo(package.name)
                 entry.size, entry.mtime = package.stat().st_size, EPOCH
                 archive.addfile(entry, io.BytesIO(package.read_bytes()))
         installer = Path(work, "installer")
-        installer.write_bytes(INSTALLER.replace("{version}", version).encode() + carried.getvalue())
+        installer.write_bytes(INSTALLER.replace("{version}", version).encode() + packed.getvalue())
         target = directory / f"rebellions-x86_64-{version}.run"
         return installer.replace(target)
 
@@ -263,7 +263,7 @@ def module(version: str, name: str = "rebellions") -> bytes:
 
 
 def build_kernel(release: str, directory: Path) -> Path:
-    """Build a stub package of kernel `release`, which a lab host can hold, with a build directory. Return its path."""
+    """Build a stub package of kernel `release` with a build directory. apt on a lab host can hold it. Return its path."""
     if not re.fullmatch(r"[0-9][a-z0-9.+-]*", release):
         raise BuildError(
             f"kernel release is {release!r}, expected one that can be in the name of a package, such as 6.8.0-49-generic"

@@ -2,8 +2,8 @@
 """The emulated NPU cards of a lab host: cards.py bus | load VERSION | unload.
 
 `bus` puts the cards of /etc/npufleet-lab/cards.json on the PCI bus at boot. modprobe runs `load` and `unload` for the module
-`rebellions`. sysfs cannot be written to, so each tree is a read-only overlay over the real directory. Every command may be
-repeated. With --root DIR all paths are below DIR, with copies in place of mounts and files in place of device nodes.
+`rebellions`. sysfs cannot be written to, so each tree is a read-only overlay over the real directory. Every command can be
+repeated. With --root DIR, all paths are below DIR, with copies in place of mounts and files in place of device nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ NODE_DEVICE = os.makedev(1, 3)
 # Message of modprobe for a module that was built for another kernel
 DOES_NOT_LOAD = "modprobe: ERROR: could not insert 'rebellions': Exec format error"
 IN_USE = "modprobe: FATAL: Module rebellions is in use."
-FAULTS = {"missing": True, "fault": True, "no_rsd0": False, "module_does_not_load": False}  # True: the fault needs an NPU
+# {kind of fault: True if it applies to one NPU, which the fault has to name}
+FAULTS = {"missing": True, "fault": True, "no_rsd0": False, "module_does_not_load": False}
 STATUS_READY, STATUS_FAULT = 0, 3  # Values of the file `status` in sysfs
 
 
@@ -138,7 +139,7 @@ class Host:
             self._make_node(self.root / "dev" / name)
         # The kernel can unload a module after the removal of its package, so this rule of modprobe stays.
         write(self.remove_rule, f"remove rebellions {os.path.abspath(__file__)} unload\n")
-        # This file is written last, because it shows that the module is live.
+        # The files of the module are shown last, because `initstate` reports that the module is live.
         self._show("module", {f"rebellions/{name}": value for name, value in module_files(version).items()})
 
     def unload(self) -> None:
@@ -192,7 +193,7 @@ class Host:
     def _hide(self, name: str) -> None:
         target, tree = self.root / "sys" / name, self._tree(name)
         if self.is_real:
-            # A lazy unmount, so that a monitor that reads sysfs at this moment does not keep the module loaded.
+            # With a lazy unmount, a monitor that reads sysfs at this moment does not keep the module loaded.
             while os.path.ismount(target):
                 run("umount", "--lazy", str(target))
         elif tree.exists():

@@ -53,7 +53,7 @@ class ActionModule(FleetAction):
         if answer.get("failed"):
             exception = {"exception": answer["exception"]} if "exception" in answer else {}
             return {"failed": True, "msg": f"{host}: {answer.get('msg')}", **exception}
-        with host_text.parsing(host):
+        with host_text.rejecting_invalid_answers(host):
             return self.translate(host, answer["found"], fleet, task_vars)
 
     def translate(self, host: str, facts: Mapping[str, Any], fleet: Mapping[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:

@@ -152,7 +152,7 @@ class ActionModule(FleetAction):
         if result.get("failed"):
             # In the output of Ansible, the other keys would hide the message.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
-        with host_text.parsing(host):
+        with host_text.rejecting_invalid_answers(host):
             result = self._complete(result, manifests, request)
         if self._task.args.get("concerns") is None and "image" in concerns:
             # These remarks are about the whole host, so only a call for all concerns returns them.
@@ -208,8 +208,8 @@ class ActionModule(FleetAction):
             desired_state, manifests = desired(variables, concerns)
             request = self._request(variables, desired_state, host)
             result = self._result_of(lambda: self._call_host_state(arguments, request, task_vars))
-            with host_text.parsing(host):
-                host_text.require(result, "moves", "refusals")
+            with host_text.rejecting_invalid_answers(host):
+                host_text.require_keys(result, "moves", "refusals")
                 return self._complete(result, manifests, request)
         return self._refused(reasons)
 
@@ -245,7 +245,7 @@ class ActionModule(FleetAction):
             call_start = time.time()
             result = self._call_host_state({"preflight": True}, request, task_vars)
             result["between"] = (call_start, time.time())
-            with host_text.parsing(request["host"]):
+            with host_text.rejecting_invalid_answers(request["host"]):
                 done = not result.get("held_by") or result.get("maintenance") or not beyond_models(result.get("plan") or [])
             if done or time.monotonic() >= deadline:
                 return result
@@ -265,7 +265,7 @@ class ActionModule(FleetAction):
             invalid = [entry for entry in values if not pattern.fullmatch(str(entry))]
             if invalid:
                 raise host_text.InvalidText(message.format(short(invalid[0], 80)))
-        host_text.require(result, *REQUIRED_KEYS)
+        host_text.require_keys(result, *REQUIRED_KEYS)
         if len(result["report"]) != len(result["plan"]):
             lengths = len(result["report"]), len(result["plan"])
             raise host_text.InvalidText("report has {} lines about {} differences, expected one for each".format(*lengths))
@@ -319,7 +319,7 @@ class ActionModule(FleetAction):
             wait = int(variables["npufleet_lease_wait"]) if models_only else 0
             result = self._result_of(lambda: self._after_other_run(request, task_vars, wait))
             call_start, call_end = result.pop("between")
-            with host_text.parsing(host):
+            with host_text.rejecting_invalid_answers(host):
                 result = self._complete(result, manifests, request)
                 if not result.get("maintenance"):
                     reasons += beyond_models(result["plan"]) if models_only else []

@@ -28,8 +28,8 @@ class ActionModule(FleetAction):
         except (AnsibleActionFail, AnsibleConnectionFailure) as error:
             check_results.write(path, host, error.message, [])
             raise
-        with host_text.parsing(host):
-            host_text.require(result, "msg")
+        with host_text.rejecting_invalid_answers(host):
+            host_text.require_keys(result, "msg")
             check_results.write(path, host, result.get("msg", ""), result.get("checks", []))
         return result
 

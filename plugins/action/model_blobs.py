@@ -31,7 +31,7 @@ class ActionModule(FleetAction):
         if self._task.check_mode:
             return {"changed": bool(options["sha256"])}
         try:
-            with host_text.parsing(host):
+            with host_text.rejecting_invalid_answers(host):
                 return Sender(self, host, variables, task_vars).send(options["sha256"], origins)
         except StoreError as error:
             return {"failed": True, "msg": f"{host}: {error}"}

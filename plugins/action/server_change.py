@@ -39,12 +39,12 @@ class ActionModule(FleetAction):
         check_results.remove(path)
         show_progress = int(variables["npufleet_progress"]) > 0
         result = self._wait(host, arguments, request, task_vars, show_progress)
-        with host_text.parsing(host):
+        with host_text.rejecting_invalid_answers(host):
             if path and result.get("checks"):
                 check_results.write(path, host, result.get("msg", ""), result["checks"])
             if result.get("failed"):
                 return self.failed_change(result)
-            host_text.require(result, "proven")
+            host_text.require_keys(result, "proven")
             result["answered"] = bool(with_checks and result.get("proven"))
             if with_checks and checks.unchecked and result.get("proven"):
                 result["warnings"] = [*result.get("warnings", []), host_checks.warning(host, checks.unchecked)]
@@ -82,7 +82,7 @@ class ActionModule(FleetAction):
             # The states `accepted` and `restored` decide about an earlier change, so the host returns the ID of that change. The
             # next call waits for the end of that change.
             next_request["id"] = str(result.get("id", next_request["id"]))
-            with host_text.parsing(host):
+            with host_text.rejecting_invalid_answers(host):
                 step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
                 message = host_text.line(f"{host}: {step['step']}, since {step['at']}")
                 if show_progress:

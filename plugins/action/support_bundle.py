@@ -84,7 +84,7 @@ class ActionModule(FleetAction):
             if result.get("failed"):
                 return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
-            with host_text.parsing(host):
+            with host_text.rejecting_invalid_answers(host):
                 item_bytes = int(arguments.get("size", MAX_ITEM_BYTES))
                 bounds = archives.Bounds(MAX_PACKED_ITEMS * item_bytes, MAX_UNPACKED_ITEMS * item_bytes, MAX_FILES)
                 result["files"] = self._fetch(str(request["archive"]), path, result, secrets, host, bounds)
@@ -92,7 +92,7 @@ class ActionModule(FleetAction):
             # Remove the directory even if Ansible is configured to keep its remote files.
             self._remove_tmp_path(directory, force=True)
         result["path"] = path
-        with host_text.parsing(host):
+        with host_text.rejecting_invalid_answers(host):
             result["msg"] = (
                 f"{os.path.relpath(path)} ({os.path.getsize(path) / 1024:.0f} KiB, {len(result['files'])} files, "
                 f"{len(result['errors'])} items are missing, {int(result['redacted'])} secrets removed)"

@@ -50,7 +50,7 @@ class ActionModule(FleetAction):
         plan = self.call_module("triton_process", {**arguments, "state": "planned"}, task_vars, request)
         if plan.get("failed"):
             return plan
-        with host_text.parsing(host):
+        with host_text.rejecting_invalid_answers(host):
             reasons += [str(entry) for entry in plan.get("refusals") or []]
             if reasons:
                 raise self.refuse(host, Refusal(reasons))
@@ -64,7 +64,7 @@ class ActionModule(FleetAction):
         checks = result.pop("checks", None)
         if checks:
             path = self.results_path(variables["inference_check_results_dir"], host)
-            with host_text.parsing(host):
+            with host_text.rejecting_invalid_answers(host):
                 check_results.write(path, host, result.get("msg", ""), checks)
             result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
         return self.failed_change(result) if result.get("failed") else result

@@ -62,7 +62,7 @@ class LookupModule(LookupBase):
             rows, name = host_vars["npufleet_release_rows"], str(host_vars.get("rbln_release"))
             if name not in rows:
                 return [[]]
-            with host_text.parsing(host):
+            with host_text.rejecting_invalid_answers(host):
                 label = (state["actual"].get("server") or {}).get("release")
                 old = release_change.current_release(host_text.line(label) if label else None, terms[0], name, rows)
                 new = release_change.Release(name, rows[name])

@@ -69,7 +69,7 @@ def _trusted(value: Any) -> Any:
 
 
 def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: str = "") -> Templated:
-    """Return the variables of a host, with the defaults of all roles. `results_prefix` is an attribute of Templated."""
+    """Return the variables of a host, with the defaults of all roles. The class Templated describes `results_prefix`."""
     merged = dict(role_defaults())
     set_names = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
     merged.update(task_vars)
@@ -78,7 +78,8 @@ def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: s
     return Templated(merged, template, set_names, {} if ROWS in set_names else {ROWS: rows}, results_prefix)
 
 
-# Ansible imports an action once and forks a process for each host of a task. So each run reads these files once.
+# Ansible imports an action once, and then forks a process for each host of a task. These calls fill the caches before the forks, so
+# each run reads the files only once.
 inventory_specs()
 release_rows()
 role_defaults()
@@ -174,7 +175,7 @@ class FleetAction(ActionBase):
             # The message of ssh may contain text that the host sent.
             raise type(error)(str(host_text.sanitized(error.message))) from None
         host_text.check_size(host, module, answer)
-        with host_text.parsing(host):
+        with host_text.rejecting_invalid_answers(host):
             result: Dict[str, Any] = host_text.sanitized(dict(answer))
             # Facts would become variables of the host. Ansible itself needs only the interpreter that it has discovered.
             facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(INTERPRETER_PREFIX)}
@@ -184,9 +185,10 @@ class FleetAction(ActionBase):
         return {**result, "ansible_facts": facts} if facts else result
 
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the result of a module without its secrets. The module runs from the library on the host.
+        """Return the result of a module without its secrets. The module runs from the library (module_utils/programs/library.py).
 
-        A missing library is installed if the module runs as root. Otherwise Ansible copies the module to the host as usual.
+        If the host lacks the library, a module that runs as root gets the library installed first. Without root, Ansible copies the
+        module to the host as usual.
         """
         parameters = library.parameters(module, options)
         call = {
@@ -209,7 +211,7 @@ class FleetAction(ActionBase):
 
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Run a module of this collection through Ansible, without a copy of its arguments in the system log."""
-        # Ansible replaces the text `syslog.LOG_USER` in a module and its arguments. With this facility, the text stays the same.
+        # In a module and its arguments, Ansible replaces the text `syslog.LOG_USER` by this facility. So the text stays the same.
         call_vars = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
         return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=call_vars))
 
@@ -225,7 +227,7 @@ class FleetAction(ActionBase):
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:
-        """Convert an exception in this context into one refusal of the host."""
+        """Convert an exception in this context into one refusal of the host. Failures of Ansible itself pass unchanged."""
         try:
             yield
         except (AnsibleActionFail, AnsibleConnectionFailure):
@@ -234,16 +236,16 @@ class FleetAction(ActionBase):
             raise self.refuse(host, error) from None
 
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
-        """Return one error. Its message and its list `refusals` have every reason."""
+        """Return one Ansible error for the host. Its message and its list `refusals` contain every reason."""
         refusals = [host_text.indented(reason) for reason in reasons.of_error(error)]
         lines = "".join("\n  - " + reason for reason in refusals)
         return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": refusals})
 
 
 class Contact:
-    """Calls of a host that are repeated after a loss of contact, for at most `limit` seconds.
+    """Calls of modules on a host, which are repeated after a loss of contact, for at most `limit` seconds.
 
-    `report` is called with a message when contact is lost and when it is restored.
+    The class calls `report` with a message when contact is lost and when contact is restored.
     """
 
     def __init__(self, host: str, limit: float, report: Callable[[str], None]) -> None:
@@ -251,7 +253,7 @@ class Contact:
         self.end = time.monotonic() + limit
 
     def call(self, module_call: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Return the answer of a call, which is repeated after a loss of contact or if its module was killed.
+        """Return the answer of a call. Repeat the call after a loss of contact, or if its module was killed.
 
         Raises AnsibleConnectionFailure after the limit, and immediately if the host refuses the login.
         """

@@ -45,7 +45,7 @@ def _cdi_reservation(requests: Any) -> Dict[str, Any]:
     return {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names, "capabilities": ["npu"]}]}}}
 
 
-# Facts of a container with an option of Compose, in the order of the file
+# The facts of a container for which Compose has an option, in the order in which the file lists them
 FACTS = (
     "image", "command", "environment", "log", "ports", "privileged", "restart", "shm_size", "stop_timeout", "ulimits", "volumes",
     "cap_add", "cap_drop", "cpuset", "device_requests", "devices", "entrypoint", "extra_hosts", "groups", "ipc", "cpus", "memory",
@@ -121,7 +121,7 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
 
 
 def _without_secrets(value: Any, sealed: Any, values: Dict[str, str]) -> Any:
-    """Return a value for the file. Parts that are digests in `sealed` become variables, and their values are added to `values`."""
+    """Return a value for the file. Secrets, which are digests in `sealed`, become variables. Add their values to `values`."""
     if isinstance(value, Mapping):
         return {name: _without_secrets(entry, sealed[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -175,7 +175,7 @@ def _env(values: Mapping[str, str], host: str) -> str:
     if ambiguous:
         raise Refusal(
             f"{host}: {len(ambiguous)} values of triton_server_environment, triton_server_extra_args and "
-            "triton_server_log_options that may be secret have a quote, a backslash, a line break or ${, expected none, as "
-            "Compose 1.29 and 2 read these differently in .env"
+            "triton_server_log_options that may be secret have a quote, a backslash, a line break or ${, expected none, because "
+            "Compose 1.29 and 2 read these characters differently in .env"
         )
     return "".join(f"{name}='{value}'\n" for name, value in values.items())

@@ -11,12 +11,12 @@ from typing import Any, List, Mapping, Set
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import RESTRICTED, SIGNED, WEBHOOK, is_headers
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, MIN_LENGTH, looks_secret
 
-# A variable with such a name has the location of a secret or the name of a login, and not the secret itself.
+# A variable whose name ends in this way has the location of a secret or the name of a login, and not the secret itself.
 LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
 
 
 def secret_values(variables: Mapping[str, Any]) -> Set[str]:
-    """Return the secrets at any depth: values of variables with the name of a secret, and logins in addresses."""
+    """Return the secrets at any depth: the values of variables whose names mark a secret, and logins in addresses."""
     secrets: Set[str] = set()
 
     def walk(value: Any, secret: bool) -> None:

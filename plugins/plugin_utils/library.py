@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of the host library (module_utils/programs/library.py): version, archive, and parameters of a call.
+"""The controller's side of the library, the copy of this collection's code on a host (module_utils/programs/library.py).
 
-The controller validates the options of each module, so that the library on the host needs no part of Ansible.
+This module returns the version and the archive of the library, and the parameters of a call. The controller validates the options
+of each module, so that the library on the host needs no part of Ansible.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MODULE_PREFIX = "ansible_collections.npufleet.triton.plugins.modules."
 
 @functools.cache
 def version() -> str:
-    """Return a digest over all files of the library."""
+    """Return the version of the library: a digest of all its files."""
     digest = hashlib.sha256()
     for path, source in sorted(_host_sources().items()):
         digest.update(f"{path}\0{source}\0".encode())
@@ -63,7 +64,7 @@ def _host_sources() -> Dict[str, str]:
 
 
 class Parameters(NamedTuple):
-    """The validated options of a module, and the secret values, which no result may show."""
+    """The validated options of a module, and the secrets in them, which no result must show."""
 
     values: Dict[str, Any]
     secrets: Set[str]
@@ -95,7 +96,7 @@ class _NotCopied(Dict[str, Any]):
 
 
 def _validated(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the options, converted to their types and with defaults. Raises Refusal."""
+    """Return the options, converted to their types and with default values. Raises Refusal."""
     reasons = [
         f"{name}: {option} is {path}, expected a path without ~ and $. Write the whole path."
         for option, path in _paths(spec, options)
@@ -110,7 +111,7 @@ def _validated(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def _secrets(spec: Mapping[str, Any], values: Any) -> Iterator[str]:
-    """Yield the texts in the values of the options that are secret."""
+    """Yield the texts in the values of the secret options (`no_log`)."""
     for name, option in spec.items():
         value = values.get(name) if isinstance(values, Mapping) else None
         if option.get("no_log"):

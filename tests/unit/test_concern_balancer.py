@@ -170,7 +170,7 @@ def test_a_wrong_inventory_is_refused_with_one_reason(inventory: dict[str, Any],
 def test_hosts_that_no_server_line_can_name_are_refused() -> None:
     given = {"npu 1": {"triton_models": MODELS, "group_names": []}}
     (reason,) = reasons(groups={"npu_hosts": ["npu 1"]}, hostvars=given)
-    assert reason.startswith("npu 1 is in load_balancer_pool, expected names of letters")
+    assert reason.startswith("npu 1 is in load_balancer_pool, expected host names of letters")
 
 
 def test_models_placed_on_a_part_of_the_pool_are_refused() -> None:

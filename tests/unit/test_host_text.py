@@ -123,7 +123,7 @@ def test_an_answer_of_another_shape_is_one_message() -> None:
         pytest.raises(
             host_text.InvalidAnswer, match=r"^npu1 gave an answer that cannot be used \(KeyError: 'x'\)\. The answer was not used"
         ),
-        host_text.parsing("npu1"),
+        host_text.rejecting_invalid_answers("npu1"),
     ):
         {}["x"]
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a check file: inputs, and the golden values with which outputs are compared. Controller only."""
+"""The arrays of a check file: inputs, and the golden values with which outputs are compared."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ GOLDEN_SOURCES = ("npy", "numbers", "file")
 # Sources that need a dtype and a shape, and sources that allow a dtype
 SHAPED = ("raw", "generated")
 TYPED = (*SHAPED, "numbers", "file", "image", "npy")
+# Keys of the source `generated`, {key: True if required}
 GENERATED_KEYS = {"seed": False, "low": False, "high": False}
 # The most elements of an array, elements of an array of dtype BYTES, dimensions of an array, and bytes of a file
 MAX_ELEMENTS, MAX_BYTES_ELEMENTS, MAX_DIMENSIONS, MAX_FILE_BYTES = 1 << 26, 1 << 20, 32, 1 << 30
@@ -38,7 +39,7 @@ class Arrays(Fields):
         self.generated: Dict[str, Dict[str, Any]] = {}
 
     def array(self, entry: Mapping[str, Any], field: str, sources: Sequence[str]) -> Any:
-        """Return the array of an input or of expected values, or None if it has errors."""
+        """Return the array of an input or of expected values, or None if its entry has errors."""
         error_count = len(self.errors)
         try:
             source = tensors.source_of(entry, sources)

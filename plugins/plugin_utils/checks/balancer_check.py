@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The inference request with which a load balancer checks its servers. Controller only.
+"""The inference request with which a load balancer checks its servers.
 
-If the inventory sets no request, it is the first request of a check file that HTTP can send as JSON.
+If the inventory does not set this request, the load balancer gets the first request in the check files that HTTP can send as JSON.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _compact(body: str) -> str:
 
 
 def _pool_directories(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the directories from the variables of the first host of the pool. A site may set them only for NPU hosts."""
+    """Return the directories of checks and golden data of the first host of the pool. A site may set them only for NPU hosts."""
     hosts = (variables.get("groups") or {}).get(variables["load_balancer_pool"]) or []
     facts = variables["hostvars"][hosts[0]] if hosts else {}
     names = ("inference_check_checks_dir", "inference_check_golden_dir")

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The validation of check files, which contain the requests to each model and the expected responses. Controller only.
+"""The validation of check files, which contain the requests to each model and the expected responses.
 
-A file with errors is refused before any request is sent, with all its errors.
+If files have errors, the run is refused with all these errors before any request is sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPECT_KEYS = dict.fromkeys(("dtype", "shape", "finite", "argmax", "values", "te
 VALUES_KEYS = dict.fromkeys((*GOLDEN_SOURCES, "atol", "rtol"), False)
 ERROR_KEYS = {"status": False, "contains": False}
 CANCEL_KEYS = {"after": True, "times": False}
-# Keys of the length of a load test, and keys of its limits
+# The keys that set the length of a load test, and the keys that set its limits
 LOAD_LENGTHS = ("seconds", "requests")
 LATENCY_LIMITS = (*inference.PERCENTILES, "infer_per_s")
 LATENCY_KEYS = {"clients": False, **dict.fromkeys((*LOAD_LENGTHS, *LATENCY_LIMITS), False)}
@@ -43,7 +43,7 @@ DAY = 86400  # seconds
 EXPECTATION_FIELDS = ("expect", "error", "responses", "cancel", "latency")
 # Expectations that an empty output cannot meet, because it has no values
 VALUE_EXPECTATIONS = ("finite", "argmax", "values", "text", "class_count", "label")
-# Expectations that a check must not combine with classes, because a response with classes has no numbers
+# Expectations that exclude `class_count` and `label`, because a response with classes has no numbers
 NOT_WITH_CLASSES = ("finite", "argmax", "values", "text")
 # Statuses that the gRPC client also reports for a broken connection or a failed proxy
 CLIENT_STATUSES = ("INTERNAL", "UNAVAILABLE", "UNIMPLEMENTED")
@@ -252,7 +252,11 @@ class CheckFile(Arrays):
         return rows if len(self.errors) == error_count else {}
 
     def _total(self, rows: Mapping[str, Any], labels: Mapping[str, int], lengths: Sequence[int]) -> int:
-        """Return the number of rows for all hosts: the number of labels, or without labels the length of the shortest array."""
+        """Return the number of rows that all hosts send together, from `first` on.
+
+        Without `spread`, all hosts send the same `count` rows. With `spread`, the labels decide this number. If there are no
+        labels, the shortest array decides.
+        """
         count = int(rows["count"])
         if not rows.get("spread"):
             for field, length in labels.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any, List, Mapping, Optional, Sequence
 
-# The most characters of a value in a message, and the largest count
+# The most characters of a value in a message, and the largest whole number in a field
 MAX_VALUE_LENGTH, MAX_COUNT = 1000, 1000000
 
 
@@ -27,7 +27,7 @@ class Fields:
             self.errors.append(line)
 
     def as_map(self, value: Any, keys: Optional[Mapping[str, bool]], field: str) -> Mapping[str, Any]:
-        """Return a map, or {} for an error. `keys` is {key: True if required}. None allows any keys, but not an empty map."""
+        """Return a map, or {} for an error. `keys` is {key: True if required}, or None for any keys in a map that is not empty."""
         if not isinstance(value, dict) or not (value or keys):
             self.error(field or "the file", value, "a map that is not empty")
             return {}

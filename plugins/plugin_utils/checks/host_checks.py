@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of one host. They come from the inventory or from the arguments of a task. Controller only."""
+"""The checks of one host, from the inventory or from the arguments of a task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
-# Ansible forks a process for each host. All processes inherit numpy from here. Without numpy, the code that needs it fails later.
+# Ansible forks a process for each host. All processes inherit numpy from here. If numpy is missing, only code that needs it fails.
 with suppress(ImportError):
     importlib.import_module("numpy")
 # Options of the module inference_check whose default is the variable inference_check_<option>
@@ -31,7 +31,7 @@ VARIABLE_OPTIONS = ("image", "timeout", "latency", "require_checks", "checks_dir
 
 
 class Checks(NamedTuple):
-    """The document of the checks, the client program in Base64, the key for restricted APIs, and the server with its TLS files."""
+    """The checks as a document for the client program, this program in Base64, the key for restricted APIs, and the server."""
 
     document: Dict[str, Any]
     program: str

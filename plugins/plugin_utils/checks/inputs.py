@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of the checks of a host: files on the controller, the server, and one digest of all inputs. Controller only.
+"""The inputs of a host's checks: the files on the controller, the description of the server, and one digest of all inputs.
 
-The digest is computed without parsing arrays. This is fast, so every run can compare it with the digest in the probe of the host.
+The computation of the digest parses no arrays. So it is fast, and every run can compare the digest with that of the host's probe.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_inside(path: str) -> bool:
 
 
 def is_line(text: str) -> bool:
-    """Return True for a text of one line whose parts fit into file names."""
+    """Return True for a text of one line whose parts between slashes fit into file names."""
     return text.isprintable() and all(len(part.encode()) <= MAX_NAME_BYTES for part in text.split("/"))
 
 
@@ -142,7 +142,7 @@ def _file_digest(path: str) -> bytes:
 
 
 def _golden(path: str, model: str) -> str:
-    """Return the directory of golden data that a check file names. Ignore errors of the file, as check_files.py reports them."""
+    """Return the directory of golden data that a check file names. check_files.py reports errors of the file, so ignore them."""
     try:
         golden = yaml_of(path).get("golden", model)
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):

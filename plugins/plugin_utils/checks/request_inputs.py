@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tens
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import USAGE_ERROR, CommandError
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
-# Options that do not name an input. They set the only input without --input.
+# Options that do not name an input. They set the only input that no --input sets.
 SHORT_OPTIONS = ("image", "text", "npy")
 
 
@@ -117,7 +117,7 @@ def elements(array: Any, shape: Sequence[int]) -> Any:
 
 
 def complete_shape(shape: Sequence[int], count: int) -> List[int]:
-    """Return a shape for `count` values without -1. The first -1 becomes the size that remains, each other -1 becomes 1."""
+    """Return a shape without -1 for `count` values. The first -1 becomes the size that remains, each other -1 becomes 1."""
     fixed = math.prod(size for size in shape if size > 0)
     open_index = next((number for number, size in enumerate(shape) if size < 0), None)
     return [max(count // fixed, 1) if number == open_index else max(int(size), 1) for number, size in enumerate(shape)]

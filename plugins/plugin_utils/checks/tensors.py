@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays from the sources of a check file or a command line: files, texts, numbers, generated values. Controller only.
+"""Arrays from the sources of a check file or a command line: files, texts, numbers, generated values.
 
 Every function raises ArrayError if the source does not fit an array. Texts and the bytes of files become arrays of dtype object,
 with one `bytes` for each element. This is the form of Triton's BYTES.
@@ -72,7 +72,7 @@ def from_text(value: Any) -> Any:
 
 
 def from_numbers(value: Any, dtype: Optional[str] = None) -> Any:
-    """Return nested lists of numbers as an array. Triton's `dtype` must represent each number. By default, numpy chooses a type."""
+    """Return nested lists of numbers as an array. Each number must fit into Triton's `dtype`. By default, numpy chooses a type."""
     import numpy as np
 
     if dtype == "BYTES":

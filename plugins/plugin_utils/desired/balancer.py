@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_c
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import variable_of
 
-# The state of the servers is saved whenever HAProxy loads its configuration or stops. With `-`, a failed save is ignored.
+# systemd saves the state of the servers before HAProxy loads its configuration or stops. With `-`, it ignores a failed save.
 DROP_IN = """# Written by npufleet
 [Service]
 ExecStartPre=-/usr/bin/python3 -IS {library} balancer save
@@ -82,14 +82,14 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     }
 
 
-def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with digests instead of files and logins, and with the key of the digests."""
-    contents = {**{entry["path"]: entry["content"] for entry in part["certificates"]}, files.CONFIG: part["config"]}
-    visible = {name: value for name, value in part.items() if name not in ("config", "certificates")}
+def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """Return the desired state with digests instead of files and logins. The host computes the digests with the key in `digest_key`."""
+    contents = {**{entry["path"]: entry["content"] for entry in state["certificates"]}, files.CONFIG: state["config"]}
+    visible = {name: value for name, value in state.items() if name not in ("config", "certificates")}
     return {
         **visible,
         "files": {path: content_digest(content, PRIVATE_MODE, key) for path, content in contents.items()},
-        "lines": shown_lines(part["config"], key),
+        "lines": shown_lines(state["config"], key),
         "digest_key": key,
     }
 
@@ -118,7 +118,7 @@ def common_models(variables: Mapping[str, Any], hosts: List[str]) -> Tuple[List[
             parts = [f"only {owner} has {', '.join(names)}" for owner, names in ((host, more), (first, fewer)) if names]
             reasons.append(
                 f"the models of {host} and {first} differ ({'; '.join(parts)}), expected the same models on all hosts of "
-                "load_balancer_pool, because a gRPC request does not name its model. Place them on all, or make a smaller pool"
+                "load_balancer_pool, because HAProxy cannot see the model of a gRPC request. Place them on all, or reduce the pool"
             )
     return by_host.get(first, []), reasons
 
@@ -130,7 +130,7 @@ def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
     yield from common_models(variables, hosts)[1]
     for host in hosts:
         if not NAME.fullmatch(host):
-            yield f"{host} is in load_balancer_pool, expected names of letters, digits and . _ : - there. Rename the host"
+            yield f"{host} is in load_balancer_pool, expected host names of letters, digits and . _ : - only. Rename the host"
     if bool(variables[CERTIFICATE]) != bool(variables[KEY]):
         present, absent = (CERTIFICATE, KEY) if variables[CERTIFICATE] else (KEY, CERTIFICATE)
         yield f"{present} is set without {absent}. Set both, or neither for clients without TLS"
@@ -164,7 +164,7 @@ def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
 
 
 def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) -> Settings:
-    """Return the settings of the configuration. Raises Refusal without a request for the health check."""
+    """Return the settings of the configuration. Raises Refusal if there is no request for the health check."""
     model, body = context.balancer_check(common_models(variables, hosts)[0])
     headers = tuple(sorted((name.lower(), str(value)) for name, value in variables["inference_check_headers"].items()))
     return Settings(

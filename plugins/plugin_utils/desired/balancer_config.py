@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The text of haproxy.cfg for a load balancer. Controller only.
+"""The text of haproxy.cfg for a load balancer.
 
-The text depends only on `Settings`, so that equal settings give equal bytes. A request that is not in the allow-list of its
-protocol gets an error. A request reaches at most one server: HAProxy repeats a failed connection, but never a request.
+The text depends only on `Settings`, so that equal settings give equal bytes. HAProxy answers a request with an error if the
+allow-list of its protocol lacks the call. A request reaches at most one server: HAProxy repeats a failed connection, but never a
+request.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime i
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.traffic import LOG_FORMAT, RING, RING_SIZE
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
-# Calls of Triton that pass: health, metadata, configuration of a model, and inference. HTTP_READ also matches HTTP_STATISTICS,
-# which is denied.
+# The allow-lists of the calls of Triton: health, metadata, configuration of a model, and inference. HTTP_READ also matches
+# HTTP_STATISTICS, which the frontend denies separately.
 HTTP_READ = r"^/v2(/health/(live|ready)|/models/[^/]+(/versions/[0-9]+)?(/ready|/config)?)?$"
 HTTP_INFER = r"^/v2/models/[^/]+(/versions/[0-9]+)?/(infer|generate|generate_stream)$"
 HTTP_STATISTICS = "/v2/models/stats"
@@ -50,8 +51,8 @@ GRPC_CALLS = (
 # The headers of a W3C trace context. With OpenTelemetry, Triton traces each request that has `traceparent`, and ignores the
 # configured rate of traces.
 TRACE_CONTEXT = ("traceparent", "tracestate")
-# The response of a server with a full queue. Such a server is overloaded but not broken, so its check passes. Otherwise an overload
-# would take all servers out of the traffic, one after the other.
+# The response of a server with a full queue. Such a server is overloaded but not broken, so its check passes. If the check failed,
+# an overload would take all servers out of the traffic, one after the other.
 QUEUE_FULL = "Exceeds maximum queue size"
 # The weight of each server. Playbooks set a lower weight for a changed host.
 WEIGHT = 100
@@ -63,7 +64,7 @@ CONNECT_SECONDS, HEADER_SECONDS, KEEP_ALIVE_SECONDS = 5, 30, 600
 PROBE_IDLE_SECONDS, PROBE_INTERVAL_SECONDS, PROBE_COUNT, ACKNOWLEDGE_SECONDS = 15, 5, 3, 30
 # HAProxy 2.6 ignores tcp-ut in the line `default-server`.
 SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGE_SECONDS}s"
-# The most bytes of a line in the ring
+# The most bytes of a log line in the ring, the buffer in which HAProxy keeps its log
 MAX_LINE_BYTES = 512
 
 
@@ -169,7 +170,7 @@ def _global(settings: Settings) -> List[str]:
         f"stats socket {SOCKET} mode 600 level admin expose-fd listeners",
         "stats timeout 2m",
         f"server-state-file {STATE}",
-        # After a reload, the old process ends with its last stream, or at this limit.
+        # After a reload, the old process ends when its last stream ends, and at this limit at the latest.
         f"hard-stop-after {settings.stream_timeout + KEEP_ALIVE_SECONDS}s",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
     ]
@@ -182,7 +183,7 @@ def _defaults(settings: Settings) -> List[str]:
         "option dontlognull",
         # HAProxy cancels a request if its client closes the connection.
         "option abortonclose",
-        # Only a connection that was not established is tried again, with another server.
+        # If HAProxy cannot establish a connection, it tries another server. It repeats nothing else.
         "retries 2",
         "retry-on conn-failure",
         "option redispatch 1",
@@ -194,7 +195,7 @@ def _defaults(settings: Settings) -> List[str]:
         f"timeout client {settings.stream_timeout}s",
         f"timeout server {settings.stream_timeout}s",
         f"timeout check {settings.check_timeout}s",
-        # These probes, and not the health checks, end the requests in flight of a host that has lost its power.
+        # If a host has lost its power, these probes end its requests in flight. The health checks would not end them.
         "option srvtcpka",
         f"srvtcpka-idle {PROBE_IDLE_SECONDS}s",
         f"srvtcpka-intvl {PROBE_INTERVAL_SECONDS}s",
@@ -203,7 +204,7 @@ def _defaults(settings: Settings) -> List[str]:
 
 
 def _bind(settings: Settings, port: int, protocol: str) -> Iterator[str]:
-    """Yield the bind lines of a frontend. `protocol` is the ALPN list. Without TLS, gRPC clients begin with HTTP/2."""
+    """Yield the bind lines of a frontend. `protocol` is the ALPN list. Without TLS, there is no ALPN, so gRPC must use HTTP/2."""
     for address in settings.bind:
         words = ["bind", netloc(address, port)]
         if address == BINDS_ALL_IPV6:
@@ -220,7 +221,7 @@ def _log() -> List[str]:
     return [
         f"log ring@{RING} format raw local0",
         f'log-format "{LOG_FORMAT}"',
-        # HAProxy no longer has the headers of a response when it writes the log line.
+        # HAProxy writes the log line after it has discarded the headers of the response, so the status is kept in a variable.
         "http-response set-var(txn.npufleet_grpc_status) res.fhdr(grpc-status)",
     ]
 
@@ -239,7 +240,7 @@ def _login(settings: Settings) -> Iterator[str]:
 
 
 def _trace_context(settings: Settings) -> Iterator[str]:
-    """Yield the rules that remove the trace context of clients. gRPC metadata are headers of HTTP/2, too."""
+    """Yield the rules that remove the trace context of clients. They also cover gRPC, whose metadata are headers of HTTP/2."""
     if not settings.trace_context:
         yield from (f"http-request del-header {name}" for name in TRACE_CONTEXT)
 
@@ -252,7 +253,7 @@ def _deny(condition: str) -> str:
 def _http_frontend(settings: Settings) -> List[str]:
     return [
         *_bind(settings, settings.http_port, "h2,http/1.1"),
-        # After a reload, HAProxy closes a connection with the next response. If it closed idle connections, requests could be lost.
+        # After a reload, HAProxy closes each connection after its next response. Closing idle connections could lose requests.
         "option idle-close-on-response",
         *_log(),
         "acl npufleet_reads method GET HEAD",
@@ -292,7 +293,7 @@ def _http_backend(settings: Settings) -> List[str]:
         f"http-check send meth POST uri {quoted(uri)} ver HTTP/1.1 {header_options} body {quoted(check.body)}",
         "http-check expect status 200,503",
         f"http-check expect rstring {quoted(f'{re.escape(check.expect)}|{QUEUE_FULL}')}",
-        # The address of a server comes from the configuration, and never from the saved state.
+        # HAProxy takes the address of a server from the configuration, and never from the saved state.
         "default-server init-addr libc,none",
         *(
             f"server {server.name} {netloc(server.address, server.http_port)} check {intervals} {SERVER}"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of the certificates of a load balancer, before anything changes. Controller only."""
+"""The checks of a load balancer's certificates. They run on the controller before anything changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE----
 
 
 def reasons(certificate: str, key: str, now: datetime) -> Iterator[str]:
-    """Yield the reasons against the certificate of a balancer and its key, which are texts in PEM."""
+    """Yield the reasons why the certificate of a balancer or its key is refused. Both are texts in PEM."""
     from cryptography.hazmat.primitives import serialization
 
     name = "load_balancer_tls_certificate"
@@ -35,7 +35,7 @@ def reasons(certificate: str, key: str, now: datetime) -> Iterator[str]:
 
 
 def authority_reasons(text: str, now: datetime) -> Iterator[str]:
-    """Yield the reasons against the authorities of client certificates."""
+    """Yield the reasons why the authorities of client certificates are refused."""
     name = "load_balancer_client_ca"
     try:
         authorities = certificates(text)

@@ -20,7 +20,8 @@ METRICS_INTERVAL_MS = 2000
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
 # Options of Triton that name a certificate for gRPC
 CERTIFICATE_OPTIONS = ("--grpc-server-cert", "--grpc-root-cert")
-# The values that the engine records for unset options. With these values, the removal of an option is a difference.
+# The values that the engine records for unset options. The desired state contains them, so that the plan shows an option that the
+# actual container has and the desired container lacks.
 ENGINE_DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
     "cap_drop": [],
@@ -45,7 +46,7 @@ ENGINE_DEFAULTS: Dict[str, Any] = {
 
 
 def accepts_grpc(variables: Mapping[str, Any]) -> bool:
-    """Return True if the server accepts gRPC without TLS, so that its own container can send load requests by gRPC."""
+    """Return True if the server accepts gRPC without TLS, so that a process in its container can send load requests by gRPC."""
     secured = any(str(argument).startswith("--grpc-use-ssl") for argument in variables["triton_server_extra_args"])
     return bool(variables["triton_server_allow_grpc"]) and not secured
 
@@ -94,7 +95,7 @@ def command(variables: Mapping[str, Any], models: List[str], release_options: Se
     if mode == "poll":
         line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
     if mode == "explicit":
-        # `served/` has exactly the desired models. With a star, the command line does not depend on the models.
+        # `served/` has exactly the desired models. With `*`, a change of the models does not change the command line.
         only_store = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
         line += ["--load-model=*"] if only_store else ["--load-model=" + name for name in models]
     line += [
@@ -120,7 +121,7 @@ def command(variables: Mapping[str, Any], models: List[str], release_options: Se
 def _changed_options(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options of metrics, logs and traces that differ from Triton's defaults.
 
-    Options with a default value have no effect, but adding them would replace existing containers.
+    An option with its default value would have no effect, but would change the command line and so replace existing containers.
     """
     if not variables["triton_server_allow_cpu_metrics"]:
         yield "--allow-cpu-metrics=false"
@@ -187,9 +188,9 @@ def mount_sources(variables: Mapping[str, Any]) -> List[str]:
 
 
 def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return the query for driver.driver_files.find, or None if the container definition mounts no files of the driver.
+    """Return the query for driver.driver_files.find, or None if this project mounts no files of the driver into the container.
 
-    From 3.0 on, the driver contains the SDK's libraries. If the engine finds cards by CDI name, the vendor's spec mounts the files.
+    From 3.0 on, the driver contains the SDK's libraries. If the engine finds cards by CDI name, the vendor's CDI spec mounts them.
     """
     if device_access.uses_cdi(variables) or not variables["triton_server_driver_files"]:
         return None
@@ -208,7 +209,7 @@ def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
 def host_certificates(variables: Mapping[str, Any]) -> List[str]:
     """Return the paths on the host of the certificates that the server reads for gRPC with TLS.
 
-    The options name paths in the container. A file that no volume has is a part of the image, and is left out.
+    Triton's options name paths in the container. A file outside of all volumes belongs to the image, and is left out.
     """
     words = [word for argument in variables["triton_server_extra_args"] for word in str(argument).split("=", 1)]
     values = [value for option, value in zip(words, words[1:]) if option in CERTIFICATE_OPTIONS]
@@ -216,11 +217,11 @@ def host_certificates(variables: Mapping[str, Any]) -> List[str]:
 
 
 def _on_host(variables: Mapping[str, Any], path: str) -> Optional[str]:
-    """Return the host's path of a file in the container, or None for a file of the image. The deepest volume hides the others."""
+    """Return the host's path of a file in the container, or None for a file of the image. The deepest matching volume decides."""
     volumes = [volume(str(bind)).split(":")[:2] for bind in variables["triton_server_volumes"]]
     for host_path, container_path in sorted(volumes, key=lambda pair: len(pair[1]), reverse=True):
         directory = container_path.rstrip("/")
         if path == container_path or path.startswith(directory + "/"):
-            # Only the engine knows the path of a named volume.
+            # A volume without a path is a named volume. Only the engine knows its path on the host.
             return posixpath.normpath(host_path + path[len(directory) :]) if host_path.startswith("/") else None
     return None

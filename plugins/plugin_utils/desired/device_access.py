@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # The subdirectories of npufleet_root that a server reads
 STORE_DIRECTORIES = ("blobs", "releases", "served")
-# Privileges and limits of an unprivileged container. The SDK pins memory. IPC_LOCK would allow that without a limit, but only to
-# root. The server does not run as root, so it can pin memory only up to its memlock limit.
+# Privileges and limits of an unprivileged container. The SDK pins memory. IPC_LOCK lets only root pin memory without a limit. The
+# server does not run as root, so it can pin memory only up to its memlock limit.
 UNPRIVILEGED: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,
@@ -108,8 +108,8 @@ def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:
 def access_query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
     """Return the query with which concerns.server.device_access.find looks for the devices of the container.
 
-    {"npus": number, "user": user ID, "binds": bind mounts, "cdi_names": CDI names of the NPUs}. Without CDI, the container gets
-    device nodes, and `cdi_names` is empty. Return None for a privileged container, which has every device.
+    The query is {"npus": number, "user": user ID, "binds": bind mounts, "cdi_names": CDI names of the NPUs}. Without CDI, the
+    container gets device nodes, and `cdi_names` is empty. Return None for a privileged container, which has every device.
     """
     if privileged(variables):
         return None

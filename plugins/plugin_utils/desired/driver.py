@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired driver of a host: version, form of installation, and systemd units, also for the vendor's container toolkit."""
+"""The desired driver of a host: version, form of installation, and systemd units, including those of the container toolkit."""
 
 from __future__ import annotations
 

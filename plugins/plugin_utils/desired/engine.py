@@ -56,14 +56,14 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     }
 
 
-def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with each secret replaced by its digest, and the key with which the host computes digests."""
-    proxies = part["proxies"] and secret_file(part["proxies"], 0o600, 0, key)
-    return {**part, **with_digests(part, key), "proxies": proxies, "digest_key": key}
+def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """Return the desired state with digests instead of secrets. The host computes the digests with the key in `digest_key`."""
+    proxies = state["proxies"] and secret_file(state["proxies"], 0o600, 0, key)
+    return {**state, **with_digests(state, key), "proxies": proxies, "digest_key": key}
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return the reasons why the proxies do not fit an environment file. Values are left out, because they may contain a login."""
+    """Return the reasons why an environment file cannot contain the proxies. They leave out values, which may contain a login."""
     reasons = []
     for name in PROXY_VARIABLES:
         value = variables.get(name) or ""
@@ -71,7 +71,7 @@ def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
         invalid = sorted({sign for word in words for sign in word if not PROXY_CHARACTERS.fullmatch(sign)})
         if invalid:
             listed = ", ".join(ascii(sign) for sign in invalid)
-            reasons.append(f"{name} has {listed}, expected an address without it. Write such characters of a password as %27")
+            reasons.append(f"{name} has {listed}, expected an address without it. Encode such characters of a password, like %27")
     return reasons
 
 

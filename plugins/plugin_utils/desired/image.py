@@ -25,7 +25,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     sources = {ARCHIVE: lock.get("archive"), REGISTRY: in_repository(lock.get("repo_digest"), repository)}
     delivery, publish = REGISTRY if repository else ARCHIVE, False
     if lock.get("id") and not sources[delivery]:
-        # The image is not published in this form yet, so the build host publishes it. It may get the image in the other form first.
+        # The image is not published in this form yet, so the build host publishes it. That host may get it in the other form first.
         publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
         delivery = next((form for form in sorted(sources) if publish and sources[form]), delivery)
     return {
@@ -39,7 +39,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "repo_digest": sources[REGISTRY],
         # Text for messages: where this host publishes the image for other hosts. None if the host does not publish the image.
         "publish": (f"it in {repository}" if repository else "its archive on the controller") if publish else None,
-        # Options of this Triton that other releases lack, as recorded at the build
+        # Options of this release's tritonserver that other releases lack. The build of the image recorded them.
         "options": list(lock.get("options") or []),
     }
 

@@ -22,7 +22,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     packages = set(variables["monitoring_packages"])
     absent = {scraping.path(variables, name) for name in scraping.TARGETS} - set(files)
     if not variables["monitoring_status_metrics"]:
-        # With an old file, alerts about its drift would never end.
+        # Prometheus would read an old file forever, so alerts about the drift in it would never end.
         absent.add(f"{variables['monitoring_probe_directory']}/{STATUS_FILE}")
     elif variables["monitoring_node_exporter"]:
         packages.update(variables["monitoring_node_packages"])
@@ -37,7 +37,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "port": int(variables["monitoring_prometheus_port"]),
         "rules": {f"{directory}/{name}": text for name, text in sorted(rules.items())},
         "rules_list": "".join(f"  - {directory}/{name}\n" for name in sorted(rules)),
-        # For a proof, the targets must be up now. For a plan, it is sufficient that they were up recently.
+        # For the proof of a change, the targets must be up now. For a plan, it is sufficient that they were up recently.
         "proof": context.proof,
     }
 
@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 def _rules(paths: List[str]) -> Dict[str, str]:
     """Return {name on the host: text} of files with rules, and of all such files in directories. Raises Refusal.
 
-    Names of files from a directory begin with the name of the directory, because several directories have files of the same name.
+    The name of a file from a directory begins with the name of the directory, because directories may have files of the same name.
     """
     rules: Dict[str, str] = {}
     for path in paths:

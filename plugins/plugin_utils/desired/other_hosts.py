@@ -22,8 +22,8 @@ ROLES = {
 
 def variable_of(variables: Mapping[str, Any], host: str, name: str) -> Any:
     """Return the value of a variable in ROLES for any host: the value that the host sets, or the default of the role."""
-    found = variables["hostvars"][host].get(name)
-    return _defaults(ROLES[name])[name] if found is None else found
+    value = variables["hostvars"][host].get(name)
+    return _defaults(ROLES[name])[name] if value is None else value
 
 
 @cache

@@ -15,11 +15,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import variable_of
 
-# Port of the vendor's daemon on a host. A gateway queries the daemons of all hosts.
+# Port of the vendor's daemon on a host. If monitoring_cards_gateway is set, that gateway queries the daemons of all hosts.
 DAEMON_PORT = 50051
-# The options of a job that a site may set. The value is True if the option may have any value. For a map, the value contains
-# the options that are allowed in it. Secrets have to be in files, because everybody who can read the configuration of Prometheus,
-# or open its page, can read the values of options.
+# {option of a job that a site may set: True, or the options in it if the option is a map}. Secrets have to be in files, because
+# everybody who can read the configuration of Prometheus, or open its page, can read the values of options.
 JOB_OPTIONS: Mapping[str, Any] = {
     "scrape_interval": True,
     "scrape_timeout": True,
@@ -55,7 +54,7 @@ class Job(NamedTuple):
 
 
 def jobs(variables: Mapping[str, Any]) -> List[Job]:
-    """Return the jobs that have targets, and the job of Triton even without targets."""
+    """Return the jobs that have targets, and always the job `triton`."""
     all_jobs = [Job(name, list(targets(variables))) for name, targets in TARGETS.items()]
     return [job for job in all_jobs if job.targets or job.name == "triton"]
 
@@ -92,7 +91,7 @@ def as_text(targets: List[Dict[str, Any]]) -> str:
 
 
 def checked(files: Mapping[str, str]) -> Dict[str, str]:
-    """Return {path: content} of copies of the files, and of a configuration that lets promtool check these copies."""
+    """Return {path: content} for promtool: copies of the files, and a configuration that refers to these copies."""
     directory = posixpath.join(posixpath.dirname(next(iter(files))), "check")
     copies = {posixpath.basename(file): content for file, content in files.items()}
     names = ", ".join(copies)
@@ -101,7 +100,7 @@ def checked(files: Mapping[str, str]) -> Dict[str, str]:
 
 
 def path(variables: Mapping[str, Any], name: str) -> str:
-    """Return the path of the file with the targets of a job. All files are in the directory of Triton's file."""
+    """Return the path of the file with the targets of a job. All such files are in the directory of monitoring_targets_file."""
     triton_file = variables["monitoring_targets_file"]
     return triton_file if name == "triton" else posixpath.join(posixpath.dirname(triton_file), name + ".json")
 
@@ -132,7 +131,7 @@ def _option_reasons(prefix: str, job_options: Mapping[str, Any], allowed: Mappin
 
 
 def _option(variables: Mapping[str, Any], host: str, name: str) -> Any:
-    """Return an option of the role `monitoring` for a host. The default is the value of the monitoring host."""
+    """Return an option of the role `monitoring` for a host. If the host does not set it, the monitoring host's value applies."""
     return variables["hostvars"][host].get(name, variables[name])
 
 
@@ -157,7 +156,7 @@ def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in _npu_hosts(variables):
         listen = _ip(str(variable_of(variables, host, "triton_server_metrics_listen_address")))
         metrics_address = str(listen) if listen and not listen.is_unspecified and not listen.is_loopback else ""
-        # A site may have a proxy with TLS in front of the metrics.
+        # If a site has a TLS proxy in front of the metrics, monitoring_triton_port is the port of this proxy.
         port = int(_option(variables, host, "monitoring_triton_port")) or variable_of(variables, host, "npufleet_metrics_port")
         yield _target(host, metrics_address or _address(variables, host), port)
 

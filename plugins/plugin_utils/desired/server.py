@@ -16,8 +16,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 
 # The environment variable with the path of the file that has Triton's keys to object stores
 CREDENTIALS_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
-# The facts of a model that are needed to read the state of a server and to change it. `steps` are the models that an ensemble
-# calls. `cached` is True if Triton caches the responses of the model.
+# The facts of a model that the host needs to read the state of the server and to change the server. `steps` are the models that an
+# ensemble calls. `cached` is True if Triton caches the responses of the model.
 MODEL_FACTS = ("versions", "release", "source", "steps", "memory", "switch", "cached")
 
 
@@ -72,21 +72,21 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "mode": variables["triton_server_model_control_mode"],
         "root": variables["npufleet_root"],
         "cache": container.cache(variables),
-        # The files of a model that Triton itself reads from an object store are not compared.
+        # Triton itself reads some models from an object store. The files of these models are not compared.
         "models": {**models, **{name: dict(OBJECT_STORE_MODEL) for name in context.cloud_models}},
     }
 
 
-def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """Return the desired server with digests instead of secrets. The host computes the digests with the key in `digest_key`."""
-    return {**part, "container": sealed_container(part["container"], key), "digest_key": key}
+    return {**state, "container": sealed_container(state["container"], key), "digest_key": key}
 
 
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores, or None if there are no keys.
 
-    The name of the file depends on the keys, so changed keys get a new file. The path is in the environment of the container, so
-    the container is replaced. The file of the previous container stays for a restore.
+    The name of the file depends on the keys, so changed keys get a new file. Its path is in the environment of the container, so
+    the host replaces the container. The previous file is kept for a restore of the previous container.
     """
     if not keys:
         return None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The API key of a host's server: restricted APIs, the command line that reads the key, and reasons against the variables.
+"""The API key of a host's server: the restricted APIs, the command line that reads the key, and the checks of the variables.
 
 The host generates and keeps the key. Triton accepts a key only on its command line, so the container starts a shell that reads the
 key and then executes tritonserver.
@@ -68,7 +68,7 @@ def volumes(variables: Mapping[str, Any]) -> List[str]:
 
 
 def reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return the reasons against the variables of the key and the restricted APIs, and against open control of the models."""
+    """Return the reasons why the variables of the key or of the restricted APIs are refused, or open control of the models."""
     messages: List[str] = []
     apis = variables["triton_server_restricted_apis"]
     name, key = str(variables["triton_server_api_key_name"]), str(variables["triton_server_api_key"])

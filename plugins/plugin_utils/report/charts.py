@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of the report. Module chart_series reads their series from Prometheus.
+"""The charts of the report. The module chart_series reads their series from Prometheus.
 
 This module runs only on the controller and imports nothing of ansible-core.
 """
@@ -51,7 +51,8 @@ class Tile(NamedTuple):
 def view(hosts: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]] = ()) -> Dict[str, Any]:
     """Return the charts, or {"note": reason why charts are missing}.
 
-    `hosts` are {monitoring host: result or None}, and `rollouts` the records of rollouts, newest first.
+    `hosts` is {monitoring host: result of chart_series, or None if the series were not read}. `rollouts` are the records of
+    rollouts, newest first.
     """
     if not hosts:
         return {"note": "the inventory has no host in monitoring_hosts"}
@@ -66,7 +67,7 @@ def view(hosts: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]] = ()) -
 
 
 def _checked(result: Any) -> Tuple[Dict[str, Any], str]:
-    """Return the result as plain data, and the reason why it cannot be drawn. The reason is empty if it can be drawn."""
+    """Return the result as plain data, and the reason why this data cannot be drawn, or "" if it can be drawn."""
     try:
         data = json.loads(json.dumps(result))
     except (TypeError, ValueError):
@@ -216,7 +217,7 @@ def _x(index: float) -> str:
 
 
 def _rollouts(records: Sequence[Mapping[str, Any]], start: int, end: int) -> List[Dict[str, str]]:
-    """Return the place and the text of the last rollouts within the time of the charts, oldest first."""
+    """Return the position and the text of the last rollouts within the time of the charts, oldest first."""
     marks: List[Dict[str, str]] = []
     for record in records:
         moment_of_end = moment(record["batches"][0]["ended"]) if record["batches"] else None

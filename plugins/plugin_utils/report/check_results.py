@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The check results of each host, in one file for reports. Controller only."""
+"""The files with check results for reports, one file for each host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The drift of a fleet as metrics. Monitoring hosts store them for node exporter until the next status. Controller only."""
+"""The drift of a fleet as metrics. Monitoring hosts store these metrics for node exporter until the next run of status.yml."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HELP = {
 def metrics(now: float, entries: Iterable[Mapping[str, Any]]) -> str:
     """Return a page of metrics of the entries of a status document.
 
-    A host without differences has no series. A host in maintenance has no series either, although it may differ. The label is not
-    called `host`, because Prometheus renames a label `host` of a series if the target has the same label.
+    A host without differences has no series. A host in maintenance has no series either, even if it differs. The label is not
+    called `host`, because Prometheus renames a label of a series if the target has a label with the same name.
     """
     # An entry may come from the status file of an earlier run.
     drifted = [entry for entry in entries if entry.get("state") == "drift"]

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Files with the status entries of hosts, from the reading of a host until the report. Controller only.
+"""Temporary files with the status entries of hosts, from the reading of a host until the report.
 
-The process of each host stores its entry in the temporary directory of the run, because the complete state of a large fleet would
-fill the memory of the main process. Only the user of the run can read the directory. Ansible removes it at the end of the run.
+Ansible's process for a host stores the entry of this host in the temporary directory of the run, because the complete state of a
+large fleet would fill the memory of the main process. Only the user of the run can read this directory. Ansible removes the
+directory at the end of the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The report as one page of HTML that needs no network. Controller only."""
+"""The report as one page of HTML that needs no network."""
 
 from __future__ import annotations
 

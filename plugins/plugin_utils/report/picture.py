@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Small pictures for reports: converts pixels from a check into a PNG in a data URI. Controller only, standard library only."""
+"""The conversion of pixels from a check into a PNG in a data URI, for reports. It uses only the standard library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The status document of a fleet, for other programs and for the report. Controller only."""
+"""The status document of a fleet, for other programs and for the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 
 def document(when: str, before: Sequence[Any], fleet: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return {"when": time, "hosts": entries}. A host that was not read in this run keeps its entry from `before`."""
+    """Return {"when": time, "hosts": entries}. A host that was not read in this run keeps its entry of the document `before`."""
     names = {entry["host"] for entry in entries}
     unread = [entry for entry in before if isinstance(entry, Mapping) and entry.get("host") in fleet and entry["host"] not in names]
     return {"when": when, "hosts": [*unread, *entries]}

@@ -54,7 +54,7 @@ class Summary:
         self._refusals: Dict[str, List[str]] = {}
         self._plans: Dict[str, List[Tuple[str, str]]] = {}
         self._maintenance: Set[str] = set()
-        self._of_run: List[str] = []
+        self._run_failures: List[str] = []
 
     def read(self, host: str, state: Mapping[str, Any]) -> None:
         """Record a result of host_state. The run would apply the first plan of a host, so later plans are ignored."""
@@ -66,9 +66,9 @@ class Summary:
             self._maintenance.add(host)
 
     def failed(self, host: str, result: Mapping[str, Any], for_all: bool = False) -> None:
-        """Record a failure. The last failure is the reason of the host. With `for_all`, it is a reason of the whole run."""
+        """Record a failure. The last failure is the reason of the host. With `for_all`, the failure ended the whole run."""
         if for_all:
-            self._of_run.append(reason(host, {"msg": str(result.get("msg") or "").partition("\n")[0].rstrip(":")}))
+            self._run_failures.append(reason(host, {"msg": str(result.get("msg") or "").partition("\n")[0].rstrip(":")}))
         else:
             self._reasons[host] = reason(host, result)
 
@@ -76,12 +76,12 @@ class Summary:
         self, hosts: Sequence[str], changed: Collection[str], failed: Collection[str], unreachable: Collection[str], plan: bool
     ) -> List[str]:
         """Return the summary. With `plan`, it has the totals of the plan, and no host counts as changed."""
-        refused = {host for host in hosts if self._refusals.get(host)} if self._of_run else set()
+        refused = {host for host in hosts if self._refusals.get(host)} if self._run_failures else set()
         states = {host: self._state(host, changed if not plan else (), failed, unreachable, refused) for host in hosts}
         counts = Counter(states.values())
         order = ("ok", "changed", "in maintenance", "refused", "failed", "unreachable")
         texts = [f"{counts[state]} {state}" for state in order if counts[state]]
-        lines = [f"the run ended early: {text}" for text in dict.fromkeys(self._of_run)]
+        lines = [f"the run ended early: {text}" for text in dict.fromkeys(self._run_failures)]
         lines.append(f"{_number(len(hosts), 'host')}: {', '.join(texts)}")
         if plan:
             lines.append(self._totals(hosts))
@@ -96,7 +96,7 @@ class Summary:
         if host in refused:
             return "refused"
         # If a task fails for all hosts, Ansible counts one host as failed.
-        if host in failed and (host in self._reasons or not self._of_run):
+        if host in failed and (host in self._reasons or not self._run_failures):
             return "failed"
         if host in self._maintenance:
             return "in maintenance"

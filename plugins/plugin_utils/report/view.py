@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The view of a fleet for the report: the status and the check results of each host. Controller only."""
+"""The data that the report page shows: the status and the check results of each host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = Dict[str, Any]
 
 # Numbers of this size or larger are not shown. No count of bytes or milliseconds is so large.
 MAX_NUMBER = 1e18
-# Results that are older are shown as stale.
+# Status entries and check results that are older than this are shown as stale.
 MAX_AGE = timedelta(hours=24)
 # States of a host, the most severe first, and their levels
 LEVELS = {
@@ -68,7 +68,10 @@ def view(
     charts: Optional[Mapping[str, Any]] = None,
     rollouts: Sequence[Row] = (),
 ) -> Dict[str, Any]:
-    """Return the view. If a host has a status, hosts without a status are shown as not read. The same holds for check results.
+    """Return the data of the page.
+
+    If at least one host has a status, hosts without a status are shown as not read. Likewise, hosts without check results are shown
+    as not checked if at least one host has check results.
 
     `charts` is the result of charts.view(). `rollouts` is the result of record.cards() for the last rollouts.
     """
@@ -87,7 +90,7 @@ def view(
     _place_pictures(rows)
     models = sorted({model for row in rows for model in row["models"]})
     levels = [row["level"] for row in rows]
-    missing = [name for name, half in (("status", statuses), ("check", results)) if not half]
+    missing = [name for name, entries in (("status", statuses), ("check", results)) if not entries]
     return {
         "made": iso(now),
         "charts": charts,
@@ -220,7 +223,7 @@ def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks
     cells = {}
     for model in sorted({*served, *linked, *checked_models, *desired}):
         model_checks = [check for check in checks if check.get("model") == model]
-        right = [part for part in model_checks if part.get("ok") is True]
+        right = [check for check in model_checks if check.get("ok") is True]
         versions = [
             {
                 "version": str(version),

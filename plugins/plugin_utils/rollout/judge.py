@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of a change: compares the requests of clients on a changed host with a reference. Controller only.
+"""The judge of a change. It compares the requests of clients on a changed host with a reference.
 
-The reference is the hosts outside the batch of the changed host, in the same window. If these hosts got fewer requests than a
-verdict needs, the reference is the changed host itself, in the window before its drain. Load balancers other than HAProxy report no
-counters. Then the counters of the changed server are compared with its counters before the change.
+A window is a period in which load balancers count the requests that each host answers. The reference is the hosts outside the batch
+of the changed host, in the same window. If these hosts got fewer requests than a verdict needs, the reference is the changed host
+itself, in the window before its drain. Load balancers other than HAProxy report no counters. With them, the judge compares the
+counters of the changed Triton server with the counters of this server before the change.
 
-All input comes from load balancers and hosts, so it is parsed into typed data first.
+All input comes from load balancers and hosts, so the judge validates its shape first.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer import tr
 
 GOOD, BAD, NOT_JUDGED = "good", "bad", "not judged"
 # The share of failed requests is too high if it exceeds the share of the reference by more than both limits: a number of standard
-# deviations, and an absolute share. Latencies need the same number of standard deviations.
+# deviations, and an absolute share. The comparison of latencies uses the same number of standard deviations.
 MIN_DEVIATIONS, MIN_EXCESS = 3.0, 0.005
-# Fewer failures than this are no evidence
+# The fewest failures that count as evidence
 MIN_FAILURES = 3
-# A quantile is slower than the reference if it exceeds the reference by this factor and by these milliseconds
+# (share of the requests, factor, milliseconds). The quantile of this share is too slow if it exceeds the quantile of the reference
+# by the factor and by the milliseconds.
 QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0, 20.0))
 # If a host got fewer requests than a verdict needs, failures are evidence only if at least this share of the requests failed
 OUTAGE_SHARE = 0.5
@@ -39,10 +41,10 @@ _COUNTS = {re.compile(r"\w{1,40}"): int}
 _LATENCY = {re.compile(r"[0-9]{1,12}"): int}
 _MODEL = {"requests": int, "failed": _COUNTS, "latency": _LATENCY}
 _TRAFFIC = {**_MODEL, "by_model": {_NAME: _MODEL}}
-# The part of a result of balancer_info that is judged
+# The shape of the part of a result of balancer_info that the judge reads
 WINDOW = {"servers": {_NAME: {"traffic?": {re.compile("http|grpc"): _TRAFFIC}}}, "complete?": bool}
 REASON = re.compile(r"\w{1,40}")
-# The result of triton_requests: counters of each model
+# The shape of a result of triton_requests: counters of each model
 TRITON = {"models": {_NAME: {"success": shapes.NUMBER, "failed": {REASON: shapes.NUMBER}, "pending": shapes.NUMBER}}}
 
 
@@ -95,7 +97,7 @@ def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answ
 
 
 def failed_more(failed: int, total: int, reference_failed: int, reference_total: int) -> bool:
-    """Return True if the share of failures exceeds the share of the reference by more than chance and a margin."""
+    """Return True if the share of failures exceeds the share of the reference by both limits, MIN_EXCESS and MIN_DEVIATIONS."""
     if failed < MIN_FAILURES or not total:
         return False
     excess = failed / total - (reference_failed / reference_total if reference_total else 0.0)
@@ -169,12 +171,12 @@ def judge(
 
 
 def _failures(changed: Requests, reference: Requests, needed: int) -> List[str]:
-    texts = f"{changed.failed} of {changed.total} requests failed; reference: {reference.failed} of {reference.total}"
+    text = f"{changed.failed} of {changed.total} requests failed; reference: {reference.failed} of {reference.total}"
     too_few = changed.total < needed
     if failed_more(changed.failed, changed.total, reference.failed, reference.total) and (
         not too_few or changed.failed >= OUTAGE_SHARE * changed.total
     ):
-        return [texts]
+        return [text]
     if too_few:
         return []
     reasons = []
@@ -192,8 +194,8 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
         if actual is None or expected is None:
             continue
         # Among few requests, some slow ones change a quantile by chance. So the quantile of a smaller share has to be slower, too.
-        sure = traffic.quantile(changed.latency, max(share - _tolerance(share, changed, reference), 0.0))
-        if sure is not None and sure > max(expected * factor, expected + more):
+        lower = traffic.quantile(changed.latency, max(share - _tolerance(share, changed, reference), 0.0))
+        if lower is not None and lower > max(expected * factor, expected + more):
             name = f"{share:.0%} of the requests"
             reasons.append(f"{name} were answered within {actual} ms; reference: {expected} ms")
     return reasons
@@ -235,9 +237,9 @@ def verdict_of_host(
 ) -> Verdict:
     """Return the verdict about the change of a host. Raises InvalidWindow.
 
-    `windows` and `before` have a result of balancer_info for each balancer: the window after the change, and the window before the
-    drain of the host. `counters` are results of triton_requests: before the change, at the beginning and at the end of the window.
-    `batch` are the hosts that change together.
+    `windows` and `before` have a result of balancer_info for each balancer: `windows` for the window after the change, and `before`
+    for the window before the drain of the host. `counters` are three results of triton_requests: before the change, at the
+    beginning of the window after the change, and at its end. `batch` has the hosts that change together.
     """
     for window in (*windows, *before):
         _require(window, WINDOW)

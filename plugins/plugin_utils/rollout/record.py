@@ -74,7 +74,7 @@ def commit(directory: str) -> Optional[str]:
 
 
 def host_entry(hostvars: Mapping[str, Any], concerns: Sequence[str], now: float, lost: bool = False) -> Dict[str, Any]:
-    """Return the part of a host in a record. `hostvars` has the variables of the host. Values of a wrong type are left out."""
+    """Return the entry of a host in a record. `hostvars` has the variables of the host. Values of a wrong type are left out."""
     drains = _plain(hostvars.get("load_balancer_drained_requests"))
     drains = [entry for entry in drains if not shapes.mismatch(entry, _DRAIN)] if isinstance(drains, list) else []
     failure = LOST if lost else str(hostvars.get("npufleet_failed") or "")
@@ -91,7 +91,7 @@ def host_entry(hostvars: Mapping[str, Any], concerns: Sequence[str], now: float,
 
 
 def end_on_host(entry: Mapping[str, Any]) -> Dict[str, Any]:
-    """Convert the part of a host in a record to the form that the host stores (module_utils/change/rollouts.py)."""
+    """Convert the entry of a host in a record to the form that the host stores (module_utils/change/rollouts.py)."""
     verdict = entry["verdict"] and {name: entry["verdict"][name] for name in ("verdict", "text")}
     return {"failure": entry["failure"], "verdict": verdict, "in_flight": entry["in_flight"], "closed": entry["closed"]}
 
@@ -141,7 +141,7 @@ def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
     path, record = _record_or_new(directory, owner, now)
-    # An earlier rollout of this run has ended. Its batches that were not changed are removed, so that `left` omits their hosts.
+    # If this run had an earlier rollout, that rollout has ended. `left` must not return its remaining hosts.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)
@@ -194,7 +194,7 @@ def _record_or_new(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[
 
 def _write(directory: str, path: str, record: Mapping[str, Any]) -> None:
     outputs.write(path, json.dumps(record, indent=1, sort_keys=True))
-    # If the clock was set back, the record of this run may be the oldest record. It is never removed.
+    # The record of this run is kept, even if the clock was set back and this record appears to be the oldest.
     for old in [other for other in paths(directory) if other != path][MAX_RECORDS - 1 :]:
         with suppress(FileNotFoundError):
             os.remove(old)
@@ -240,7 +240,7 @@ def host_table(entries: Any) -> List[str]:
 
 
 def cards(records: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the rollouts for the report. Failed hosts come first. `more` is the number of the hosts that are left out."""
+    """Return the rollouts for the report, each with its failed hosts first. `more` is the number of hosts that are left out."""
     rollout_cards = []
     for record in records:
         rows = [

@@ -19,10 +19,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository 
 # models answer. With STOP, some requests would fail, so the host is drained before the change.
 NONE, RELOAD, STOP = "none", "reload", "stop"
 EFFECTS = (NONE, RELOAD, STOP)
-# Actions of the server. In explicit mode, the server answers requests during these actions.
+# Actions of the concern `server` during which a server in explicit mode continues to answer requests
 ANSWERING_ACTIONS = ("load", "unload", "wait", "prove")
-# Seconds for the steps before and after the time in which a change is judged, such as waiting for health checks and querying the
-# balancers
+# Seconds for the other steps of a host change besides draining and judging, such as waiting for health checks
 MARGIN_SECONDS = 300
 # The values of npufleet_drain_hook: how hosts are drained
 HOOKS = ("haproxy", "command", "none")
@@ -39,7 +38,7 @@ def limited(result: Mapping[str, Any]) -> bool:
 
 
 def effect(result: Mapping[str, Any]) -> str:
-    """Return the effect of a result of host_state. For a rollback, `moves` decides (the models that change), otherwise the plan."""
+    """Return the effect of a result of host_state. The plan decides it, or for a rollback the changed models (`moves`)."""
     return max([NONE, *_effects(result)], key=EFFECTS.index)
 
 

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Archives that were made on hosts, read with limits on their size and their number of files. Controller only.
+"""The reader of archives that hosts made. It limits their size and their number of files.
 
-Only regular files are accepted. Nothing is unpacked to the disk.
+The reader accepts only regular files, and unpacks nothing to the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
     """Return {name: content} of a .tar.gz whose files are all below the directory `root`. Raises InvalidText for anything else."""
     contents: Dict[str, bytes] = {}
     try:
-        # The unpacked archive is in memory, so a forged size in a header cannot make tarfile read more than its bytes.
+        # The unpacked archive is in memory, so a forged size in a header cannot make tarfile read more bytes than the archive has.
         with tarfile.open(fileobj=io.BytesIO(_inflated(raw, bounds.unpacked)), mode="r:") as archive:
             for member in archive:
                 if len(contents) == bounds.files:

@@ -27,6 +27,7 @@ CODE_TEXTS = {
 }
 DEFAULTS_NOTE = "The default of an option is in parentheses."
 EXIT_CODE_TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {text}" for code, text in CODE_TEXTS.items())
+# {scheme of a URL: True if it uses TLS}
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 
 
@@ -88,7 +89,7 @@ def _ended_with(command: str, code: int, why: str) -> int:
 
 
 def _drop_output() -> None:
-    """Discard the buffer of standard output. Python would flush it again at exit and report the error again."""
+    """Discard the buffer of standard output. Python would flush this buffer again at exit and report the error again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -105,7 +106,7 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return a number of seconds above 0, and at most a day, the longest wait of clients. Raises ArgumentTypeError."""
+    """Return a number of seconds above 0 and at most a day, because clients wait no longer. Raises ArgumentTypeError."""
     try:
         number = float(text)
     except ValueError:
@@ -208,7 +209,7 @@ def writable(path: str, option: str) -> None:
 
 
 def draft_of(path: str) -> str:
-    """Return the path of the draft of a result. For a link, the draft is beside its target, so that no link is replaced."""
+    """Return the path of the temporary file of a result. For a link, this file is beside the target, so the link is kept."""
     return os.path.realpath(path) + ".draft"
 
 

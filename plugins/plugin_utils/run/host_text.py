@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of text from hosts to data that can be shown, written or used as a name. Controller only.
+"""Conversion of text from hosts to data that can be shown, written or used as a name.
 
-Only these functions may turn text from a host into a template, a path or a line of a file.
+A host may send any text. So only these functions may turn text from a host into a template, a path or a line of a file.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MAX_DEPTH = 64
 MAX_BITS = 64
 # The most characters of a file name
 MAX_FILE_NAME = 120
-# The most characters of an answer, and the characters that each value counts in addition to its text
+# The most characters of an answer, and the number of characters that check_size adds for each value in it
 MAX_CHARACTERS, CHARACTERS_PER_VALUE = 1 << 26, 8
 DIGEST = re.compile("[0-9a-f]{64}")
-# Text that is neither a template nor the header of a template
+# Text that Ansible evaluates neither as a template nor as the header `#jinja2:` of a template
 PLAIN = re.compile(r"[\w ./:,;@+=*~&()-]*", re.ASCII)
-# Errors that are raised when an answer of an unexpected shape is read
+# Errors that Python raises if code reads an answer of an unexpected shape
 SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -67,14 +67,14 @@ def sanitized(data: Any, depth: int = MAX_DEPTH) -> Any:
 
 def check_size(host: str, module: str, value: Any) -> None:
     """Raise InvalidAnswer if an answer of a module is larger than any valid answer."""
-    remaining, parts = MAX_CHARACTERS, [value]
-    while parts and remaining >= 0:
-        part = parts.pop()
-        remaining -= CHARACTERS_PER_VALUE + (len(part) if isinstance(part, str) else 0)
-        if isinstance(part, dict):
-            parts += [*part, *part.values()]
-        elif isinstance(part, (list, tuple)):
-            parts += part
+    remaining, pending = MAX_CHARACTERS, [value]
+    while pending and remaining >= 0:
+        entry = pending.pop()
+        remaining -= CHARACTERS_PER_VALUE + (len(entry) if isinstance(entry, str) else 0)
+        if isinstance(entry, dict):
+            pending += [*entry, *entry.values()]
+        elif isinstance(entry, (list, tuple)):
+            pending += entry
     if remaining < 0:
         raise InvalidAnswer(
             f"{host}: the answer of {module} has more than {MAX_CHARACTERS >> 20} MiB, expected less. The answer was not used. "
@@ -126,22 +126,22 @@ def digest(text: Any) -> str:
     return text
 
 
-def require(value: Mapping[str, Any], *names: str) -> None:
-    """Raise InvalidText if an answer lacks one of these keys. An empty answer must not count as in sync."""
+def require_keys(value: Mapping[str, Any], *names: str) -> None:
+    """Raise InvalidText if an answer lacks one of these keys. Without this check, an empty answer would count as in sync."""
     missing = [name for name in names if name not in value]
     if missing:
         raise InvalidText(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, expected a complete answer")
 
 
 class _Plain(yaml.SafeDumper):
-    """YAML that yamllint accepts."""
+    """A dumper of YAML that yamllint accepts."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
 class _Variables(_Plain):
-    """YAML that Ansible evaluates. Text that could be a template is marked as unsafe."""
+    """A dumper of YAML for Ansible. It marks each text that could be a template as unsafe."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
@@ -158,13 +158,13 @@ def variables(value: Dict[str, Any]) -> str:
 
 
 def document(value: Dict[str, Any]) -> str:
-    """Return data as YAML that nothing evaluates."""
+    """Return data as YAML that is only read as data, so templates in it are not marked."""
     return str(yaml.dump(value, Dumper=_Plain, sort_keys=False, allow_unicode=True))
 
 
 @contextmanager
-def parsing(host: str) -> Iterator[None]:
-    """Convert errors that an answer of an unexpected shape causes into InvalidAnswer, with the name of the host."""
+def rejecting_invalid_answers(host: str) -> Iterator[None]:
+    """Convert errors from an answer of an unexpected shape into InvalidAnswer, whose message names the host."""
     try:
         yield
     except SHAPE_ERRORS as error:

@@ -22,7 +22,7 @@ NO_TERMINAL = (
     f"{PAUSE} is confirm and no terminal can confirm the rollout, expected a run in a terminal: run it there, or give "
     f"-e {PAUSE}=600 for a pause of seconds."
 )
-# An announcement lists the names of at most this many hosts. Larger rollouts have only the first and last names.
+# An announcement lists the names of at most this many hosts. With more hosts, it has only the first and last name of each batch.
 MAX_NAMES = 20
 # Valid sizes of batches. With other values, Ansible changes all hosts at once or ends with a traceback.
 COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
@@ -75,7 +75,7 @@ def _size(entry: Any) -> Optional[Size]:
 
 
 def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
-    """Return the batch sizes of a rollout, which must be equal for all hosts. Return ["100%"] without hosts.
+    """Return the batch sizes of a rollout, which must be equal for all hosts. If there are no hosts, return ["100%"].
 
     `values` is {host: sizes}. Raises Refusal if hosts have different sizes.
     """
@@ -132,7 +132,7 @@ def announcement(
     """Return the announcement of the remaining batches, in their order. `total` is the number of hosts of the rollout.
 
     If there are many hosts, the announcement has only the size, the first host and the last host of each batch. `path` is the file
-    with all names, if one was written. `pause` is the pause after the first batch: `confirm`, seconds, or empty.
+    with all names, or None if no file was written. `pause` is the pause after the first batch: `confirm`, seconds, or empty.
     """
     hosts = [host for batch in remaining for host in batch]
     names = "; then ".join(_batch([host.host for host in batch], len(hosts) > MAX_NAMES) for batch in remaining)
@@ -158,7 +158,7 @@ def _batch(names: Sequence[str], many: bool) -> str:
 
 
 def _estimate(remaining: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
-    """Return the estimated duration as text. It adds the duration of the slowest host of each batch."""
+    """Return the estimated duration as text: the sum of the durations of the slowest host of each batch."""
     seconds, unknown = 0.0, []
     for batch in remaining:
         slowest = 0.0

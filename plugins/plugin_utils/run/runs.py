@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ID of this run for hosts, and a test whether another run of this machine has ended. Controller only."""
+"""The ID with which this run identifies itself to hosts, and a test whether another run on this controller has ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def has_ended(run: object) -> bool:
 
 
 def lease_owner(host: str) -> Dict[str, str]:
-    """Return the owner of a lease for modules: this run, its user and controller, and the inventory name of the host."""
+    """Return the owner of a lease, as modules expect it: this run, its user and controller, and the inventory name of the host."""
     person = os.environ.get("SUDO_USER") or getpass.getuser()
     return {"run": run_id(), "by": f"{person}@{socket.gethostname()}", "host": host}
 
