@@ -83,7 +83,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with digests instead of files and logins. The host computes the digests with the key in `digest_key`."""
+    """Return the desired state with digests instead of files and logins. The host computes them with the key in `digest_key`."""
     contents = {**{entry["path"]: entry["content"] for entry in state["certificates"]}, files.CONFIG: state["config"]}
     visible = {name: value for name, value in state.items() if name not in ("config", "certificates")}
     return {
