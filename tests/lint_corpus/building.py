@@ -1,4 +1,4 @@
-"""What cases are made of: files of several kinds, tensors, configs and parts of them."""
+"""Builders for the cases: files of several kinds, tensors, configs and their parts as text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Link(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """A named pipe that nobody writes to."""
+    """A named pipe without a writer."""
 
     kind: str = "pipe"
 
 
 class Library(NamedTuple):
-    """A backend's library, which ask.py builds."""
+    """The library of a backend. ask.py builds the library."""
 
     kind: str = "library"
 
@@ -27,7 +27,7 @@ class Library(NamedTuple):
 Content = Union[str, bytes, Link, Pipe, Library]
 Files = Mapping[str, Content]
 PROGRAM = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
-# One that answers, as a warm-up is a request
+# A program with responses, for models with warm-up requests
 ANSWERS = """import triton_python_backend_utils as pb_utils
 
 
@@ -38,7 +38,7 @@ class TritonPythonModel:
 
 
 def subject(files: Files) -> str:
-    """The model that is asked about."""
+    """Return the model whose verdict is recorded for a case: `m`, or the first model if there is no `m`."""
     models = [path.partition("/")[0] for path in files]
     return "m" if "m" in models else models[0]
 
@@ -52,7 +52,7 @@ def config(more: str = "", a: str = tensor("A"), b: str = tensor("B"), batch: st
 
 
 def model(text: str | bytes, **files: Content) -> Files:
-    """A Python model `m` of this config."""
+    """Return the files of a Python model `m` with this config."""
     warmed = "model_warmup" in (text if isinstance(text, str) else "")
     return {
         "m/config.pbtxt": text,
@@ -62,7 +62,7 @@ def model(text: str | bytes, **files: Content) -> Files:
 
 
 def more(rule: str, *texts: str) -> Iterator[tuple[str, Files]]:
-    """A right config with each of these beside."""
+    """Yield a case for each text: a valid config with this text added."""
     yield from ((rule, model(config(text))) for text in texts)
 
 

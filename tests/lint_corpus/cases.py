@@ -1,7 +1,8 @@
-"""Repositories to judge, made by code: `CASES` is {name: (rule, files)}.
+"""Model repositories for comparing the linter with real Tritons. `CASES` is {name: (rule, files)}.
 
-`rule` is the linter's rule that has to find an error, "" for what is right. `files` are {path: content}: text, bytes, a `Link`, or
-"" under a path that ends in / for an empty directory. The model that is asked about is `m`, or the first one where there is none.
+`rule` is the rule of the linter that has to report an error, or "" if no particular rule has to. `files` is {path: content}, where
+the content is text, bytes, a `Link`, a `Pipe` or a `Library`. A path that ends in / is an empty directory. The verdict is about
+model `m`, or about the first model if no model is called `m`.
 """
 
 from __future__ import annotations
@@ -252,9 +253,9 @@ def files() -> Iterator[tuple[str, Files]]:
     for name in ("Config.pbtxt", "config.pbtxt.txt", "config.pbtx"):
         yield "stray", {f"m/{name}": config(head='backend: "onnxruntime"'), "m/1/other": ""}
     yield "labels", model(config(b=tensor("B", more='label_filename: "gone"')))
-    # Beside it a directory whose name is no UTF-8
+    # A second directory has a name that is no UTF-8.
     yield "", {**model(config()), "\udcff/": ""}
-    # A repository inside the repository
+    # A subdirectory is a repository of models itself.
     yield "stray", {f"repository/{path}": content for path, content in model(config()).items()}
 
 
@@ -305,7 +306,7 @@ def ensembles() -> Iterator[tuple[str, Files]]:
         yield "ensemble", made(chain(*good), t=config(a=other))
     yield "ensemble", made(chain(*good), t=config(b=tensor("B", dtype="FP64")))
     yield "ensemble", made(chain(*good), t=config(b=tensor("C")))
-    # Two branches that meet again
+    # Two branches of the ensemble whose outputs are the inputs of one step
     decoupled = config("model_transaction_policy { decoupled: true }")
     maps = 'input_map { key: "A" value: "x" } input_map { key: "C" value: "y" } output_map { key: "B" value: "B" }'
     meet = chain(("s", "A", "x"), ("t", "A", "y"), last=f', {{ model_name: "u" model_version: -1 {maps} }}')
@@ -316,13 +317,13 @@ def ensembles() -> Iterator[tuple[str, Files]]:
     yield "ensemble", made(config(head='platform: "ensemble"'))
     yield "ensemble", made(chain(*good).replace("model_version: -1", ""))
     yield "ensemble", made(chain(*good).replace("model_version: -1", "model_version: 2"))
-    # An output that is an input, passed through
+    # An output of the ensemble that is also its input
     yield "", made(chain(("s", "A", "B"), b=f"{tensor('A')}, {tensor('B')}"))
     yield "ensemble", made(chain(("s", "A", "x"), b=tensor("A")))
 
 
 def names() -> Iterator[tuple[str, Files]]:
-    """Names of a Python model, which older Tritons hand to a shell."""
+    """Yield cases with names of Python models, which older versions of Triton pass to a shell."""
     for name in ("a.b-c_d", "A+1", "a=b", "a@b,c", "a~b", "%41"):
         yield "", {f"{name}/config.pbtxt": config(), f"{name}/1/model.py": PROGRAM}
     for name in ("m (1)", "my model", "a&b", "a'b", "\ubaa8\ub378"):

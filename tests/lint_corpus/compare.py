@@ -1,4 +1,4 @@
-"""The linter beside the recorded verdicts of real Tritons."""
+"""A comparison of the linter with the recorded verdicts of real Tritons (ask.py) on all cases (cases.py)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from building import Files, Library, Link, Pipe, subject
 from cases import CASES
 
 VERDICTS = Path(__file__).with_name("verdicts.json")
-# Release -> Triton's version
+# {release: version of Triton}
 RELEASES = {"24.01": "2.42.0", "24.10": "2.51.0"}
+# A directory in memory for the files of cases
 MEMORY = "/dev/shm"
-# The Python of the servers' stubs, which is that of the tests
+# The version of Python in the stubs of the servers, which is also the version in the tests
 PYTHON = "3.11"
-# Rules that refuse what Triton would load: on purpose
+# {rule that intentionally refuses models that Triton would load: reason}
 POLICY = {
     "npu host": "an NPU host has no GPU, which a stand-in for TensorRT does not need",
     "passive": "no request would ever be answered",
     "release": "the Python backend of an older release loads bfloat16, and its requests fail",
 }
-# What a fault of one model does to all others when a server starts
-OF_ALL = (effects.CRASHES, effects.LOADS_NOTHING, effects.HANGS)
+# Effects of an error in one model that also stop a starting server from serving its other models
+STOPS_OTHER_MODELS = (effects.CRASHES, effects.LOADS_NOTHING, effects.HANGS)
 
 
-class Judged(NamedTuple):
-    """One case on one release: the linter's rules with an error that is a matter of Triton, and Triton's verdict."""
+class Comparison(NamedTuple):
+    """One case on one release: the linter's rules that report an effect on Triton, and the verdict of Triton."""
 
     name: str
     release: str
@@ -45,68 +46,70 @@ class Judged(NamedTuple):
         return bool(self.rules) == (self.verdict != "loads")
 
 
-def laid(place: Path, files: Files, library: bytes = b"\x7fELF") -> Path:
-    """Write the files of a case below a place."""
+def write_files(directory: Path, files: Files, library: bytes = b"\x7fELF") -> Path:
+    """Write the files of a case below a directory, and return the directory."""
     for path, content in files.items():
-        at = place / path
-        (at if path.endswith("/") else at.parent).mkdir(parents=True, exist_ok=True)
+        file = directory / path
+        (file if path.endswith("/") else file.parent).mkdir(parents=True, exist_ok=True)
         if isinstance(content, Link):
-            at.symlink_to(content.target)
+            file.symlink_to(content.target)
         elif isinstance(content, Pipe):
-            os.mkfifo(at)
+            os.mkfifo(file)
         elif isinstance(content, Library):
-            at.write_bytes(library)
+            file.write_bytes(library)
         elif not path.endswith("/"):
-            at.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return place
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return directory
 
 
 def digest(name: str) -> str:
-    """What a recorded verdict belongs to: another content needs another one."""
+    """Return the digest of the content of a case. A recorded verdict is only valid for the content with its digest."""
     content = repr(sorted(CASES[name][1].items()))
-    return hashlib.sha256((content if keeps_server(name) else f"alone {content}").encode()).hexdigest()[:8]
+    return hashlib.sha256((content if can_share_server(name) else f"alone {content}").encode()).hexdigest()[:8]
 
 
-def keeps_server(name: str) -> bool:
-    """Return True if a case can be put to a server that has answered others. Whoever unpacks an environment leaves its traces."""
+def can_share_server(name: str) -> bool:
+    """Return True if a server that has loaded other cases can load this case. Environments leave unpacked files in their server."""
     return not name.startswith(("roots-", "environments-"))
 
 
 def recorded() -> Mapping[str, list[str]]:
-    """{case: [digest, verdict of each release]}."""
-    found: dict[str, list[str]] = json.loads(VERDICTS.read_text())
-    return found
+    """Return {case: [digest, verdict of each release]}."""
+    verdicts: dict[str, list[str]] = json.loads(VERDICTS.read_text())
+    return verdicts
 
 
-def judged() -> list[Judged]:
-    """Every case on every release."""
+def compare_all() -> list[Comparison]:
+    """Return the comparisons of every case on every release."""
     verdicts = recorded()
-    found = []
+    results = []
     for name, (_rule, files) in CASES.items():
-        # In memory, as most of the time would go by with files that come and go
-        with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as place:
-            laid(Path(place), files)
+        # Writing and removing the files of all cases on a disk would take most of the time.
+        with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as directory:
+            write_files(Path(directory), files)
             for number, (release, version) in enumerate(RELEASES.items()):
-                findings = lint([place], row=Row(release, version, python=PYTHON)).findings
+                findings = lint([directory], row=Row(release, version, python=PYTHON)).findings
                 errors = [finding for finding in findings if finding.severity == ERROR and finding.triton]
                 at_start = name.startswith("roots-")
                 rules = {
-                    finding.rule for finding in errors if finding.model == subject(files) or (at_start and finding.triton in OF_ALL)
+                    finding.rule
+                    for finding in errors
+                    if finding.model == subject(files) or (at_start and finding.triton in STOPS_OTHER_MODELS)
                 }
-                found.append(Judged(name, release, frozenset(rules), verdicts[name][1 + number]))
-    return found
+                results.append(Comparison(name, release, frozenset(rules), verdicts[name][1 + number]))
+    return results
 
 
 def table() -> str:
-    """Numbers for each release, and every case on which the two differ."""
-    lines, all_ = [], judged()
+    """Return a report with the counts of each release, and with every case on which the linter and Triton disagree."""
+    lines, comparisons = [], compare_all()
     for release in RELEASES:
-        here = [entry for entry in all_ if entry.release == release]
-        misses = [entry for entry in here if not entry.agrees and not entry.rules]
-        alarms = [entry for entry in here if not entry.agrees and entry.rules]
-        agree = len(here) - len(misses) - len(alarms)
-        share, differ = f"{agree} agree ({agree / len(here):.1%})", f"{len(misses)} misses, {len(alarms)} false alarms"
-        lines.append(f"Triton {release}: {len(here)} repositories, {share}, {differ}")
-        for finding in misses + alarms:
-            lines.append(f"  {finding.name}: Triton {finding.verdict}, the linter: {', '.join(sorted(finding.rules)) or 'right'}")
+        of_release = [entry for entry in comparisons if entry.release == release]
+        misses = [entry for entry in of_release if not entry.agrees and not entry.rules]
+        alarms = [entry for entry in of_release if not entry.agrees and entry.rules]
+        agree = len(of_release) - len(misses) - len(alarms)
+        share, differ = f"{agree} agree ({agree / len(of_release):.1%})", f"{len(misses)} misses, {len(alarms)} false alarms"
+        lines.append(f"Triton {release}: {len(of_release)} repositories, {share}, {differ}")
+        for entry in misses + alarms:
+            lines.append(f"  {entry.name}: Triton {entry.verdict}, the linter: {', '.join(sorted(entry.rules)) or 'no error'}")
     return "\n".join(lines)
