@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 
-# Library directories of distributions. If several have a library of the same name, the first directory counts.
+# Library directories of distributions. If several directories have a library of the same name, the first directory counts.
 DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 LIBRARY = re.compile(r"(librbln-[a-z0-9_]+\.so)(?:\.[0-9]+)*")
 # The SDK opens the library by this name and finds no NPU without it (torch-rbln, pull request 130). Some driver packages install
@@ -58,7 +58,7 @@ def _libraries() -> Dict[str, str]:
         names = os.listdir(directory) if os.path.isdir(directory) else []
         for name in filter(LIBRARY.fullmatch, names):
             path = os.path.join(directory, name)
-            # For a broken link, the engine would create and mount a directory.
+            # A broken link is left out, because the engine would create a directory as its target and mount the directory.
             if os.path.isfile(path):
                 found.setdefault(name, path)
     for name in sorted(found, key=len):

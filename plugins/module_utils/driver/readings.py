@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 # A number that the tool prints, with or without a unit
 QUANTITY = re.compile(r"([+-]?[0-9]{1,19}(?:\.[0-9]{1,19})?) *([A-Za-z/%°]{0,8})")
-# Factor of each unit. Only units of temperatures are compared in lower case.
+# The factor of each unit to the base unit. Only units of temperatures are compared in lower case.
 TEMPERATURE = {"c": 1.0, "°c": 1.0, "mc": 0.001, "m°c": 0.001}
 POWER = {"W": 1.0, "mW": 1e-3, "uW": 1e-6}
 MEMORY = {
@@ -94,9 +94,9 @@ def card(device: Mapping[str, Any]) -> Card:
 
 
 def text(value: Any) -> str:
-    """Return a string from the tool's JSON without control characters, cut at MAX_TEXT.
+    """Return a string from the tool's JSON without control characters and with at most MAX_TEXT characters.
 
-    Return an empty string for `N/A`, and for a value that is no string.
+    Return an empty string for `N/A`, and for a value that is not a string.
     """
     if not isinstance(value, str):
         return ""
@@ -135,7 +135,7 @@ def watts(value: Any) -> Optional[float]:
 
 
 def memory_bytes(used: Any, size: Any) -> Tuple[Optional[float], Optional[float]]:
-    """Return the used and the total memory of a card in bytes. Numbers without units are bytes if the total is large enough."""
+    """Return the used and the total memory of a card in bytes. A total without a unit is in bytes from MIN_BYTES on."""
     total, unit = _split(size)
     is_unit_known = total is not None and (unit in MEMORY or (not unit and total >= MIN_BYTES))
     units = {**MEMORY, "": 1.0} if is_unit_known and not unit else MEMORY

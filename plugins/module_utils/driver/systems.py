@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import read
 def system_refusals(row: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
     """Return the reasons why the release row does not support the operating system and the running kernel.
 
-    `row["rows"]` has the systems and the cards of every release row, to name the rows that support this system.
+    `row["rows"]` has the systems and cards of every release row. With it, the reasons name the rows that support this system.
     """
     found, supported = _system(os_release), row["systems"]
     release = f"for release {row['release']}"

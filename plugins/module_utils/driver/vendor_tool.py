@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queries of the vendor's tool (rbln-smi or rbln-stat), which lists the cards and the processes that have them open.
 
-The tool numbers the NPUs of each RSD group from 0. So only a device node or a bus address identifies a card.
+A context is one process on one NPU. NPUs can be divided into groups (RSD groups), and the tool numbers the NPUs of each group from
+0. So only a device node or a bus address identifies a card.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def find_tool() -> Optional[str]:
 def query_tool() -> Dict[str, Any]:
     """Return {"path", "version", "devices", "contexts", "holders"} or {"error"}, in one format for all versions of the tool.
 
-    "contexts" is the number of contexts, "holders" the contexts with their cards. A device has a "group" if the tool reports one.
-    If two NPUs have the same number, the groups are queried. If that fails and the host has several groups, "groups_error" is
-    the reason.
+    "contexts" is the number of contexts, "holders" the contexts with their cards. A device has a "group" if the tool reports the
+    group. If two NPUs have the same number, a second call queries the groups. If this call fails on a host with several groups,
+    "groups_error" is the reason.
     """
     path = find_tool()
     if path is None:
@@ -80,7 +81,7 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order in which a process numbers them: by group and number, or as listed if that is not unique."""
+    """Return the devices in the order in which a process numbers them: by group and number, or as listed if both are not unique."""
     group_and_number = {(device.get("group", 0), device["npu"]) for device in devices}
     if len(group_and_number) < len(devices):
         return list(devices)
@@ -88,10 +89,10 @@ def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, 
 
 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
-    """Return a message if the driver has lost its cards, or None. It can lose them when a process with open cards is killed.
+    """Return a message if the driver has lost its cards, or None. The driver can lose cards if a process that uses them is killed.
 
-    The tool then gives every card of a group the number 0, or lists no card although `nodes` exist. Only a reload of the module or
-    a reboot helps. If the groups are unknown, no card counts as lost, because a reload ends the servers on all cards.
+    The tool then gives every card of a group the number 0, or lists no card although device nodes (`nodes`) exist. Only a reload of
+    the module or a reboot helps. A reload ends the servers on all cards. So if the groups are unknown, no card counts as lost.
     """
     devices = tool.get("devices")
     if devices is None:
@@ -111,7 +112,7 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
 def query_readings(timeout: float) -> List[readings.Card]:
     """Return the readings of the cards. Raises ValueError with the reason if the tool reports no cards.
 
-    Unlike query_tool, this function accepts devices without some of the fields. With several groups, the tool is called with `-g`.
+    Unlike query_tool, this function accepts devices with missing fields. If the host has several groups, call the tool with `-g`.
     """
     path = find_tool()
     if path is None:
@@ -155,7 +156,7 @@ def _group(device: Mapping[str, Any]) -> Optional[int]:
 
 
 def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """Return {"npu", "cards", "pid", "process"} of each context. "cards" are the cards on which the context may be.
+    """Return {"npu", "cards", "pid", "process"} of each context. "cards" has the cards on which the context may be.
 
     The SDK opens the node of only one group, so all contexts of a process are on NPUs of the same group.
     """

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's container toolkit, and the CDI spec that it generates, from which an engine adds NPUs to a container by name.
+"""The vendor's container toolkit, and the CDI spec (Container Device Interface) that the toolkit generates.
 
-Facts from the toolkit's source (github.com/RBLN-SW/rbln-container-toolkit, 0.2.0): The entry of an NPU has the node of the NPU and
-the node of its group, both under their host names. The spec mounts the driver's libraries and tools, and creates their links.
+With the spec, an engine adds NPUs to a container by name. From the toolkit's source (github.com/RBLN-SW/rbln-container-toolkit,
+0.2.0): The entry of an NPU has the device node of the NPU and the device node of its group, with the same names as on the host. The
+spec mounts the driver's libraries and tools, and creates their links.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPEC
 from ansible_collections.npufleet.triton.plugins.module_utils.system import candidate_version, read_text, run
 
 PACKAGE, TOOLKIT = "rbln-container-toolkit", "/usr/bin/rbln-ctk"
-# Older toolkits have no names for single NPUs.
+# Specs of older toolkits have no names for single NPUs.
 MIN_VERSION = "0.2"
 # Older drivers lack a library that the toolkit needs.
 OLDEST_DRIVER = 3
-# The spec. The vendor's own unit also writes this file, and each boot removes it. The vendor's package writes another spec into
-# /etc/cdi, but only during its installation, so that spec is outdated. Engines prefer this directory to /etc/cdi.
+# The path of the spec. The vendor's own unit also writes this file, and each boot removes it. The vendor's package writes another
+# spec into /etc/cdi, but only during its installation. That spec gets outdated. Engines prefer /var/run/cdi to /etc/cdi.
 SPEC = "/var/run/cdi/rbln.yaml"
 KIND = "rebellions.ai/npu"
 # The node of the default group of NPUs. The SDK opens only this name, and finds no NPU without it.
@@ -47,8 +48,8 @@ ExecStart={" ".join(GENERATE_COMMAND)} {SPEC} --format yaml
 [Install]
 WantedBy=multi-user.target
 """
-# Some engines, such as 27.5, start containers before they initialize CDI. A container that requests cards by name then fails to
-# start (github.com/moby/moby/issues/49989, fixed in later versions). The unit starts only a container with this error.
+# Some versions of the engine, such as 27.5, start containers before they initialize CDI. A container that requests cards by name
+# then fails to start (github.com/moby/moby/issues/49989, fixed in later versions). The unit starts the container after this error.
 START_TEXT = """# Written by npufleet
 [Unit]
 Description=The Triton server that the engine could not start while it started itself
@@ -112,13 +113,13 @@ def version() -> Optional[str]:
 
 
 def is_too_old(found: str) -> bool:
-    """Return True if this version has no names for single NPUs. A version without a number is a custom build and not too old."""
+    """Return True if this version has no names for single NPUs. A custom build without a version number is not too old."""
     numbers = [[int(part) for part in re.findall(r"\d+", text.rpartition(":")[2])[:2]] for text in (found, MIN_VERSION)]
     return bool(numbers[0]) and numbers[0] < numbers[1]
 
 
 def refusals(found: Optional[str]) -> Iterator[str]:
-    """Yield a reason if both the installed toolkit `found` and the toolkit in the host's repositories are too old or missing."""
+    """Yield a reason if the installed version `found` and the version in the host's repositories are both too old or missing."""
     if found is not None and not is_too_old(found):
         return
     offered = candidate_version(PACKAGE)
@@ -130,7 +131,7 @@ def refusals(found: Optional[str]) -> Iterator[str]:
 
 
 def _missing_link() -> Optional[Dict[str, str]]:
-    """Return the link that the SDK opens, if the host lacks it. The toolkit can only copy links that the host already has."""
+    """Return the link that the SDK opens, if it is missing on the host. The toolkit copies only links that exist on the host."""
     target = f"{driver_files.CONTAINER_LIBRARIES}/{driver_files.NEEDED}"
     for bind in driver_files.find({"libraries": True, "driver": ""})["binds"]:
         path, name, _rights = bind.split(":")
@@ -140,7 +141,7 @@ def _missing_link() -> Optional[Dict[str, str]]:
 
 
 def spec_flaws(as_json: str, npus: int, unlinked: bool = False) -> Iterator[str]:
-    """Yield a description of each NPU, node, library and tool of the host that a spec lacks."""
+    """Yield a description of each NPU, device node, library and tool of the host that is missing in a spec."""
     try:
         spec = shapes.parse(as_json)
         entries = {
@@ -182,7 +183,10 @@ def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool
 
 
 def diff(concern: str, found: Mapping[str, Any], desired: Mapping[str, str], loaded: bool) -> List[Item]:
-    """Return the differences of toolkit, units and, if the driver is `loaded`, spec. If `desired` is empty, no unit is desired."""
+    """Return the differences of the toolkit, of the units, and (only if the driver is `loaded`) of the spec.
+
+    `desired` is {name of a unit: text}. If it is empty, installed units have to be removed.
+    """
     if not desired:
         return [item(concern, name, "installed", None, REMOVE) for name, unit in found["units"].items() if unit is not None]
     plan = []

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the checks, which runs in a short-lived container of the image of the Triton release."""
+"""Runs of the client that sends the checks to a server, in a short-lived container of the image of the Triton release."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
 # Largest number of failed checks in a message
 MAX_SHOWN = 20
-# Seconds to start and remove a container, and the largest number of requests of a check: one per protocol, each repeated once
+# Seconds to start and remove a container. Largest number of requests of a check: two protocols, and each request is repeated once.
 ENGINE_SECONDS, REQUESTS_PER_CHECK = 300.0, 4
 # The exit code of `docker run` if the engine cannot run the container
 ENGINE_FAILED = 125
@@ -28,8 +28,8 @@ ENGINE_FAILED = 125
 EXTRA_PATH = "/sbin:/usr/sbin:/usr/local/sbin"
 # The client needs only the network, and /tmp for its own program.
 LEAST_PRIVILEGES = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-# The first program of python3 in the container, which reads the client and its document from standard input. It limits numpy to one
-# thread, because more threads only use CPU time while they wait. Rare garbage collection and an exit without cleanup save time.
+# The program that starts in the container. It reads the client and its document from standard input. It limits numpy to one thread,
+# because more threads only use CPU time while they wait. Rare garbage collection and an exit without cleanup save time.
 START = f"""
 import base64, gc, json, os, sys, tempfile
 gc.set_threshold(50000)
@@ -51,7 +51,7 @@ def standard_input(document: Mapping[str, Any], program: str) -> bytes:
 
 
 def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
-    """Return the command line that runs the container. It pulls no image, because only the delivered image was verified."""
+    """Return the command line that runs the container. It forbids a pull, because only the existing image was verified."""
     options = [
         "--rm",
         "--interactive",
@@ -85,7 +85,7 @@ def run_in_container(
 ) -> List[Dict[str, Any]]:
     """Run the checks in a container, remove the container, and return the results. Raises ClientError.
 
-    A caller uses its `name` for one container at a time. So an older container with this name is removed.
+    A caller uses its `name` for one container at a time. So an older container with this name is a leftover and is removed.
     """
     docker = which("docker", EXTRA_PATH)
     if not docker:
@@ -145,7 +145,7 @@ def _results(done: subprocess.CompletedProcess[str], source: str) -> List[Dict[s
 
 
 def report(host: str, results: List[Dict[str, Any]], excluded: Sequence[str] = ()) -> Dict[str, Any]:
-    """Return {"msg", "proven", "passed", "checks"} for the module's result; `excluded` models need no proof."""
+    """Return {"msg", "proven", "passed", "checks"} for the result of a module. The `excluded` models need no checks."""
     failed = [result for result in results if not result["ok"]]
     passed = len(results) - len(failed)
     lines = [f"  - {check['name']}: {check['why']}" for check in failed[:MAX_SHOWN]]

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that use cards, with their names, containers and cards.
 
-They are found by the contexts that the vendor's tool lists. A context is one process on one NPU.
-
-If NPUs are in groups, the NPU number of a context does not identify a card, but the open device nodes of a process do.
+The vendor's tool lists contexts. A context is one process on one NPU. If NPUs are in groups, the NPU number of a context does not
+identify a card. The device nodes that the process has open identify the card.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_COMM_LENGTH = 15
 
 
 def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
-    """Return {"running": True if the container runs, "reasons": messages about contexts that keep the cards from being free}.
+    """Return {"running": True if the container runs, "reasons": messages about contexts of other processes on the cards}.
 
     Contexts of the running container itself are left out. With `ignore_gone`, contexts of ended processes are left out, too.
     """

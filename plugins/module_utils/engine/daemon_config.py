@@ -19,17 +19,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
-# {option: the option that selects its driver}. The values of an option are valid only for one driver.
+# {option: the option that selects its driver}. The values of the first option are valid only for the selected driver.
 DRIVER_OPTIONS = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
 # Defaults of dockerd. The storage driver has no fixed default: it depends on the host.
 DEFAULT_DRIVERS = {"log-driver": "json-file"}
-# Maps whose entries are replaced as a whole. If entries were merged, a runtime could have both a path and a type.
+# Maps whose entries are replaced as a whole. If an entry were merged, a runtime, for example, could have both a path and a type.
 WHOLE_ENTRIES = ("runtimes", "default-ulimits")
 # Maps that count as one option of dockerd. In other maps, such as `proxies`, each entry is an option.
 ONE_OPTION = ("builder", "cluster-store-opts", "default-network-opts", "default-ulimits", "features", "log-opts", "runtimes")
 # dockerd accepts this option in the file and as a flag, and merges both.
 MERGED_BY_DOCKERD = "runtimes"
-# Names of options in the file, by the names of their flags
+# {name of a flag: name of its option in the file}
 PLURALS = {
     "add-runtime": "runtimes", "authorization-plugin": "authorization-plugins", "cdi-spec-dir": "cdi-spec-dirs",
     "cluster-store-opt": "cluster-store-opts", "default-address-pool": "default-address-pools",
@@ -93,7 +93,7 @@ def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> D
 
 
 def _valid_part(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[str, Any]) -> Any:
-    """Return the current value of an option without the parts that the desired driver does not accept, or None if none remains."""
+    """Return the part of an option's current value that the desired driver accepts, or None if no part remains."""
     owner = DRIVER_OPTIONS.get(option)
     if owner is None or owner not in desired:
         return value
@@ -124,7 +124,7 @@ def options(config: Mapping[str, Any]) -> Iterator[str]:
 def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
     """Return the flags (from `read_flags`) that conflict with daemon.json.
 
-    dockerd does not start if a flag sets an option that is also in daemon.json. With `--config-file`, it reads another file.
+    dockerd does not start if a flag sets an option that is also in daemon.json. With `--config-file`, dockerd reads another file.
     """
     set_twice = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
     return [*set_twice, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]

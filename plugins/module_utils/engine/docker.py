@@ -133,7 +133,7 @@ class Engine:
         from urllib.parse import quote
 
         resource = "/containers/" + quote(name)
-        # Remove the container of an earlier call that was killed before it could do so.
+        # Remove the container that an earlier call left because the call was killed.
         self.exchange("DELETE", resource + "?force=true")
         self._post(f"/containers/create?name={quote(name)}", config)
         try:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of image registries through the engine, which has its own certificate authorities, proxies and insecure registries.
 
-A direct request (http_probe.py) may fail although the engine reaches the registry.
+A direct request to a registry (http_probe.py) may fail although the engine can reach the registry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DOCKER_HUB = "https://index.docker.io/v1/"
 
 
 def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Return the reason why the engine cannot use a supplier. Return None if it can use it, or if no engine runs yet.
+    """Return the reason why the engine cannot use a supplier. Return None if there is no such reason, or if no engine runs yet.
 
     `entry` is {"name", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest, or,
     if `pushes` is true, the repository to which an image will be pushed.

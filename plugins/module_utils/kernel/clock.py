@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clock for durations: the seconds since boot. Unlike the time of day, nobody can set it.
 
-The time of day is only for people, logs and other machines. Files keep a moment as a mark, {"boot": ID of the boot,
+The time of day is only for people, logs and other machines. Files store a moment as a mark: {"boot": ID of the boot,
 "uptime": seconds}. A mark is valid until the next reboot.
 """
 
@@ -48,9 +48,9 @@ def since(moment: Mapping[str, Any]) -> Optional[float]:
 
 
 def age(moment: Mapping[str, Any], at: float) -> float:
-    """Return the seconds since a mark. If the mark is not valid any more, use its time of day `at` (seconds since 1970).
+    """Return the seconds since a mark. If the mark is no longer valid, use `at`, the time of day of the mark (seconds since 1970).
 
-    A mark of an earlier boot is at least as old as this boot, even if the time of day was set.
+    A mark of an earlier boot is at least as old as this boot, even if the time of day was changed.
     """
     seconds = since(moment)
     if seconds is not None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that walk or remove directory trees of other accounts.
 
-The owner may change the tree at any time. A tree may have any depth, so no function is recursive.
+The owner of a tree may change it at any time. A tree may have any depth, so no function is recursive.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The preconditions of a server in this container. All problems are reported before the first change."""
+"""The preconditions of a server in this container, in which Ansible runs. All problems are reported before the first change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OUTPUT = {"lacks": [str]}
 
 
 def tritonserver() -> Optional[str]:
-    """Return the path of the server's program, None if it is missing."""
+    """Return the path of the server's program, or None if it is missing."""
     return shutil.which("tritonserver", path=f"{PATHS}:{HOME}/bin")
 
 
@@ -64,9 +64,9 @@ def options(program: str) -> List[str]:
 
 
 def missing_packages(path: str, requirements: List[str]) -> Tuple[List[str], List[str]]:
-    """Return the requirements that the packages of a Python do not meet, and [the reason] if its output has another form.
+    """Return the requirements that the packages of a Python do not meet, and [the reason] if its output is not valid.
 
-    A Python that fails lacks all packages: it is created later, or pip reports its error.
+    If the Python fails, all packages count as missing: the role creates its virtual environment later, or pip reports the error.
     """
     code, output = run(path, "-c", PROGRAM, json.dumps(requirements))
     if code:
@@ -100,13 +100,14 @@ def warnings(desired: Mapping[str, Any]) -> List[str]:
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if soft != resource.RLIM_INFINITY:
         found.append(
-            f"the memlock limit is {soft} bytes, expected none. The NPU's runtime pins memory: start the container without a limit"
+            f"the memlock limit is {soft} bytes, expected no limit, because the NPU's runtime pins memory. Start the container "
+            "with --ulimit memlock=-1"
         )
     shared = os.statvfs(SHARED).f_frsize * os.statvfs(SHARED).f_blocks if os.path.isdir(SHARED) else 0
     if shared < desired["shm_size"]:
         found.append(
-            f"{SHARED} has {shared // MIB} MiB, expected {desired['shm_size'] // MIB}. Large batches need them: start the "
-            "container with more (triton_server_shm_size)"
+            f"{SHARED} has {shared // MIB} MiB, expected {desired['shm_size'] // MIB}. Large batches need this memory: start "
+            "the container with more (triton_server_shm_size)"
         )
     return found
 
@@ -133,7 +134,7 @@ def _server_refusals(desired: Mapping[str, Any]) -> Iterator[str]:
         )
     code, output = run(path, "-m", "pip", "--version")
     if code:
-        yield f"{path} has no pip ({output[-80:]}), which installs the SDK. Install python3-pip"
+        yield f"{path} has no pip ({output[-80:]}), expected pip to install the SDK. Install python3-pip"
 
 
 def _card_refusals(desired: Mapping[str, Any]) -> Iterator[str]:
@@ -145,11 +146,11 @@ def _card_refusals(desired: Mapping[str, Any]) -> Iterator[str]:
             "correct npufleet_npus"
         )
     if not os.path.exists(os.path.join(DEVICES, "rsd0")):
-        yield f"{DEVICES}/rsd0 is missing, without which the SDK sees no NPU. Start the container with it"
+        yield f"{DEVICES}/rsd0 is missing, and without it the SDK sees no NPU. Start the container with this device"
     driver = (read_text(SYSFS) or "").strip()
     if driver and not (driver + "-").startswith(desired["driver"] + "-"):
         yield f"the driver of this machine is {driver}, expected {desired['driver']}. Use the rbln_release of that driver"
-    # Without the vendor's tool, cards.py checks the cards later with the SDK
+    # If the vendor's tool is missing, change/cards.py checks the cards later with the SDK.
     devices = vendor_tool.query_tool().get("devices") or [] if vendor_tool.find_tool() else []
     other_cards = sorted({device["name"] for device in devices} - {cards["card"]})
     if other_cards:

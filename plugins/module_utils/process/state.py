@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The server in the container in which Ansible runs: its files, its desired and actual state, and their differences."""
+"""The server in the container in which Ansible runs: its files, its desired state, its actual state, and the differences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def backends_path(root: str, files: Mapping[str, str]) -> str:
 
 
 def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the desired configuration of the supervisor. Leave out options in `maybe` that this Triton does not support."""
+    """Return the desired configuration of the supervisor, without the options in `maybe` that this Triton does not support."""
     root = desired["root"]
     program = conditions.tritonserver() or "tritonserver"
     supported = conditions.options(program)
@@ -127,7 +127,7 @@ def write_key(desired: Mapping[str, Any], operator_key: str) -> bool:
 
 
 def make_backends(desired: Mapping[str, Any]) -> bool:
-    """Create the directory of backends: the desired files, and links to the container's backends. Return False if it exists."""
+    """Create the directory of backends with the desired files and links to the container's backends. Return False if it exists."""
     path = backends_path(desired["root"], desired["backends"])
     if os.path.isdir(path):
         return False

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Start and stop a supervised server, and read its configuration and log. Its files are in `run/` below the root.
+"""Start and stop a server with its supervisor (supervisor.py), and read its configuration and log.
 
-`config.json` is the configuration of the running supervisor. The supervisor holds a lock on the file `pid` as long as it runs.
+The files are in `run/` below the project directory. `config.json` is the configuration of the running supervisor. The supervisor
+holds a lock on the file `pid` as long as it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SHAPE = {
     "environment": {re.compile(".+"): str},
     "stop_timeout": int,
     "program": str,
-    # Supervisors of older versions have no such fields
+    # Older versions of this project do not write these fields.
     "stuck_load_limit?": int,
     "since?": int,
 }
@@ -40,11 +41,11 @@ ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
     re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
 )
-# Time limit in seconds for a supervisor to start. To end, a supervisor may take the server's stop_timeout plus these seconds.
+# Time limit in seconds for the start of a supervisor. The time limit for its end is the server's stop_timeout plus these seconds.
 GRACE = 20.0
 # Seconds between two checks
 POLL_SECONDS = 0.1
-# stop_timeout in seconds of a server whose configuration is unknown
+# The stop_timeout in seconds if the configuration of the server is unknown
 STOP_TIMEOUT = 60
 # Largest number of bytes of the log that are read
 MAX_LOG_BYTES = 4 << 20
@@ -128,7 +129,7 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
 
 
 def write_private(path: str, content: bytes) -> None:
-    """Replace a file as a whole by one that only its owner can read."""
+    """Replace a file as a whole by a file that only its owner can read."""
     draft = path + ".draft"
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
         sink.write(content)
@@ -164,9 +165,9 @@ def log_of_start(root: str) -> str:
 
 
 def log_since(root: str, since: int, until: Optional[int] = None) -> str:
-    """Return the log from byte `since` to byte `until` or its end, but at most the last MAX_LOG_BYTES bytes of this part.
+    """Return the log from byte `since` to byte `until` or its end. Of this part, return at most the last MAX_LOG_BYTES bytes.
 
-    If the log is shorter than `since`, the supervisor has rotated it. The part then starts at byte 0.
+    If the log is shorter than `since`, the supervisor has rotated the log. In this case, the part starts at byte 0.
     """
     try:
         with open(log_path(root), "rb") as source:
@@ -208,8 +209,8 @@ class Guard:
     def repeats(self, mark: int) -> bool:
         """Return True if the caller has to repeat its load.
 
-        `mark` is the length of `ended_loads` before the load. A longer list means that the load was stuck. During a change,
-        loads are repeated at most stuck_load.MAX_ROUNDS times.
+        `mark` is the length of `ended_loads` before the load. If the list is longer now, the load was stuck. During a change, loads
+        are repeated at most stuck_load.MAX_ROUNDS times.
         """
         stuck = len(self.ended_loads) > mark
         self._rounds += stuck
@@ -219,7 +220,7 @@ class Guard:
         return stuck and self._rounds <= stuck_load.MAX_ROUNDS
 
     def did(self) -> List[str]:
-        """Return the messages about ended loads, for reports."""
+        """Return the messages about ended loads for the report of the change."""
         return list(self.ended_loads)
 
     def __enter__(self) -> Guard:

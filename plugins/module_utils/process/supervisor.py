@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a Triton server on a machine without init system and container engine. It restarts a server that ends.
+"""The supervisor of a Triton server on a machine without init system and container engine. It restarts the server if it ends.
 
 The supervisor is a separate archive (programs/archive.py), called as `supervisor.pyz CONFIG`. CONFIG is a JSON file with `command`,
 `environment`, `log`, `log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). The supervisor locks the file
@@ -26,8 +26,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load import Guard
 
-# Seconds before a restart: FIRST_PAUSE, doubled at each restart up to MAX_PAUSE. After a server has run for STABLE_SECONDS,
-# the next pause is FIRST_PAUSE again.
+# The pause in seconds before a restart. It starts with FIRST_PAUSE and doubles at each restart up to MAX_PAUSE. After a server has
+# run for STABLE_SECONDS, the next pause is FIRST_PAUSE again.
 FIRST_PAUSE, MAX_PAUSE, STABLE_SECONDS = 1.0, 60.0, 120.0
 # Seconds between two checks of the server and of the size of its log
 POLL_SECONDS = 0.5
@@ -70,7 +70,7 @@ class Supervisor:
         self.ending = True
 
     def _wait(self, seconds: float) -> None:
-        """Wait for `seconds`, or until the supervisor has to end."""
+        """Wait for `seconds`, but end as soon as the supervisor has to end."""
         deadline = time.monotonic() + seconds
         while not self.ending and time.monotonic() < deadline:
             time.sleep(min(POLL_SECONDS, seconds))

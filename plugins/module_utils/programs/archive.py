@@ -17,10 +17,10 @@ from typing import Dict, Mapping, Set
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-# Import statements: `from MODULE import NAMES`, or `import MODULES`. A match in other text does no harm: the archive
-# has one file too many. No parser is used, because it would take most of the time of a plan.
+# Import statements: `from MODULE import NAMES`, or `import MODULES`. A match in other text only adds a file that is not needed.
+# A real parser is not used, because it would take most of the time of a plan.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
-# The __main__.py of an archive. realpath is needed because a link to a version may move while the program still imports files.
+# The __main__.py of an archive. It resolves links, because a link to a version may move while the program still imports files.
 MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"
 
 
@@ -81,7 +81,7 @@ def _collect(module: str, files: Dict[str, str]) -> None:
 
 
 def imports(source: str) -> Set[str]:
-    """Return the modules of module_utils that a source imports, and the names that it imports from them, which may be modules."""
+    """Return the modules of module_utils that a source imports, and the names that it imports from them. A name may be a module."""
     found: Set[str] = set()
     for module, names, plain in IMPORT.findall(source):
         if plain:

@@ -109,7 +109,7 @@ def _removable(*needed: str) -> List[str]:
     for name in os.listdir(HOME):
         if name in needed or os.path.islink(path(name)) or not os.path.isdir(path(name)):
             continue
-        # The lock is tested, too: the age alone does not prove that a run has ended, because the time of day can be set.
+        # The lock is tested, too: the age alone does not prove that a run has ended, because the time of day can be changed.
         recent = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT_SECONDS
         if not recent and not _is_locked(path(name)):
             found.append(name)
