@@ -148,9 +148,9 @@ def test_platforms_and_backends_depend_on_the_release(
         (packed("bin/activate"), ""),
         (packed("./bin/activate"), ""),
         (packed("bin/activate", mode="w"), ""),
-        (b"no archive", "e, which is no such archive"),
-        (b"", "e, which is no such archive"),
-        (packed("bin/activate", mode="w:bz2"), "e, which is no such archive"),
+        (b"no archive", "e, which cannot be read as an archive"),
+        (b"", "e, which cannot be read as an archive"),
+        (packed("bin/activate", mode="w:bz2"), "e, which cannot be read as an archive"),
         (packed("e/bin/activate"), "e, an archive without bin/activate"),
     ],
 )

@@ -195,7 +195,7 @@ def test_record_of_another_file_and_card(tmp_path: Path) -> None:
 )
 def test_what_is_no_record(tmp_path: Path, change: dict[str, Any]) -> None:
     (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, **change))
-    assert "expected a record in the form of playbooks/compile.yml" in reason
+    assert "expected a record that playbooks/compile.yml has written" in reason
 
 
 def test_record_that_cannot_be_read(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_profile_does_not_touch_what_a_config_says(tmp_path: Path) -> None:
 )
 def test_a_record_has_bounds(tmp_path: Path, more: dict[str, Any]) -> None:
     (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, **more))
-    assert "expected a record in the form of playbooks/compile.yml" in reason
+    assert "expected a record that playbooks/compile.yml has written" in reason
     assert len(reason) < 400
 
 

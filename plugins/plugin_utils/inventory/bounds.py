@@ -69,7 +69,7 @@ def name(pattern: str, form: str, most: int = MAX_STEM_BYTES) -> Bound:
 
 
 def text(most: int = MAX_LINE, lines: bool = False, secret: bool = False) -> Bound:
-    """Return the bound of a text. It may contain line breaks and control characters only if `lines` is true."""
+    """Return the bound of a text. Line breaks and control characters are only allowed if `lines` is true."""
     if lines:
         return Bound(f"a text of at most {most} characters", lambda value: len(value) <= most and "\0" not in value, secret=secret)
     expected = f"one line of at most {most} characters, without control characters"
@@ -365,7 +365,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_watchdog_max_actions": number(0, 1000),
     "triton_server_watchdog_backoff": SECONDS_OR_0,
 }
-# The bounds of variables that BOUNDS does not name, by type. A test ensures that BOUNDS names each number.
+# The bounds of variables that BOUNDS does not name, by type. A test ensures that BOUNDS names each variable of type int.
 BY_TYPE: Dict[str, Bound] = {"str": text(), "list": entries(), "dict": entries(), "path": CONTROLLER_FILE}
 
 

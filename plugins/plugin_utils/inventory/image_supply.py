@@ -37,7 +37,7 @@ def differences(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file:
         return [f"{lock_file}: `supply` of release {release}: {shape_error}. Restore the reviewed file, or remove `supply`"]
     reasons = []
     base = locked["base"]
-    # The ID of an image depends on the image store of the engine. The digest of the content does not, but old lock files lack it.
+    # The ID of an image depends on the image store of the engine, unlike the digest of the content, which old lock files lack.
     key = "content" if "content" in base else "id"
     if base["reference"] == actual["base"]["reference"] and base[key] != actual["base"][key]:
         reasons.append(f"base image {base['reference']} is {actual['base'][key]}, expected {base[key]}")

@@ -38,11 +38,11 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "metrics_listen": listen_address(variables, "metrics"),
         "container": variables["triton_server_name"],
         "headers": bool(variables["preflight_kernel_headers"]),
-        # True if the role installs the headers
+        # True if the role rbln_driver installs the kernel headers
         "installs_headers": variables["rbln_driver_form"] == "run",
         # True if the engine finds the cards by CDI, which needs the container toolkit
         "uses_cdi": device_access.uses_cdi(variables),
-        # True if the role can install the toolkit
+        # True if the role rbln_driver can install the container toolkit
         "installs_toolkit": bool(variables["rbln_driver_toolkit_repository"]),
         "disk": {
             "/var/lib/docker": {"image": int(variables["preflight_disk_engine"]) * GIB},

@@ -89,7 +89,7 @@ def _reason_to_compile(path: str, spec: Mapping[str, Any]) -> Tuple[str, Optiona
     if options != spec["digests"]["spec"]:
         return f"its spec or the SDK changed: it is compiled with {record.get('compiler_version')}, expected {spec['sdk']}", None
     if file_digest(path) != sha256:
-        return f"{path} is not the file of its record", None
+        return f"{path} has another digest than its record", None
     return "", sha256
 
 

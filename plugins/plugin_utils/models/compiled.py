@@ -74,7 +74,7 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
         return None, []
     flaw = _flaw(raw)
     if flaw:
-        expected = "a record in the form of playbooks/compile.yml"
+        expected = "a record that playbooks/compile.yml has written"
         return None, [f"{record_name} is not valid ({flaw}), expected {expected}. Compile the model again"]
     reasons = []
     if raw["sha256"] != artefact["sha256"]:
@@ -111,7 +111,7 @@ def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
 
 
 def with_digest(artefact: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return an artefact with the key `sha256`. If it is not set, take the digest from the artefact's record."""
+    """Return an artefact with the key `sha256`. If `sha256` is not set, take the digest from the artefact's record."""
     raw = None if artefact.get("sha256") else _read(artefact)[1]
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
 

@@ -24,8 +24,8 @@ def parser(formats: List[str]) -> command_line.Parser:
     """Return the parser of the command line."""
     command = command_line.Parser(NAME, __doc__)
     command.add_argument("repository", nargs="+", metavar="REPOSITORY", help="directory of models")
-    command.add_argument("--release", metavar="ROW", help="row of files/releases.yml whose Triton must know every field")
-    command.add_argument("--model", action="append", default=[], metavar="NAME", help="only this model, may be repeated")
+    command.add_argument("--release", metavar="ROW", help="release row of files/releases.yml; its Triton must know all fields")
+    command.add_argument("--model", action="append", default=[], metavar="NAME", help="check only this model (may be repeated)")
     command.add_argument(
         "--format", choices=formats, default="text", help="github prints annotations, sarif prints SARIF 2.1.0 (text)"
     )

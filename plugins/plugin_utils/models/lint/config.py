@@ -138,13 +138,13 @@ def _tensors(model: Model) -> Iterator[Finding]:
         elif (side, tensor.name) in names_seen:
             yield model.warning("tensor", f"{field}.name", f"{tensor.name} again", "a unique name", "Rename one of them")
         names_seen.add((side, tensor.name))
-        # auto_complete_config may add the missing fields.
+        # The backend or the method auto_complete_config of a model.py may add the missing fields.
         if not (tensor.data_type and tensor.dims) and completes(model):
             continue
         if not tensor.data_type:
             yield model.missing("tensor", f"{field}.data_type", "a data type such as TYPE_FP32")
         if not tensor.dims:
-            yield model.missing("tensor", f"{field}.dims", "one size or more, without the batch")
+            yield model.missing("tensor", f"{field}.dims", "one size or more, without the batch size")
         yield from _shape(model, field, tensor)
         if side == "input" and tensor.format in (FORMAT_NHWC, FORMAT_NCHW) and len(tensor.dims) != 3:
             actual = f"a list of {len(tensor.dims)} sizes"
@@ -271,7 +271,7 @@ def _sequences(model: Model) -> Iterator[Finding]:
     if batcher.HasField("oldest"):
         yield from _preferred(model, "sequence_batching.oldest", batcher.oldest.preferred_batch_size)
     utilization = batcher.direct.minimum_slot_utilization
-    # Triton accepts NaN.
+    # Like Triton, this comparison accepts NaN.
     if utilization < 0 or utilization > 1:
         yield model.error("sequence", "sequence_batching.direct.minimum_slot_utilization", f"{utilization:g}", "0 to 1")
 
@@ -295,7 +295,7 @@ def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Find
 
 
 def _cache(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the response cache. Its key consists of the model's name, its version and the inputs."""
+    """Yield the findings about the response cache. The cache finds a response by the model's name, its version and the inputs."""
     config, rule, field = model.config, "response cache", "response_cache.enable"
     if not config.response_cache.enable:
         return

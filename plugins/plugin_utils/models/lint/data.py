@@ -65,12 +65,12 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
 
 
 def _compare(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: str) -> Iterator[Finding]:
-    """Yield the errors of data with another data type or shape than its tensor."""
+    """Yield the errors of data that has another data type or shape than the tensor."""
     if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
         actual, expected = schema.enum_name(data, "data_type"), f"{schema.enum_name(tensor, 'data_type')}, the type of the {owner}"
         yield model.error(rule, f"{field}.data_type", actual, expected)
     if (tensor.dims or owner == "state") and min(data.dims, default=0) >= 0 and not _fits(data.dims, tensor.dims):
-        actual, expected = str(list(data.dims)), f"sizes for {list(tensor.dims)} of the {owner}, without the batch"
+        actual, expected = str(list(data.dims)), f"sizes for {list(tensor.dims)} of the {owner}, without the batch size"
         yield model.error(rule, f"{field}.dims", actual, expected)
 
 
@@ -137,7 +137,7 @@ def _states(model: Model) -> Iterator[Finding]:
 
 
 def _batch_io(model: Model) -> Iterator[Finding]:
-    """Yield the errors of batch inputs, which Triton computes from a whole batch, and of batch outputs, which it splits."""
+    """Yield the errors of batch inputs, which Triton computes from a whole batch, and of batch outputs, which Triton splits."""
     config, rule = model.config, "batch data"
     names = {side: [tensor.name for tensor in getattr(config, side)] for side in ("input", "output")}
     for side in ("batch_input", "batch_output"):

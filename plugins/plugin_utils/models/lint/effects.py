@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Effects of an error in a model. Each completes a sentence with the subject "Triton" or, for STORE_*, "the fleet's store"."""
+"""Effects of an error in a model. Each text continues a sentence that begins with "Triton" or, for STORE_*, "the fleet's store"."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], l
 
 
 def _flow(model: Model) -> Iterator[Finding]:
-    """Yield the errors of tensors without a writer, with several writers or without a reader, and of steps in a circle."""
+    """Yield the errors of tensors with no writer, several writers or no reader, and of steps that wait for each other."""
     steps = model.config.ensemble_scheduling.step
     inputs = [tensor.name for tensor in model.config.input]
     writers: Dict[str, str] = dict.fromkeys(inputs, "the ensemble's input")
@@ -151,7 +151,7 @@ def _flow(model: Model) -> Iterator[Finding]:
             if tensor not in read_tensors and tensor not in outputs:
                 actual, expected = f"{tensor}, which nothing reads", "a tensor that a step reads, or an output"
                 yield model.error(RULE, f"{field}.output_map[{name}]", actual, expected, "Remove it")
-    # Tensors without a writer are reported above. They count as available.
+    # Tensors without a writer are already reported above. Here, they count as available.
     waiting = _in_order(steps, {*inputs, *(read_tensors - set(writers))})[1]
     if waiting:
         actual = f"circular: {listed(step.model_name for _index, step in waiting)} wait for each other"

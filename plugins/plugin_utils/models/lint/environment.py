@@ -22,7 +22,7 @@ ENVIRONMENT, MODEL_DIRECTORY = "EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY"
 CPU_ONLY, BATCH_STRATEGY = "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"
 ACTIVATE = "bin/activate"
 ARCHIVE = f"a tar archive, plain or gzip, with {ACTIVATE} in it"
-# The rest of a larger archive is not searched
+# A larger archive is only searched up to this position.
 MAX_SEARCHED_BYTES = 256 << 20
 
 
@@ -114,7 +114,7 @@ def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:
 
 
 def _archive_flaw(path: str) -> Optional[Tuple[str, str, str]]:
-    """Return the flaw of a file, or None. The file must be an archive with ACTIVATE in it."""
+    """Return the flaw of a file that must be an archive with ACTIVATE in it, in the form of `_environment_flaw`, or None."""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -124,5 +124,5 @@ def _archive_flaw(path: str) -> Optional[Tuple[str, str, str]]:
                     if os.path.normpath(member.name) == ACTIVATE or member.offset_data + member.size > MAX_SEARCHED_BYTES:
                         return None
     except (tarfile.TarError, EOFError, OSError, zlib.error):
-        return "which is no such archive", ARCHIVE, effects.REFUSES
+        return "which cannot be read as an archive", ARCHIVE, effects.REFUSES
     return f"an archive without {ACTIVATE}", ARCHIVE, effects.REFUSES

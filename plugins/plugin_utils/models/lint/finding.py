@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Findings of the linter, and the release that the models are for."""
+"""Findings of the linter, and the release row for which models are linted."""
 
 from __future__ import annotations
 

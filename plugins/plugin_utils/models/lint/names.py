@@ -28,7 +28,7 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _model(model: Model) -> Iterator[Finding]:
-    """Yield the error of a name that no request can contain, or that the shell misreads when it starts a Python model."""
+    """Yield the error of a name that no request can contain, or that a shell misreads when Triton starts a Python model."""
     rule, todo = "model name", "Rename its directory"
     python = model.backend in ("python", "rbln")
     if not is_url_safe(model.name):

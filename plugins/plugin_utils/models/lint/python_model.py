@@ -190,7 +190,7 @@ def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Findi
 
 
 class _TritonCall(NamedTuple):
-    """Triton's call of a method: True for a call on the class, the number of arguments, and a definition that fits the call."""
+    """A call of a method by Triton. `on_class` is True for a call on the class. `definition` is a definition that fits the call."""
 
     on_class: bool
     arguments: int
@@ -296,7 +296,7 @@ def _bound_names(body: List[ast.stmt]) -> List[str]:
                 names += [(name.asname or name.name).split(".")[0] for name in inner.names]
             elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 names.append(inner.id)
-            # globals()["TritonPythonModel"] = ...
+            # A program may bind the class as globals()["TritonPythonModel"].
             elif isinstance(inner, ast.Constant) and inner.value == CLASS:
                 names.append(CLASS)
     return names

@@ -3,8 +3,8 @@
 """A parser for programs that run with the Python version of the release's image, which may differ from this Python.
 
 `ast` knows the syntax up to this Python's version. Python 3.12 added type parameters (PEP 695), and f-strings that contain their
-own quotes, backslashes or comments (PEP 701). A Python before 3.12 runs this parser on a rewritten program without this syntax. If
-the image's Python is older than 3.12, the syntax is an error.
+own quotes, backslashes or comments (PEP 701). If this Python is older than 3.12, the parser rewrites a program without this syntax.
+If the image's Python is older than 3.12, this syntax is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 class Program(NamedTuple):
-    """A parsed program. A program that was rewritten has no type parameters and no fields of f-strings."""
+    """A parsed program. A rewritten program has lost its type parameters and the contents of its f-strings."""
 
     tree: ast.Module
     rewritten: bool

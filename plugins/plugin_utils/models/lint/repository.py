@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linter for whole repositories on the controller: their models, and other files and directories.
 
-A variant of a config is a file below configs/. Triton uses it if Triton starts with --model-config-name.
+A variant of a config is a file below configs/. Triton uses a variant only if it is started with --model-config-name.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[M
         if path.endswith(".rbln") and path + compiled.SUFFIX in files:
             record, flaw = compiled.record_beside(os.path.join(directory, path))
             if flaw:
-                file, expected = os.path.join(directory, path + compiled.SUFFIX), "a record in the form of playbooks/compile.yml"
+                file, expected = os.path.join(directory, path + compiled.SUFFIX), "a record that playbooks/compile.yml has written"
                 return None, [
                     file_error(name, file, flaw, expected, "Compile the model again", "compiled file", "does not read it")
                 ]

@@ -4,7 +4,7 @@
 
 Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's parser accepts other texts and reports other lines.
 Therefore this parser follows google/protobuf/text_format.cc and io/tokenizer.cc of protobuf 21, the version in Triton's images.
-It continues after an error, if possible, so that one run reports all errors.
+This parser continues after an error, if possible, so that one run reports all errors.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class _Parser(Tokenizer):
         self.take(";", ",")
 
     def once(self, message: Any, field: Any, line: int, again: bool) -> None:
-        """Report a field that is set again, or that is in a oneof with another set field."""
+        """Report a field that is set for the second time, or that is in a oneof of which another field is already set."""
         choice = field.containing_oneof
         # The key and the value of a map's entry count as set even if they are empty.
         if _is_set(message, field) or (again and field.containing_type.GetOptions().map_entry):
@@ -342,7 +342,7 @@ def name_of(descriptor: Any) -> str:
 
 
 def _is_set(message: Any, field: Any) -> bool:
-    """Return True if C++ counts a field as set. For a field without presence, any value other than the default counts."""
+    """Return True if C++ counts a field as set. A field without presence is set if its value is not the default."""
     if field.has_presence:
         return bool(message.HasField(field.name))
     value = getattr(message, field.name)
