@@ -311,7 +311,7 @@ class Played(actions.Host):  # type: ignore[name-defined,misc]
         self._do("stop")
         self.running = False
 
-    def foreign(self, init: int) -> Any:
+    def foreign_contexts(self, init: int) -> Any:
         return []
 
     def wait_for_cards(self, foreign: Any) -> bool:
@@ -1316,8 +1316,8 @@ def test_start_waits_for_the_cards_but_not_for_those_of_others(
     tool(monkeypatch, tmp_path / "rbln-stat", ours, theirs)
     host = host_of(triton)
     # A process of the same namespace is the container's own
-    assert host.foreign(os.getpid()) == []
-    assert host.foreign(999999) == [(os.getpid(), comm)]
+    assert host.foreign_contexts(os.getpid()) == []
+    assert host.foreign_contexts(999999) == [(os.getpid(), comm)]
     assert host.wait_for_cards([(os.getpid(), comm)]) is False
     freed = threading.Timer(0.2, tool, (monkeypatch, tmp_path / "rbln-stat", theirs))
     freed.start()

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of the watchdog on its host: reload a model, end a stuck load, restart the container, end an interrupted change."""
+"""The watchdog's actions on its host: reload a model, end a stuck load, restart the container, finish an interrupted change.
+
+A stub is the process of a model instance. In a stuck load, the server and a stub wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
 RESUME_INTERVAL = 10.0
 # A run counts as active if it renewed its lease of the host (change/lease.py) less than this many seconds ago
 ACTIVE_SECONDS = 60.0
-# Up to this version Triton restarts a dead stub by itself, and a stub that is killed during a request ends the server.
+# Up to this version, Triton itself restarts a dead stub, and the whole server ends if a stub is killed during a request.
 LAST_TO_RESTART_STUBS = (2, 46)
 # Time limits in seconds of an unload, and of the end of the processes of an unloaded model
 UNLOAD_TIMEOUT, END_TIMEOUT = 5.0, 10.0
@@ -57,7 +60,7 @@ class Host(Observer):
 
     def resume(self) -> Optional[str]:
         """Finish the change of a run that has ended. Return the reason why the watchdog must do nothing, or None if it may act."""
-        if time.monotonic() < self._resume_at or self._at_work():
+        if time.monotonic() < self._resume_at or self._run_is_active():
             return DEPLOYMENT
         command = [sys.executable, "-IS", library.path(), "resume", self.settings.root]
         done = subprocess.run(command, capture_output=True, check=False, env=untranslated())
@@ -67,10 +70,10 @@ class Host(Observer):
         self._resume_at = time.monotonic() + RESUME_INTERVAL if busy else 0.0
         return DEPLOYMENT if busy else self.paused()
 
-    def _at_work(self) -> bool:
-        """Return True if the run with the lease is active: one of its calls has renewed the lease recently.
+    def _run_is_active(self) -> bool:
+        """Return True if the run that has the lease of the host is active: it has renewed the lease recently.
 
-        Return False if a replacement of the container is open, because an interrupted replacement has to be finished at once.
+        Return False if the replacement of the container was begun but not finished, because it has to be finished at once.
         """
         if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
             return False
@@ -80,7 +83,7 @@ class Host(Observer):
 
     @contextmanager
     def block_deployments(self) -> Iterator[None]:
-        """Prevent runs from taking the lease within the `with` block."""
+        """Prevent runs from taking the lease of the host within the `with` block."""
         with locks.open_lock(lease.WATCHDOG) as lock:
             locks.take(lock, float("inf"))
             yield
@@ -105,7 +108,7 @@ class Host(Observer):
         self.control(model, "unload", UNLOAD_TIMEOUT)
         left = _remaining(init, before)
         killed = ""
-        # Up to LAST_TO_RESTART_STUBS, killing a stub during a request ends the whole server.
+        # See LAST_TO_RESTART_STUBS: in older versions, the kill of a stub during a request ends the whole server.
         if left and self.version() > LAST_TO_RESTART_STUBS:
             for pid in left:
                 with suppress(ProcessLookupError):
@@ -177,8 +180,8 @@ class Host(Observer):
         except ContainerError as error:
             raise Failure(f"the engine could not start the container: {error}") from None
 
-    def foreign(self, init: int) -> List[Tuple[int, str]]:
-        """Return (process ID, process name) of each context on a card whose process runs outside the container."""
+    def foreign_contexts(self, init: int) -> List[Tuple[int, str]]:
+        """Return (process ID, process name) of each process outside the container that has a context on a card (uses the card)."""
         holders = vendor_tool.query_tool().get("holders") or []
         return [
             _context(holder)
@@ -187,10 +190,10 @@ class Host(Observer):
         ]
 
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until the cards have no contexts except `foreign` ones. Return True if they have none, or if no tool exists.
+        """Wait until the cards have only `foreign` contexts, and return True. Return True at once without the vendor's tool.
 
-        Return False if other contexts remain, or if the tool fails, for `cards_timeout` seconds. The caller waits because a server
-        that starts while a context ends can wedge the card.
+        Return False if other contexts remain, or if the tool fails, for `cards_timeout` seconds. The caller waits because a card
+        can hang if a server starts while a context ends.
         """
         deadline = time.monotonic() + self.settings.cards_timeout
         while vendor_tool.find_tool() is not None:

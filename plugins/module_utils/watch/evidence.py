@@ -112,7 +112,7 @@ class Observer:
             return 0, b""
 
     def metrics(self) -> Optional[Page]:
-        """Return the metrics, or None if the server does not answer, or an empty page if it offers no metrics. Raises TooLarge."""
+        """Return the server's metrics, {} if it offers none, or None if it does not answer. Raises TooLarge."""
         if self.settings.metrics_port is None:
             return {} if self.request("GET", "/v2/health/live")[0] else None
         status, body = self.request("GET", "/metrics", self.settings.metrics_port)
@@ -152,7 +152,7 @@ class Observer:
         return Ready(served, tuple(ensembles), unknown)
 
     def processes(self, init: int, model: str) -> Set[int]:
-        """Return the processes that belong to a model. Leave out processes that may also belong to another model."""
+        """Return the IDs of a model's processes (stubs). Leave out processes that may also belong to another model."""
         ready = self.ready(self.index() or {})
         living = stubs.running_stubs(init)
         own, others = self._assign_processes(living, ready.served)
@@ -185,7 +185,7 @@ class Observer:
     def _assign_processes(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
         """Return {version: its processes}, and the processes that cannot be assigned to one version.
 
-        Triton copies code from an object store to another directory, so the path of the copy does not contain the model.
+        Triton copies code from an object store to a local directory. The path of such a copy does not contain the model's name.
         """
         home = self.settings.root + "/served/"
         found = {entry: {pid for pid, stub in living.items() if entry.runs(stub)} for entry in ready}

@@ -34,9 +34,9 @@ class Evidence(NamedTuple):
     # {model: names of its instances that have no process}
     dead: Dict[str, List[str]]
     ensembles: Tuple[str, ...] = ()
-    # Models whose names no HTTP request can carry
+    # Models whose names cannot be a part of an HTTP request
     nameless: Tuple[str, ...] = ()
-    # Pairs of server and stub that wait for each other in a load
+    # The server and the stubs (processes of model instances) that wait for each other in a load
     loads: Optional[stuck_load.Sample] = None
 
 
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     model: Optional[str]
     actual: str
     expected: str
-    # The waits that rule STUCK has found. The tuple is empty for the other rules.
+    # The pairs of processes that wait for each other, if the rule is STUCK
     waits: Tuple[stuck_load.Wait, ...] = ()
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """The rules of the watchdog, and for each condition the time since when it is true."""
+    """The rules of the watchdog. It remembers since when each condition has been true."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,14 +66,14 @@ class Judge:
         self._checked_conditions: Set[Tuple[str, ...]] = set()
         self._work: Dict[Tuple[str, str], Tuple[float, ...]] = {}
         # {(model, version): number of lost requests}. If the server reloads a model but cannot end a hanging process of that model,
-        # the requests of the process are lost. Triton's gauge of pending requests counts them for ever.
+        # the requests of this process are lost. Triton's gauge of pending requests continues to count them.
         self._lost_requests: Dict[Tuple[str, str], float] = {}
         # The model that was reloaded since the last observation
         self._reloaded: Optional[str] = None
         self._loads = stuck_load.History(settings.stuck_load_limit)
 
     def forget(self, reloaded: Optional[str] = None) -> None:
-        """Measure all times from now on.
+        """Forget since when the conditions have been true.
 
         `reloaded` is a model that was reloaded. Its requests that are pending at the next observation count as lost.
         """
@@ -146,7 +146,7 @@ class Judge:
         return findings
 
     def _stalls(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model whose requests wait without an answer. For an ensemble, its steps are judged."""
+        """Return a finding for each model whose requests wait without an answer. Ensembles are left out: their steps are judged."""
         page = evidence.metrics or {}
         findings = []
         for labels, pending in page.get("nv_inference_pending_request_count", []):
@@ -168,7 +168,7 @@ class Judge:
 
     @staticmethod
     def _work_of(page: Page, model: str, version: str) -> Tuple[float, ...]:
-        """Return all counters that grow when the model has executed requests, successfully or not."""
+        """Return all counters that grow if the model executes requests, with success or not."""
         own = {"model": model, "version": version}
         counts = [value for name in WORK_COUNTERS for labels, value in page.get(name, []) if own.items() <= labels.items()]
         # Triton before 24.05 reports failures without a reason. Such failures are not counted, because the model may never have

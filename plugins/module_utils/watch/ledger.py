@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of the watchdog: its past actions, in a file that outlives its process, and the limits of further actions."""
+"""The ledger of the watchdog: a file with its past actions, which limit its next actions. The file outlives the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RELOAD, RESTART, END = "reload", "restart", "end"
 HOUR = 3600.0
 # The longest pause after an action, in seconds
 MAX_PAUSE = 24 * HOUR
-# A pause of more than these seconds needs an operator.
+# If the pause is longer than this (in seconds), the past actions did not help, and an operator has to act.
 OPERATOR_PAUSE = 600.0
 # A model that fails within these seconds after its reload is not reloaded again: the reload did not help.
 RELAPSE_SECONDS = 900.0
@@ -49,20 +49,20 @@ class Ledger:
             self._write()
 
     def record(self, action: Dict[str, Any]) -> None:
-        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked"}; `at` is in seconds since 1970."""
+        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked"}. `at` is in seconds since 1970."""
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])
         streak = self.state["streak"] + (action["action"] != END)
         entries = [*self.state["actions"], {**action, **clock.mark()}]
         if len(entries) > MAX_ACTIONS:
-            # Ends of stuck loads are dropped first, because the limits need the other actions.
+            # The END actions are dropped first, because the limits depend on the other actions.
             entries.remove(next((entry for entry in entries if entry.get("action") == END), entries[0]))
         self.state.update(counts=counts, actions=entries, streak=streak)
         self._write()
 
     def recent(self) -> List[Dict[str, Any]]:
-        """Return the limited actions of the last hour."""
+        """Return the limited actions (reloads and restarts) of the last hour."""
         return [action for action in self._limited_actions() if clock.uptime() - action["uptime"] < HOUR]
 
     def _limited_actions(self) -> List[Dict[str, Any]]:
@@ -70,7 +70,7 @@ class Ledger:
         return [action for action in self.state["actions"] if action.get("action") != END]
 
     def wait_before_action(self) -> Tuple[float, Optional[str]]:
-        """Return the seconds until the next action is allowed, and the reason if an operator has to act meanwhile."""
+        """Return (seconds until the next action is allowed, reason why an operator has to act meanwhile or None)."""
         now, streak, limited = clock.uptime(), self.state["streak"], self._limited_actions()
         if not limited or not streak:
             return 0.0, None
@@ -105,6 +105,6 @@ class Ledger:
 
 
 def _convert_uptime(action: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a past action with its time as an uptime of this boot. The uptime is negative if the action was in an earlier boot."""
+    """Return a past action with its time as `uptime`, in seconds since this boot. It is negative for an action before this boot."""
     at = float(action["at"])
     return {**action, "at": at, **clock.mark(), "uptime": clock.uptime() - clock.age(action, at)}

@@ -93,7 +93,7 @@ def run_checks(settings: Settings, request: Mapping[str, Any]) -> Tuple[List[Dic
 
 
 def lost_cards() -> Optional[str]:
-    """Return a message if the driver has lost its cards, or an empty string if it has not, or None if that is unknown."""
+    """Return a message if the driver has lost its cards, an empty string if it has all cards, or None if this is unknown."""
     tool = vendor_tool.query_tool()
     if "devices" not in tool or "groups_error" in tool:
         return None
@@ -101,7 +101,7 @@ def lost_cards() -> Optional[str]:
 
 
 def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
-    """Run the checks once, and return the new state of the probe; `before` is its previous state."""
+    """Run the checks once, and return the new state of the probe. `before` is its previous state."""
     began, moment = time.time(), clock.mark()
     state: Dict[str, Any] = {
         "host": settings.host,
@@ -130,7 +130,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
-    # If maintenance or a deployment has begun meanwhile, it may have caused the failure, so the state contains it.
+    # Maintenance or a deployment that has begun meanwhile may have caused the failure. The probe then counts as paused, not failed.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
@@ -140,7 +140,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def proven(checks: List[Dict[str, Any]], began: float, before: Mapping[str, float]) -> Dict[str, float]:
-    """Return {model: when it last passed all of its checks}. Models without a check, or that never passed, are left out."""
+    """Return {model: when it last passed all of its checks}. Models that have no check or never passed are left out."""
     passed: Dict[str, bool] = {}
     for check in checks:
         model = check.get("model", "")
@@ -174,7 +174,7 @@ def run(config: str) -> int:
         state = probe(settings, shapes.read(path, PREVIOUS_SHAPE).content or {})
         print(summary(state), flush=True)
         try:
-            # The directory belongs to node exporter. This call fails if it is missing, because durable.write would create it.
+            # The directory belongs to node exporter. If it is missing, this call raises an error; durable.write would create it.
             os.stat(os.path.dirname(settings.textfile))
             durable.write(settings.textfile, probe_page.page(state))
             lease.write(path, state, 0o600)

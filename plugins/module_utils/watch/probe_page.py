@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import textfile
 
 PAUSED = ("deployment", "maintenance")
-# Causes for which no check could run
+# The causes of a probe that could run no check
 UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
 HELP = {
     "npufleet_check_ok": "Whether a check by inference passed (1) or not (0).",
@@ -29,7 +29,7 @@ HELP = {
 
 
 def page(state: Mapping[str, Any]) -> str:
-    """Return the page of metrics. Each check and protocol has one sample, for the worst request."""
+    """Return the page of metrics. Each check has one sample for each protocol, from the worst result of its requests."""
     checks: Dict[Tuple[str, str, str], Tuple[bool, float]] = {}
     for check in state["checks"]:
         key = (check.get("model", ""), check.get("check", ""), check.get("protocol") or "")

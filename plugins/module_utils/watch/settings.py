@@ -15,7 +15,7 @@ class Watchdog(NamedTuple):
     container: str
     address: str
     http_port: int
-    # None if the server offers no metrics. Without metrics, the watchdog queries the health, and finds neither faults nor stalls.
+    # None if the server offers no metrics. The watchdog then queries whether the server is live, and finds no faults or stalls.
     metrics_port: Optional[int]
     mode: str  # The model control mode of the server: explicit, poll or none
     root: str  # The directory of the store on the host
@@ -44,7 +44,7 @@ class Probe(NamedTuple):
     """The settings of the probe. Times are in seconds."""
 
     host: str
-    # Path of the file with the checks. Its first line has the digests of the check files. The rest is what the check client reads.
+    # Path of the file with the checks. Its first line has digests. The rest is the input of the check client.
     checks_file: str
     image: str  # The image in which the client runs
     client_timeout: float  # Seconds that the client may take for all checks
@@ -56,12 +56,12 @@ class Probe(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The settings of the program that writes a host's metrics. Settings of the server have no meaning on a host without NPUs."""
+    """The settings of the program that writes a host's metrics. On a host without NPUs, it ignores the settings of the server."""
 
     container: str
     address: str
     http_port: int
-    # None if the server offers no metrics. Without metrics, a hung process is not found.
+    # None if the server offers no metrics. The program then finds no hung processes.
     metrics_port: Optional[int]
     # {"name": header, "path": file with the key} if the requests use restricted APIs
     key: Optional[Dict[str, str]]

@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog: detects failures of a Triton server that its health probes miss, and reloads a model or restarts the container.
+"""The watchdog: detects failures that the health probes of a Triton server miss, and reloads a model or restarts the container.
 
+It also ends a stuck load, in which the server and the process of a model (stub) wait for each other.
 See docs/decisions/0016-a-watchdog-that-does-not-believe-probes.md.
 """
 
@@ -37,7 +38,7 @@ class Watchdog:
         # The last logged message, without its digits
         self._last_message: Optional[str] = None
         self._nameless: Tuple[str, ...] = ()
-        # Time of the last restart, or None once the server has answered
+        # Time of the last restart, or None if the server has answered since then
         self._restarted: Optional[float] = None
         # Models that have to be loaded again, because their stuck load was ended
         self._to_load_again: Set[str] = set()
@@ -50,7 +51,8 @@ class Watchdog:
         self._ledger.note(paused=paused)
         if paused:
             self._judge.forget()
-            # The operator or the run that works on this host starts the server again. So no interrupted action is finished here.
+            # The operator or the run that works on this host starts the server again. So the watchdog need not finish its own
+            # interrupted restart or reload.
             self._ledger.note(restarting=None, reloading=None)
             return
         try:
@@ -106,8 +108,8 @@ class Watchdog:
         """Perform the mildest action that may help. If it fails, perform the next one at once."""
         if finding.rule == STUCK:
             with suppress(Failure):
-                self._do(finding, END, lambda: self._host.end(finding.waits))
-                # The load fails now and has to be repeated. A server that is still starting exits, and the engine restarts it.
+                self._perform(finding, END, lambda: self._host.end(finding.waits))
+                # The ended load fails and has to be repeated. A server that is still starting exits, and the engine restarts it.
                 self._to_load_again.update(filter(None, map(_model_of, finding.waits)))
             self._judge.forget()
             return
@@ -120,7 +122,7 @@ class Watchdog:
                 return
             try:
                 self._ledger.note(reloading=model)
-                self._do(finding, RELOAD, lambda: self._host.reload(model))
+                self._perform(finding, RELOAD, lambda: self._host.reload(model))
                 self._judge.forget(reloaded=model)
                 return
             except Failure:
@@ -129,7 +131,7 @@ class Watchdog:
                 self._ledger.note(reloading=None)
         self._judge.forget()
         with suppress(Failure):
-            self._do(finding, RESTART, self._restart, restart_reason)
+            self._perform(finding, RESTART, self._restart, restart_reason)
 
     def _load_again(self, evidence: Evidence) -> None:
         """Repeat the loads that failed because the watchdog ended their processes."""
@@ -142,7 +144,7 @@ class Watchdog:
                 continue
             restarts = self._settings.mode not in (EXPLICIT, POLL)
             if restarts and self._ledger.wait_before_action()[0] > 0:
-                # A restart interrupts the models that are served, so it has to wait like other actions.
+                # A restart interrupts the models that are served, so it waits for the end of the pause after the last action.
                 return
             self._to_load_again.discard(model)
             repeats: Dict[str, Callable[[], str]] = {
@@ -152,7 +154,7 @@ class Watchdog:
             finding = Finding(STUCK, model, "not loaded, because its stuck load was ended", "a served model")
             with self._host.block_deployments(), suppress(Failure):
                 if not self._host.paused():
-                    self._do(finding, RESTART if restarts else END, repeats.get(self._settings.mode, self._restart))
+                    self._perform(finding, RESTART if restarts else END, repeats.get(self._settings.mode, self._restart))
             self._judge.forget()
             if restarts:
                 # The restart loads all models.
@@ -172,18 +174,18 @@ class Watchdog:
             return "this version of Triton cannot end a process that hangs"
         return None
 
-    def _do(self, finding: Finding, action: str, do: Callable[[], str], restart_reason: Optional[str] = None) -> None:
+    def _perform(self, finding: Finding, action: str, execute: Callable[[], str], restart_reason: Optional[str] = None) -> None:
         """Perform one action, log it in one line and record it. Raises Failure if the action failed."""
         began = time.monotonic()
         failed: Optional[Failure] = None
         try:
-            did = do()
+            description = execute()
         except Failure as failure:
-            failed, did = failure, f"{action} failed: {failure}"
+            failed, description = failure, f"{action} failed: {failure}"
         seconds_taken = time.monotonic() - began
         if restart_reason and not failed:
-            did += f" ({restart_reason})"
-        journal.log(f"{finding}. Action: {did}, {seconds_taken:.1f} s", journal.ERROR if failed else journal.WARNING)
+            description += f" ({restart_reason})"
+        journal.log(f"{finding}. Action: {description}, {seconds_taken:.1f} s", journal.ERROR if failed else journal.WARNING)
         self._ledger.record(
             {
                 "at": round(time.time(), 1),
@@ -191,7 +193,7 @@ class Watchdog:
                 "model": finding.model,
                 "found": finding.actual,
                 "action": action,
-                "did": did,
+                "did": description,
                 "worked": failed is None,
                 "seconds": round(seconds_taken, 1),
             }
@@ -207,7 +209,7 @@ class Watchdog:
         facts = self._host.container()
         if not facts or not facts["State"].get("Running"):
             raise Failure("the container was stopped meanwhile, and stays stopped")
-        foreign = self._host.foreign(int(facts["State"]["Pid"]))
+        foreign = self._host.foreign_contexts(int(facts["State"]["Pid"]))
         self._ledger.note(restarting=facts["Id"])
         self._host.stop(facts["Id"])
         free = self._host.wait_for_cards(foreign)
@@ -217,7 +219,7 @@ class Watchdog:
         return "restarted the container" + ("" if free else late_note)
 
     def _finish(self) -> None:
-        """Finish a restart or reload that the end of this process or a failure has interrupted."""
+        """Finish a restart or reload that was interrupted, because an action failed or an earlier watchdog process ended."""
         identity, model = self._ledger.state["restarting"], self._ledger.state["reloading"]
         if not identity and not model:
             return
