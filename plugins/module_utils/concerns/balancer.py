@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `balancer`: HAProxy with its configuration, its certificate and its drop-in, and the servers that it knows."""
+"""The concern `balancer`: HAProxy's packages, configuration, certificates and systemd drop-in, and the running HAProxy.
+
+Texts that a plan shows contain digests in place of secrets: module_utils/secret.py seals the secrets with a key.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _HEADER = re.compile(r"( hdr (?!host |content-type )\S+ )('(?:[^']|'\\'')*')")
 
 
 def content_digest(content: str, mode: int, key: str) -> str:
-    """Return the text that plans show for a file that only root can read."""
+    """Return the text that plans show for a file that only root can read: a digest of its content, and its mode."""
     return f"{secret.seal(content, key)}, mode {mode:04o}"
 
 
@@ -70,7 +73,7 @@ def _file(path: str, key: str) -> Optional[str]:
 
 
 def owner(config: Optional[str]) -> str:
-    """Return the owner of a haproxy.cfg: `nobody` (no file), `npufleet`, `package` (the default of the package) or `site`."""
+    """Return who wrote a haproxy.cfg: `nobody` (no file), `npufleet`, `package` (it is the package's default) or `site`."""
     if config is None:
         return "nobody"
     if config.startswith(files.HEADER + "\n"):
@@ -83,7 +86,7 @@ def owner(config: Optional[str]) -> str:
 
 
 def _running_facts() -> Dict[str, Any]:
-    """Return facts of the running HAProxy: `running` is the digest of its configuration, `records` are the records of drains."""
+    """Return facts of the running HAProxy: `running` (digest of its configuration), its servers, and the records of drains."""
     try:
         balancer = Balancer(SOCKET, MASTER)
         running = files.digest_in(balancer.runtime.command("show info")) or "another configuration"
@@ -112,7 +115,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
             plan.append(item(CONCERN, path, actual["files"].get(path), expected, "configure"))
     for path in desired["absent"]:
         if actual["files"].get(path) is not None:
-            plan.append(item(CONCERN, path, "there", None, "configure"))
+            plan.append(item(CONCERN, path, "present", None, "configure"))
     if actual["drop_in"] != desired["drop_in"]:
         plan.append(item(CONCERN, files.DROP_IN, actual["drop_in"], desired["drop_in"], "configure"))
     if not actual["library"]:
@@ -134,7 +137,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def _config_item(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Item:
-    """Return the difference of haproxy.cfg: its changed lines, or its owner if this project has not written it."""
+    """Return the difference of haproxy.cfg: its changed lines, or who wrote it if this project did not."""
     if actual["owner"] != "npufleet":
         owners = {"nobody": None, "package": "the default of the package", "site": "a configuration of the site"}
         servers = f"a balancer of {len(desired['servers'])} servers"

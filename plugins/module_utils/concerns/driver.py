@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `driver`: package and its hold, kernel module, device nodes, cards, the vendor's tool, and the CDI spec."""
+"""The concern `driver`: packages and their hold (apt-mark), kernel module, device nodes, cards, vendor's tool, and CDI spec."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
 # The plan item about a required reboot, and the marker file that the role writes. The reboot removes the file.
 REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
-# Forms of a driver besides `deb`. Somebody else installs a PRESENT driver: this project checks and holds it only.
-# A RUN driver comes from the vendor's installer.
+# Forms of a driver besides `deb`. A PRESENT driver was installed by somebody else: this project only checks it and holds its
+# packages. A RUN driver comes from the vendor's installer.
 PRESENT, RUN = "present", "run"
 # The plan item about a wrong version of a PRESENT driver
 INSTALLED_MODULE = "installed module"
-# Packages of a driver: `rebellions` before driver 3.0, and the packages that the vendor's installer installs from driver 3.0 on
+# Packages of a driver: `rebellions` before driver 3.0. From driver 3.0 on, the vendor's installer installs the other packages.
 PACKAGES = ("rebellions*", "librbln-*")
 PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
 # Services of the driver, the older one first. A running service keeps the module in use.
@@ -46,15 +46,16 @@ KERNELS = re.compile(rf"linux-(?:image-|headers-)?(?:{FLAVOURS})(?:-hwe)?(?:-[0-
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the facts that the package manager, the kernel and the vendor's tool report."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
-    built = desired["form"] in (PRESENT, RUN)
+    not_deb = desired["form"] in (PRESENT, RUN)
     installed = installed_packages([desired["package"], *kernel, "linux-*", *PACKAGES], broken=True)
     version = read_text(f"/sys/module/{MODULE}/version")
     return {
         "package": installed.get(desired["package"]),
-        # {package of any driver: True if it is held}. "installed" and "dkms" are None if the form is `deb`.
+        # {package of any driver: True if it is held}
         "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
-        "installed": _installed() if built else None,
-        "dkms": _dkms() if built else None,
+        # Both are None if the form is `deb`.
+        "installed": _installed() if not_deb else None,
+        "dkms": _dkms() if not_deb else None,
         # Directories that an engine created for missing sources of mounts. A package cannot install a file at such a path.
         "in_the_way": [path for path in TOOLS if os.path.isdir(path) and not os.listdir(path)],
         "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(directory, unit)) for directory in UNITS)],
@@ -86,7 +87,7 @@ def _installed() -> Optional[str]:
 
 
 def _dkms() -> Optional[bool]:
-    """Return True if DKMS has installed the module for the running kernel, or None if DKMS does not know the module."""
+    """Return True if DKMS has installed the module for the running kernel, False if not, and None if DKMS has no such module."""
     dkms_directories = glob.glob(DKMS)
     return (
         any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in dkms_directories)
@@ -126,7 +127,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     elif not actual["unit_enabled"]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
-    # Only a module that is on the disk, or that this plan installs, can be loaded.
+    # A module can be loaded if it is on the disk, or if this plan installs it. The plan does not install a PRESENT driver.
     loadable = not present or same_version(actual["installed"], desired["version"])
     stale_reason = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
     if loadable and not same_version(loaded, desired["version"]):
@@ -138,7 +139,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if len(actual["bus"]) < desired["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(desired["npus"]), INSPECT))
     cards = _diff_cards(desired, actual, compare_listed=stale_reason is None) if loaded is not None else []
-    # The CDI spec is compared only if all cards are in order, because a repair of the cards changes the spec.
+    # If cards differ, the CDI spec is not compared yet, because a repair of the cards changes the spec.
     return [
         *plan,
         *cards,
@@ -181,7 +182,7 @@ def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Lis
 
 
 def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], compare_listed: bool) -> List[Item]:
-    """Return the differences of the cards of a loaded module. With `compare_listed`, also compare the cards that the tool lists."""
+    """Return the differences of the cards of a loaded module. With `compare_listed`, compare the cards that the tool lists, too."""
     plan = []
     if not actual["rsd0"]:
         plan.append(item(CONCERN, "/dev/rsd0", None, "a character device", INSPECT))
@@ -212,5 +213,5 @@ def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], compare_l
 
 
 def same_version(found: Optional[str], desired: str) -> bool:
-    """Return True if the versions are equal, apart from a build suffix of the actual one, such as in `1.2.92-6d00b56`."""
+    """Return True if the versions are equal, apart from a build suffix of the actual version, such as in `1.2.92-6d00b56`."""
     return found is not None and (found == desired or found.startswith(desired + "-"))

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `engine`: packages of Docker, daemon.json (merged, never overwritten), drop-ins, and the running engine."""
+"""The concern `engine`: packages of Docker, daemon.json (merged, never overwritten), systemd drop-ins, and the running engine.
+
+Plans show digests in place of secrets: module_utils/secret.py seals the secrets with a key.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ PUBLIC_OPTIONS = (
 )  # fmt: skip
 # Packages that contain an engine
 ENGINE_PACKAGES = ("docker.io", "docker-ce", "moby-engine")
-# The client program, and its package on Debian 13, where it is not part of the engine's package
+# The client program, and its package on Debian 13, where the engine's package does not contain the client
 CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
 # The oldest major version of the engine whose containers can request devices by CDI names
 OLDEST_CDI_VERSION = 25
@@ -35,7 +38,7 @@ VERSION = "version"
 EXTRA_PATH = "/usr/bin:/usr/local/bin:/usr/sbin"
 # The plan item about flags with which dockerd does not start
 FLAGS = "flags"
-# The drop-in that makes the engine start after the unit of the cards
+# The drop-in that makes the engine start after the unit of the cards (npufleet-cards.service)
 ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
 
 
@@ -55,12 +58,12 @@ def with_digests(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 
 
 def secret_file(content: str, mode: int, user: int, key: str) -> str:
-    """Return the text that plans show for a file of secrets."""
+    """Return the text that plans show for a file of secrets: a digest of its content, its mode and its owner."""
     return f"{secret.seal(content, key)}, mode {mode:04o} of user {user}"
 
 
 def missing_packages(desired: List[str], installed: List[str]) -> List[str]:
-    """Return the packages to install. An entry such as `docker.io|docker-ce` needs one of its packages, by default the first."""
+    """Return the packages to install. Of an entry such as `docker.io|docker-ce`, one package is enough. The first is installed."""
     return [entry.split("|")[0] for entry in desired if not set(entry.split("|")) & set(installed)]
 
 
@@ -142,7 +145,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def flag_reasons(plan: List[Item]) -> Iterator[str]:
-    """Yield the reasons why dockerd would not start with the merged daemon.json, or would not read it."""
+    """Yield the reasons why dockerd would not start with the merged daemon.json, or would not read that file."""
     for entry in plan:
         if entry["concern"] == CONCERN and entry["name"] == FLAGS:
             yield (
@@ -152,7 +155,7 @@ def flag_reasons(plan: List[Item]) -> Iterator[str]:
 
 
 def older(actual: Optional[str], oldest: Optional[int]) -> bool:
-    """Return True if a version, such as `5:27.3.1-1`, is older. A version without a number is not older."""
+    """Return True if a version such as `5:27.3.1-1` is older than the major version `oldest`. An unknown version is not older."""
     major = re.match(r"(?:\d+:)?(\d+)\.", actual or "")
     return bool(oldest and major and int(major[1]) < oldest)
 

@@ -30,14 +30,14 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the missing packages of node exporter, and the difference of the program. The role installs all its parts together."""
+    """Return the missing packages of node exporter, and at most one difference of the program."""
     missing = sorted(set(desired["exporter"]) - set(actual["exporter"]))
     plan = [item(CONCERN, "node exporter", "without " + ", ".join(missing), "installed", "packages")] if missing else []
     return plan + _program(desired, actual)
 
 
 def _program(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return at most one difference of the program."""
+    """Return at most one difference of the program, because the role installs all its parts together."""
     names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program"}
     files = desired["files"]
     if files is None:

@@ -34,7 +34,7 @@ MEND = "mend"
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the served links with their differences, the missing blobs, the open transaction, and damaged files of the store."""
+    """Return the links in served/ with their differences, missing blobs, the open transaction, and damaged files of the store."""
     root = desired["root"]
     served: Dict[str, Dict[str, Any]] = {}
     digests = {file["sha256"] for model in desired["models"].values() for file in model["files"].values() if file["blob"]}
@@ -69,7 +69,7 @@ def _record_path(root: str, name: str, label: str) -> str:
 
 
 def _keeps_number(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
-    """Return True if the new release changes the content of a version but not its number, or if the old record is unreadable."""
+    """Return True if the new release changes the content of a version but keeps its number, or if the old record is unreadable."""
     try:
         return changes_version(read_record(root, name, old), new)
     except StoreError:
@@ -102,7 +102,7 @@ def drift(
 ) -> List[str]:
     """Return the differences between a release on the disk and its desired files: changed, missing, extra and unreadable files.
 
-    `flaws` is {digest of a blob: its flaw or None}.
+    `flaws` is {digest of a blob: what is wrong with the blob, or None}.
     """
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)

@@ -17,11 +17,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 CONCERN = "monitoring"
 # The file in the directory of node exporter in which status.yml writes its metrics
 STATUS_FILE = "npufleet_status.prom"
-# The jobs of this project, and the job that every fleet has
+# The names of this project's scrape jobs, and the job that every fleet has
 JOBS, TRITON_JOB = re.compile("npufleet-(triton|node|balancer|cards)"), "npufleet-triton"
-# A target that was up within this time is in sync, because a restart of a server causes a failed scrape or two.
+# A target that was up within this time counts as up, because the restart of a server causes one or two failed scrapes.
 WINDOW = "2m"
-# The block of jobs between the two marker lines
+# The block of this project's jobs in Prometheus' configuration, between two marker lines
 BLOCK = re.compile("^# BEGIN npufleet\n(.*?)^# END npufleet$", re.MULTILINE | re.DOTALL)
 # The key in Prometheus' configuration that lists the files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
@@ -38,7 +38,7 @@ QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the files, and the rules and the health of the targets as Prometheus reports them."""
+    """Return the actual files, and the rules and the health of targets that Prometheus reports."""
     health = _targets(desired["port"])
     if health and not desired["proof"]:
         recent = _recently_up(desired["port"])
@@ -70,13 +70,13 @@ def _is_listed(path: str, config: str) -> bool:
 
 
 def _is_outdated(path: str, paths: List[str], config: str) -> bool:
-    """Return True if a file of rules is in the directory of the given files, and the configuration does not list it any more."""
+    """Return True if a file of rules is in the directory of one of `paths`, but the configuration does not list it any more."""
     directory = os.path.dirname(path)
     return directory in map(os.path.dirname, paths) and not _is_listed(path, config) and f"{directory}/*" not in config
 
 
 def _rules(port: int, paths: List[str], config: str) -> List[str]:
-    """Return the names of the rules that Prometheus has loaded from the given files, and from files that it has to unload."""
+    """Return the names of the rules that Prometheus has loaded from the files in `paths`, and from files that it has to unload."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules")
     groups = answer["data"]["groups"] if status == 200 and not shapes.mismatch(answer, RULES) else []
     files = {file for file in (group.get("file", "") for group in groups) if file in paths or _is_outdated(file, paths, config)}

@@ -42,7 +42,10 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _checks(path: str) -> Optional[str]:
-    """Return the digest of the checks' sources. Return an empty string if the file was changed, and None if it cannot be read."""
+    """Return the digest of the checks' sources, or None if the file cannot be read.
+
+    Return an empty string if the content was changed, or if other users can access the file.
+    """
     try:
         with open(path, "rb") as source:
             head = shapes.parse(source.readline())
@@ -55,7 +58,7 @@ def _checks(path: str) -> Optional[str]:
 
 
 def _state(path: str) -> Dict[str, Any]:
-    """Return the last result, which has only messages about the "failed" checks. Return an empty dict without a result."""
+    """Return the last result, with the messages of the failed checks in "failed", or an empty dict without a result."""
     try:
         state = shapes.parse(read_text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
@@ -69,12 +72,18 @@ def _state(path: str) -> Dict[str, Any]:
 
 
 def moment() -> Dict[str, Any]:
-    """Return the present time as a mark (kernel/clock.py), and as the time of day for results of older versions without a mark."""
+    """Return the present time as a mark (time since boot, kernel/clock.py), and as the time of day in "at".
+
+    Results of older versions have no mark, so they are compared by the time of day.
+    """
     return {**clock.mark(), "at": time.time()}
 
 
 def renew(since: Mapping[str, Any]) -> Optional[str]:
-    """Repeat the probe if its last result is a failure. Return the reason if no probe after `since` has a result, or None."""
+    """Repeat the probe if its last result is a failure. Return the reason why the repeated probe has no result, or None.
+
+    The result counts only if the probe started after the moment `since`.
+    """
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
@@ -82,7 +91,7 @@ def renew(since: Mapping[str, Any]) -> Optional[str]:
     last = _state(path)
     if not last or not (last["failed"] or last.get("unavailable")):
         return None
-    # If the probe is running, the first start only waits for its end, and the second start runs the probe again.
+    # If the probe is already running, the first start only waits for its end, and the second start runs the probe again.
     for _attempt in range(2):
         code, output = run("systemctl", "start", SERVICE)
         if code:

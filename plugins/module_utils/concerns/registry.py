@@ -57,7 +57,7 @@ class Concern(NamedTuple):
     models_actions: Optional[Tuple[str, ...]] = ()
     # The systemd unit whose state is read with the concern
     unit: str = ""
-    # True if the desired state may contain secrets. The queries to the host and its plan then contain digests of the secrets.
+    # True if the desired state may contain secrets. They are sealed: queries to the host and its plan have digests in their place.
     sealed: bool = False
     # A function that returns a warning about something that is not in the plan but needs an operator, or None
     warning: Callable[[Mapping[str, Any]], Optional[str]] = _no_warning
@@ -111,7 +111,7 @@ CONCERNS: Dict[str, Concern] = {
 def groups_of(inventory_groups: Sequence[str], npu_group: str) -> List[str]:
     """Return the entries of GROUPS that apply to a host in these inventory groups.
 
-    `npu_group` is the name of the inventory group that has the hosts with NPUs (npufleet_group). It stands for NPU_HOSTS.
+    `npu_group` is the inventory's own name of the group NPU_HOSTS (npufleet_group).
     """
     return [group for group in GROUPS if (npu_group if group == NPU_HOSTS else group) in inventory_groups]
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `watchdog`: its unit, program and configuration, and the program and configuration that the running process uses."""
+"""The concern `watchdog`: the installed unit, program and configuration, and the versions that the running process uses."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
-    """Return a warning if the watchdog gave up, so that the server needs an operator, or None."""
+    """Return a warning if the watchdog gave up and the server needs an operator, or None."""
     reason = (actual.get("state") or {}).get("gave_up")
     return f"the watchdog gave up: {short(reason)}" if reason and actual.get("active") == "active" else None

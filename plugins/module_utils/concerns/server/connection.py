@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The address, the ports and the key of an actual server, from `docker inspect` or from its command line.
 
-The inventory may already describe the next server, or a server whose change was rolled back.
+The inventory is not enough: it may already describe the next server, or a server whose change was rolled back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 DEFAULT_PORTS = {"http": "8000", "grpc": "8001", "metrics": "8002"}
 # The address at which a host reaches a server that listens on every address
 _LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-# The part of the command line that names the header of the key (server_key.py on the controller)
+# The part of the command line that names the HTTP header with the API key. The controller writes this part (server_key.py).
 _KEY_NAME = re.compile(r'"--http-restricted-api=[^:"]+:([a-z0-9-]+)=\$key"')
 
 
@@ -26,7 +26,7 @@ def command_of(inspect: Mapping[str, Any]) -> List[str]:
 
 
 def endpoint(inspect: Mapping[str, Any], service: str = "http") -> Optional[Tuple[str, int]]:
-    """Return address and port of a service of a container on this host, or None if it is not published."""
+    """Return address and port of a container's service (http, grpc or metrics) on this host, or None if it is not published."""
     host = inspect.get("HostConfig") or {}
     port = _option(command_of(inspect), f"{service}-port") or DEFAULT_PORTS[service]
     if not port.isascii() or not port.isdigit():
@@ -41,9 +41,10 @@ def endpoint(inspect: Mapping[str, Any], service: str = "http") -> Optional[Tupl
 
 
 def of_container(settings: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the settings of a server with `address`, `http_port` and `key` of its actual container.
+    """Return `settings` with the `address`, `http_port` and `key` of the actual container.
 
-    They stay as they are if a script or `docker exec` has started the server, because the command line then has no options of it.
+    If a script or `docker exec` has started the server, the container's command line has none of its options. The settings then
+    stay as they are.
     """
     starts_server = any(word.rpartition("/")[2] == "tritonserver" for word in command_of(inspect))
     published = endpoint(inspect) if starts_server else None
@@ -52,7 +53,7 @@ def of_container(settings: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dic
 
 
 def of_process(settings: Mapping[str, Any], command: Sequence[str], key_file: str) -> Dict[str, Any]:
-    """Return the settings of a server with `address`, `http_port` and `key` of its actual command line."""
+    """Return `settings` with the `address`, `http_port` and `key` of the actual command line of a server process."""
     address, port = _option(command, "http-address") or "", _option(command, "http-port") or ""
     if not port.isascii() or not port.isdigit():
         return dict(settings)
@@ -61,9 +62,9 @@ def of_process(settings: Mapping[str, Any], command: Sequence[str], key_file: st
 
 
 def api_key(command: Sequence[str], path: str) -> Optional[Dict[str, str]]:
-    """Return {"name": name of the header, "path": path} of a server that reads its key from this path, else None.
+    """Return {"name": name of the header, "path": path} if a server reads its key from this path, or None.
 
-    The caller names the file, because a foreign command line must not choose a file that root reads and sends.
+    The caller gives the path. A path from the command line is not trusted, because root would read that file and send its content.
     """
     names = [name for word in command if f"key=$(cat {path})" in word for name in _KEY_NAME.findall(word)]
     return {"name": names[0], "path": path} if names else None
@@ -75,5 +76,5 @@ def secures_grpc(inspect: Mapping[str, Any]) -> bool:
 
 
 def _option(command: Sequence[str], name: str) -> Optional[str]:
-    """Return the value of an option `--name=value`, None if the command line does not have it."""
+    """Return the value of an option `--name=value`, or None if the command line does not have the option."""
     return next((word.split("=", 1)[1] for word in command if word.startswith(f"--{name}=")), None)

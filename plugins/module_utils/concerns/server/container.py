@@ -12,7 +12,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the facts of a container without the variables of its image. Other settings of the image appear as "the image's"."""
+    """Return the facts of a container. Variables that its image sets to the same value are left out.
+
+    An entrypoint, user or working directory that equals the image's own appears as "the image's".
+    """
     host = inspect["HostConfig"]
     config = inspect["Config"]
     base = image.get("Config") or {}
@@ -36,7 +39,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "stop_timeout": config.get("StopTimeout") or 10,
         "ulimits": {limit["Name"]: "{}:{}".format(limit["Soft"], limit["Hard"]) for limit in host.get("Ulimits") or []},
         "volumes": sorted(bind if bind.count(":") > 1 else bind + ":rw" for bind in host.get("Binds") or []),
-        # Some engines write capabilities with the prefix CAP_, others without it. Remove the prefix, so that both are equal.
+        # Some engines write capabilities with the prefix CAP_, others without it. Without the prefix, both forms are equal.
         **{
             key: sorted(name[4:] if name.startswith("CAP_") else name for name in host.get(recorded) or [])
             for key, recorded in (("cap_add", "CapAdd"), ("cap_drop", "CapDrop"))
@@ -69,7 +72,7 @@ def _device_request(request: Mapping[str, Any]) -> str:
     """Return a device request (from `--gpus`, or CDI names) as one text."""
     count = request.get("Count") or 0
     devices = request.get("DeviceIDs") or ["all" if count < 0 else str(count)]
-    # Capabilities of a CDI request are left out, because engines ignore them. Compose adds some anyway.
+    # Capabilities of a CDI request are left out, because engines ignore them. Docker Compose adds some to each request.
     kinds = [kind for kinds in request.get("Capabilities") or [] for kind in kinds if request.get("Driver") != "cdi"]
     return " ".join([request.get("Driver") or "any", *kinds, ",".join(devices)])
 
@@ -85,7 +88,7 @@ def environment(config: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def sealed_container(facts: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the facts of a container with digests instead of secrets."""
+    """Return the facts of a container with sealed secrets: secret.py replaces each secret by its digest under the key `key`."""
     entrypoint = facts["entrypoint"]
     return {
         **facts,

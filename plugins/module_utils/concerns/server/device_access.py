@@ -15,8 +15,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import GROUP_NODE
 
-# The container may read and write the devices. It does not need the right to create nodes (m), and the vendor's container toolkit
-# does not grant that right either.
+# The container may read and write the devices. The right to create nodes (m) is not needed, and the vendor's container toolkit
+# does not grant it either.
 RIGHTS = "rw"
 # A caller that is about to generate the spec ignores this reason.
 NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run playbooks/site.yml"
@@ -26,7 +26,7 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
     """Return {"devices": devices for the container, "groups": IDs of the groups that may open them, "missing", "mismatches"}.
 
     "missing" lists the reasons why the server could not open the cards. "mismatches" lists the reasons why the user of the server
-    or the groups of the NPUs do not fit. desired/device_access.py makes the query.
+    or the groups of the NPUs do not fit. The controller makes the query (desired/device_access.py).
     """
     if query is None:
         return {"devices": [], "groups": [], "missing": [], "mismatches": []}
@@ -45,7 +45,7 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
     if query["cdi_names"] and group != GROUP_NODE:
         mismatches.append(
             f"the NPUs are in the group of {group}, expected the group of {GROUP_NODE}: the toolkit keeps the name of a node, "
-            f"and the SDK only looks for {GROUP_NODE}. Set npufleet_device_access: devices, or undo the group"
+            f"and the SDK only looks for {GROUP_NODE}. Set npufleet_device_access: devices, or remove the group of the NPUs"
         )
     return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "mismatches": mismatches}
 

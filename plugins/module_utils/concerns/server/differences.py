@@ -37,8 +37,8 @@ def _diff_files(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterat
     key_readers = desired["key_readers"]
     readers = "for root and group {}".format(key_readers["group"]) if key_readers["group_must_read"] else "for root alone"
     if actual.get("credentials"):
-        sealed_file = "SHA-256 {}, {}".format(desired["credentials"]["sha256"][:12], readers)
-        yield item(CONCERN, "credentials", actual["credentials"], sealed_file, "write")
+        expected_file = "SHA-256 {}, {}".format(desired["credentials"]["sha256"][:12], readers)
+        yield item(CONCERN, "credentials", actual["credentials"], expected_file, "write")
     if actual.get("key"):
         owner = "the operator's key" if desired["key_fingerprint"] else "a key of this host"
         yield item(CONCERN, "key", actual["key"]["flaw"], f"{owner}, {readers}", "key")
@@ -70,7 +70,10 @@ def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> It
 
 
 def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
-    """Yield the differences of the server in its container: state, models and, unless it is `replaced`, the key in use."""
+    """Yield the differences of the server in its container: its state, its models, and the key that it uses.
+
+    If the plan replaces the container (`replaced`), the key in use is not compared.
+    """
     if actual["state"] != "running":
         log = ": " + actual["log"] if actual.get("log") else ""
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
@@ -85,7 +88,7 @@ def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced:
 
 
 def diff_serving(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield the differences of a running server: a missing answer, its models, and loads that hang."""
+    """Yield the differences of a running server: no answer, its models, and loads that hang."""
     if actual["served"] is None:
         restarts = ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
         log = ": " + actual["log"] if actual.get("log") else ""
@@ -102,7 +105,7 @@ def _diff_hanging(actual: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
-    """Return the models that are not READY in exactly the desired versions and release, and other models that are READY."""
+    """Return the desired models that are not READY in exactly the desired versions and release, and undesired READY models."""
     action = {"none": "restart", "poll": "wait", "explicit": "load"}[desired["mode"]]
     plan = []
     for name in sorted(desired["models"]):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the log of a server that does not answer: why it ended, and which models it was loading at its end."""
+"""The log of a server that does not answer: why the server ended, and which models it was loading at that time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 
 
 def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"log": reason why the server does not answer, "cut_off": models that were loading when it last ended}."""
+    """Return {"log": reason why the server does not answer, "cut_off": models that were loading when the server last ended}."""
     name, state = desired["name"], inspect["State"]
     restarted = bool(inspect.get("RestartCount"))
     if state["Status"] != "running":
@@ -34,9 +34,9 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
 
 
 def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
-    """Return the time from which on the log is read, in seconds since 1970.
+    """Return the time from which the log is read, in seconds since 1970: the start of the server.
 
-    It is the start of the server. If the server has restarted during an open transaction, it is the time of the transaction.
+    If the server has restarted during an open transaction of the store, the log is read from the time of the transaction.
     """
     started = epoch(inspect["State"].get("StartedAt") or "")
     transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
@@ -44,13 +44,13 @@ def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
 
 
 def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
-    """Return the models that were loading when the server last ended. The log has no reason for them."""
+    """Return the models that were loading when the server last ended. The log does not tell why these loads did not end."""
     until = epoch(state.get("StartedAt") or "") if state["Status"] == "running" else 0.0
     return sorted(loading(log_lines(engine, desired["name"], until=until)) & set(desired["models"]))
 
 
 def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
-    """Return the models whose load hangs, as recorded by a run. The record does not count for a server that started later.
+    """Return the models whose load hangs, as a run has recorded. The record does not apply to a server that started later.
 
     The start of the process is compared by uptime if possible, because the time of day may have been set meanwhile.
     """

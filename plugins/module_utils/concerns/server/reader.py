@@ -50,7 +50,7 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     except OSError:
         return {"engine": False, "container": None, "served": None}
     actual: Dict[str, Any] = {"engine": True, "container": None, "served": None, "previous": previous is not None}
-    # The ID that the image of the lock file has in this engine
+    # The ID that this engine gives to the image that the lock file names
     actual["image"] = pinned["Id"] if pinned else None
     if not inspect:
         return actual
@@ -58,6 +58,7 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     if desired["image"]["content"] and images.content_digest(image) == desired["image"]["content"]:
         # The content of the image is the desired one, so a different ID does not count as a difference.
         facts["image"] = desired["container"]["image"]
+    # The same facts with digests in place of secrets
     sealed = sealed_container(facts, desired["digest_key"])
     config, state = image.get("Config") or {}, inspect["State"]
     running = state["Status"] == "running"
@@ -71,12 +72,12 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     )
     if running:
         actual["hung"] = hanging_loads(desired["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
-        there = connection.of_container(desired, inspect)
-        actual["served"] = read_served(there)
+        actual_server = connection.of_container(desired, inspect)
+        actual["served"] = read_served(actual_server)
         if actual["served"] is None:
-            actual["http_port"] = there["http_port"]
-            actual.update({"key_refused": True} if query(there, "POST", "/v2/repository/index")[0] == 403 else {})
-        status, server = query(there, "GET", "/v2")
+            actual["http_port"] = actual_server["http_port"]
+            actual.update({"key_refused": True} if query(actual_server, "POST", "/v2/repository/index")[0] == 403 else {})
+        status, server = query(actual_server, "GET", "/v2")
         actual["version"] = version_of(server) if status == 200 else None
     if not running or actual["served"] is None:
         actual.update(read_log(engine, desired, inspect))
