@@ -144,7 +144,7 @@ def test_foreign_model_that_no_request_can_name_keeps_no_other_from_being_loaded
     triton = Triton({"digits": model()}, {"digits": OLD, name: OLD})
     result = run(triton, {"digits": model()}, grpc=False)
     assert (result["failed"], result["loaded"], list(result["reasons"])) == (True, ["digits"], [name])
-    assert "so that no request can unload it. Restart the container" in result["msg"]
+    assert "so no request can unload it. Restart the container" in result["msg"]
     assert triton.did == ["load digits"]
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_keeps_another_release_is_told() -> None:
     triton = Triton({"digits": model(OLD)}, {"digits": OLD})
     result = run(triton, {"digits": model()})
     assert result["failed"] is True
-    assert f"the server accepted the load and serves version 1 READY {OLD[:12]}, expected release {NEW[:12]}" in result["msg"]
+    assert f"the server accepted the load, but serves version 1 READY {OLD[:12]}, expected release {NEW[:12]}" in result["msg"]
 
 
 def test_every_refusal_is_told_in_tritons_words_and_the_others_are_loaded() -> None:
@@ -282,7 +282,7 @@ def test_a_server_without_grpc_is_asked_over_http_with_its_key(tmp_path: Path) -
             (1, "No module named 'grpc'"),
             "came from the server: the client in the container ended with 1 and without a response: No module",
         ),
-        ((0, '{"code": "UNAVAILABLE", "message": "Socket closed"}'), "the server broke off: Socket closed"),
+        ((0, '{"code": "UNAVAILABLE", "message": "Socket closed"}'), "the server did not complete the request: Socket closed"),
         (
             (0, '{"code": "UNAVAILABLE", "message": "This protocol is restricted"}'),
             "status UNAVAILABLE: This protocol is restricted",

@@ -105,7 +105,7 @@ class Supervisor:
                 return 127
         server = self.server.pid
         # Run the guard here: a container may allow only the parent of the server to read the server's system calls.
-        with Guard(lambda: server, self.config.get("stuck_load_limit", 0), tell=lambda wait: self._log(f"{STUCK_MESSAGE} {wait}")):
+        with Guard(lambda: server, self.config.get("stuck_load_limit", 0), log=lambda wait: self._log(f"{STUCK_MESSAGE} {wait}")):
             while self.server.poll() is None and not self.ending:
                 self._wait(POLL_SECONDS)
                 self._rotate()

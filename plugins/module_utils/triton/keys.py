@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The key of the server on a host, and the check of its file. A request to a restricted API must contain this key.
+"""The server's key on a host, and the check of the key file. A request to a restricted API must contain this key.
 
 A key is generated on its host and stays there. The container, the plan and the controller only get the path of the file.
 """

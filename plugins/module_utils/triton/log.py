@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a server's container: why the container ended, why a model was refused, and which models are loading."""
+"""The log of a server's container: why the container ended, why Triton refused a model, and which models are loading."""
 
 from __future__ import annotations
 

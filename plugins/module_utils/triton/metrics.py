@@ -24,7 +24,7 @@ def samples(page: str, prefix: str = "") -> Iterator[Tuple[str, Labels, float]]:
     # splitlines() would also split at other characters, which the name of a model may contain.
     lines = page.split("\n", MAX_LINES)
     if len(lines) > MAX_LINES:
-        raise ValueError(f"a page of metrics of more than {MAX_LINES} lines")
+        raise ValueError(f"the page of metrics has more than {MAX_LINES} lines")
     for line in lines:
         match = SAMPLE.match(line) if line.startswith(prefix) and len(line) <= MAX_LINE else None
         if match:

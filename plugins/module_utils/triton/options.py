@@ -33,12 +33,12 @@ NAMES = (
     "trace-config", "trace-count", "trace-file", "trace-level", "trace-log-frequency", "trace-rate", "version",
     "vertex-ai-default-model", "vertex-ai-port", "vertex-ai-thread-count",
 )  # fmt: skip
-# Options that 24.01 lacks. If a prefix fits a newer and an older option, it means the older option: only a server without the newer
-# option accepts such a prefix.
+# Options that 24.01 lacks. A prefix that a newer and an older option share means the older option, because only a server without
+# the newer option accepts this prefix.
 NEWER_OPTIONS = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 OPTIONS_WITHOUT_VALUE = ("disable-auto-complete-config", "help", "version")
-# The name of an option. Names are written into templates, so other text is refused.
+# The name of an option. Names are written into templates, so an argument with other characters is not an option.
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 

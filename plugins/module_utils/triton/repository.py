@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and unloads of models in a running server, in the right order. After each load, the served release is checked."""
+"""Load and unload models in a running server in the right order. After each load, check that the desired release is served."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Hung(Refused):
 
 
 def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
-    """Return the sorted names, with each ensemble after its steps. The steps that a server reports may form a cycle."""
+    """Return the names sorted, but each ensemble after its steps (the models that it calls). Reported steps may form a cycle."""
     requested = set(names)
     order: List[str] = []
     visited: Set[str] = set()
-    # The models on the current path, each with its remaining siblings. A chain may be longer than Python's limit of recursion.
+    # The models on the current path, each with its remaining siblings. Without recursion, a chain of models may have any length.
     path: List[Tuple[str, Iterator[str]]] = []
     for first in sorted(requested):
         remaining: Iterator[str] = iter([first])
@@ -55,7 +55,7 @@ def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
 
 
 def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
-    """Return the models whose old release does not fit on an NPU next to all new models. Both releases count as equally large."""
+    """Return the models whose old release, assumed as large as the new one, does not fit on an NPU beside all new releases."""
     shares = {name: model.get("memory") or [] for name, model in models.items()}
     free = [total - sum(memory[npu] for memory in shares.values() if npu < len(memory)) for npu, total in enumerate(totals)]
     return {name for name in models if any(share > left for share, left in zip(shares[name], free) if share)}
@@ -70,7 +70,7 @@ def pauses() -> Iterator[float]:
 
 
 class Server:
-    """The repository API of one server. Requests use gRPC if `run` is set, which runs commands in the container, otherwise HTTP."""
+    """The repository API of one server. With `run`, which runs commands in the container, requests use gRPC, without it HTTP."""
 
     def __init__(
         self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
@@ -107,7 +107,7 @@ class Server:
         if code in (control.DEADLINE_EXCEEDED, "0") and time.monotonic() - started >= self.timeout:
             raise Hung(f"the {verb} did not end within {self.timeout:.0f} s: only a restart of the server ends it")
         if code == "0" or (code == control.UNAVAILABLE and "restricted" not in message):
-            raise Refused(f"the server broke off: {message}")
+            raise Refused(f"the server did not complete the request: {message}")
         raise Refused(f"status {code}: {plain(message)}")
 
     def _request(self, name: str, verb: str) -> Tuple[str, str]:
@@ -118,7 +118,7 @@ class Server:
             except control.ControlError as error:
                 raise Refused(f"no response came from the server: {error}") from None
         if not is_url_safe(name):
-            raise Refused(f"{URL_UNSAFE}, so that no request can {verb} it. Restart the container, which loads only what is linked")
+            raise Refused(f"{URL_UNSAFE}, so no request can {verb} it. Restart the container, which loads the models in served/")
         status, answer = self._http("POST", f"/v2/repository/models/{name}/{verb}", self.timeout, "{}")
         return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)[:MAX_MESSAGE]
 
@@ -136,13 +136,13 @@ class Server:
         self.request(name, "load")
         if self.wait_in_sync(name, model):
             return
-        # Triton accepts a load but reloads nothing if the files are not newer, or if an earlier request contained the config. An
-        # unload before the load solves both.
+        # Triton accepts a load but reloads nothing if the files are not newer, or if an earlier request contained the config. In
+        # both cases, a load after an unload reads the files.
         self.unload(name)
         self.request(name, "load")
         if not self.wait_in_sync(name, model):
             raise Refused(
-                "the server accepted the load and serves {}, expected release {}. Does it read the files of the store?".format(
+                "the server accepted the load, but serves {}, expected release {}. Does it read the files of the store?".format(
                     self.describe(name), (model["release"] or "any")[:12]
                 )
             )
@@ -159,10 +159,10 @@ class Server:
                 for version in versions.values()
                 if version["state"] == "UNAVAILABLE" and version["reason"] not in ("", "unloaded")
             ]
-            moving = any(version["state"] in ("LOADING", "UNLOADING") for version in versions.values())
-            if failed and not moving:
+            busy = any(version["state"] in ("LOADING", "UNLOADING") for version in versions.values())
+            if failed and not busy:
                 raise Refused(plain("; ".join(failed)))
-            if not moving or time.monotonic() >= deadline:
+            if not busy or time.monotonic() >= deadline:
                 return False
             time.sleep(next(waits))
 

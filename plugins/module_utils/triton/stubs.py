@@ -15,7 +15,7 @@ PROC = "/proc"
 
 
 class Stub(NamedTuple):
-    """The path of the Python file that a stub runs, and the name of its instance.
+    """The path of the Python file that a stub runs, and the name of the stub's instance.
 
     Instances of other models may have the same name.
     """

@@ -4,7 +4,7 @@
 
 Triton's python backend starts a process for each instance of a model. This process is the stub. While the stub initializes, it has
 to report regularly that it is alive. On a busy host, a report may come too late: more than 10 s after the start, or more than 5 s
-after the previous report. The server then gives the stub up and waits for it to exit (`StubLauncher::Launch`,
+after the previous report. The server then gives up and waits until the stub exits (`StubLauncher::Launch`,
 `WaitForStubProcess`). But the stub waits for the next message of the server.
 So the load never ends, and a starting server opens no port. See docs/decisions/0037-a-stuck-load-is-ended.md.
 
@@ -19,7 +19,7 @@ A slow load that makes progress does not meet the first condition, because its s
 
 from __future__ import annotations
 
-# Programs without an AnsibleModule import this file, too. pylint: disable=ansible-bad-function
+# Programs that are no Ansible modules import this file, too. pylint: disable=ansible-bad-function
 import os
 import signal
 import threading
@@ -31,7 +31,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs impor
 
 # Numbers of the system calls `wait4` and `futex`, by machine architecture
 CALL_NUMBERS = {"x86_64": (61, 202), "aarch64": (260, 98)}
-# Default number of seconds that a wait has to last, seconds between two samples, and smallest number of samples that prove a wait
+# Seconds that a wait has to last by default, seconds between two samples, and smallest number of samples that prove a wait
 DEFAULT_LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
 # Largest number of times that one change repeats stuck loads
 MAX_ROUNDS = 10
@@ -114,7 +114,7 @@ class History:
 
 
 def take_sample(root: int) -> Sample:
-    """Return the waits of the processes below `root`, such as the first process of a container. Skip unreadable entries."""
+    """Return the waits of the process `root` and the processes below it. Skip processes that cannot be read."""
     calls = CALL_NUMBERS.get(os.uname().machine)
     waits: Dict[Wait, int] = {}
     now = time.monotonic()
@@ -154,7 +154,7 @@ def end(wait: Wait, root: int) -> bool:
 class Guard:
     """A thread that ends stuck loads below a process. It runs during a `with` block, in which the caller waits for a load.
 
-    The thread calls `root` to get the ID of that process, or None if the process does not run. It calls `tell` before it kills a
+    The thread calls `root` to get the ID of that process, or None if the process does not run. It calls `log` before it kills a
     stub. `ended_loads` lists the waits whose stubs were killed.
     """
 
@@ -163,9 +163,9 @@ class Guard:
         root: Callable[[], Optional[int]],
         limit: float,
         pause: float = SAMPLE_PAUSE,
-        tell: Callable[[Wait], None] = lambda wait: None,
+        log: Callable[[Wait], None] = lambda wait: None,
     ) -> None:
-        self._root, self._pause, self._tell = root, pause, tell
+        self._root, self._pause, self._log = root, pause, log
         self._history = History(limit)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stuck loads", daemon=True)
@@ -205,7 +205,7 @@ class Guard:
             for wait in found:
                 # The wait is added before the kill, because the caller calls repeats() as soon as its load fails.
                 self.ended_loads.append(wait)
-                self._tell(wait)
+                self._log(wait)
                 if not end(wait, root):
                     self.ended_loads.remove(wait)
 

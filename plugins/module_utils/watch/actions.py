@@ -122,7 +122,7 @@ class Host(Observer):
 
     def load(self, model: str) -> str:
         """Load a model, and check that it is READY. A stuck load is ended and repeated."""
-        with stuck_load.Guard(self.first_process, self.settings.stuck_load_limit, tell=_report_stuck) as guard:
+        with stuck_load.Guard(self.first_process, self.settings.stuck_load_limit, log=_report_stuck) as guard:
             while True:
                 ended_before = len(guard.ended_loads)
                 journal.notify("WATCHDOG=1")
