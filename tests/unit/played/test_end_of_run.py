@@ -24,7 +24,7 @@ def after_recap(ran: Run) -> list[str]:
 
 def shown(ran: Run) -> str:
     """The output of the task that shows the differences."""
-    return ran.output.partition("TASK [Show the differences]")[2].partition("\nTASK")[0].partition("\nPLAY")[0]
+    return ran.output.partition("TASK [Show the differences of all hosts]")[2].partition("\nTASK")[0].partition("\nPLAY")[0]
 
 
 def test_status_names_only_hosts_that_differ(tmp_path: Path) -> None:

@@ -599,7 +599,7 @@ def test_a_host_that_may_be_rebooted_is_let_go_and_held_again(ran: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        (("--start-at-task", "Render the HTML report"), '--start-at-task "Render the HTML report"'),
+        (("--start-at-task", "Render the HTML report of the fleet"), '--start-at-task "Render the HTML report of the fleet"'),
         (("--start-at-task", "Apply the change"), '--start-at-task "Apply the change"'),
         (("--skip-tags", "monitoring,always"), "--skip-tags always"),
     ],
