@@ -1,8 +1,8 @@
 """Run the scenario `default` on every supported ansible-core, each with a Python that it supports: `make molecule-cores`.
 
-Arguments: the cores to run, all of them by default. Every core has a virtual environment of its own below build/cores, with the
-pins of requirements-dev.txt and its own Ansible. meta/runtime.yml states which cores are supported.
-With --install only the environments are made: `make unit CORE=2.21`.
+Arguments are the cores to run. The default is all of them. Every core has a separate virtual environment below build/cores, with
+the pins of requirements-dev.txt and the Ansible of this core. meta/runtime.yml states which cores are supported. With --install,
+the program only makes the environments, for example for `make unit CORE=2.21`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACE = ROOT / "build/cores"
+ENVIRONMENTS = ROOT / "build/cores"
 # The newest minor version of Python 3 that all pins have wheels for
 NEWEST = 13
 
@@ -39,7 +39,7 @@ CORES = {
 
 
 def requirements(text: str, pins: dict[str, str]) -> str:
-    """Return pinned requirements with these pins in the place of their own."""
+    """Return the text of a requirements file in which `pins` {name: version} replace the versions."""
     for name, version in pins.items():
         text, count = re.subn(rf"^{re.escape(name)}==\S+$", f"{name}=={version}", text, flags=re.MULTILINE)
         if count != 1:
@@ -54,7 +54,7 @@ def python_for(core: Core) -> str:
     candidates = [shutil.which(f"python{name}") or "" for name in names]
     candidates += [str(path) for path in pyenv if path.parents[1].name.rpartition(".")[0] in names]
     for candidate in filter(None, candidates):
-        # A shim of pyenv is on the PATH for versions that are not active.
+        # A shim of pyenv may be on the PATH although its version is not active, so the Python has to run.
         done = subprocess.run([candidate, "-c", "import ensurepip"], capture_output=True, check=False)
         if done.returncode == 0:
             return candidate
@@ -63,26 +63,26 @@ def python_for(core: Core) -> str:
 
 def environment(name: str, core: Core, python: str | None = None) -> Path:
     """Make the virtual environment of a core with this Python, unless it is complete. Return its directory of programs."""
-    place = PLACE / name
+    directory = ENVIRONMENTS / name
     python = shutil.which(python) if python else python_for(core)
     if not python:
         raise SystemExit("cores: the program of --python does not exist. Name a Python that is installed.")
-    wanted = {
-        part: requirements((ROOT / part).read_text(), core.pins) if part == "requirements.txt" else (ROOT / part).read_text()
-        for part in ("requirements.txt", "requirements-dev.txt")
+    texts = {
+        file: requirements((ROOT / file).read_text(), core.pins) if file == "requirements.txt" else (ROOT / file).read_text()
+        for file in ("requirements.txt", "requirements-dev.txt")
     }
-    settings = {**wanted, "python": python}
-    done = place / "done.json"
+    settings = {**texts, "python": python}
+    done = directory / "done.json"
     if not done.exists() or json.loads(done.read_text()) != settings:
         print(f"cores: installing ansible-core {core.pins['ansible-core']} with {python}", flush=True)
-        shutil.rmtree(place, ignore_errors=True)
-        subprocess.run([python, "-m", "venv", str(place)], check=True)
-        for part, text in wanted.items():
-            (place / part).write_text(text)
-        pip = [str(place / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--requirement", str(place / "requirements-dev.txt")], check=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        subprocess.run([python, "-m", "venv", str(directory)], check=True)
+        for file, text in texts.items():
+            (directory / file).write_text(text)
+        pip = [str(directory / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--requirement", str(directory / "requirements-dev.txt")], check=True)
         done.write_text(json.dumps(settings))
-    return place / "bin"
+    return directory / "bin"
 
 
 def run(name: str, core: Core) -> bool:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compare the documents with the code: variables, modules, both languages, links, and the names that documents mention.
 
-Write the tables of variables, the list of symptoms and the code blocks of Korean pages; with --check write nothing.
-Print one line for each problem that needs an editor, and exit with 1 if there is any.
+Write the tables of variables, the list of symptoms and the code blocks of Korean pages. With --check, write nothing.
+Print one line for each problem that needs an editor, and exit with 1 if there is a problem.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ SHARED = "common"
 WHOLE_ROLE = ("main", "variables")
 # Facts of an option that are in a module's documentation and in its argument_spec
 FACTS = ("type", "default", "required", "choices", "elements")
+# The most characters of a default in a table
 LONG = 90
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 # A code block of Markdown
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
-# Directories of files that documents name, and files of a site
+# Directories of files that documents name, and names of files that only a site has
 PLACES = "docs|files|inventories|lab|meta|model_repository|molecule|playbooks|plugins|roles|tests"
 SITES = ("inventories/prod", "model_repository/resnet50", "files/checks/resnet50", "files/golden/resnet50")
-# Names that look like variables of a role: parameters of a served model, a group
+# Names that look like variables of a role, but are parameters of a served model or a group
 NO_VARIABLES = {"npufleet_release", "npufleet_source", "monitoring_hosts"}
 # Documents whose names are checked
 NAMING = ("README", "docs/security", "docs/support", "docs/troubleshooting")
@@ -56,14 +57,14 @@ PLAIN = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Loader(PLAIN):  # type: ignore[misc, valid-type]
-    """YAML in which `!unsafe`, text that Ansible does not template, is plain text."""
+    """A loader of YAML that reads `!unsafe`, which marks text that is no template, as plain text."""
 
 
 Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
 
 
 def load(path: Path) -> Any:
-    """Return the data of a YAML file, {} if it does not exist."""
+    """Return the data of a YAML file, or {} if the file does not exist."""
     return (yaml.load(path.read_text(), Loader) or {}) if path.exists() else {}
 
 
@@ -92,9 +93,9 @@ def role_problems(role: Path) -> Iterator[str]:
 
 
 def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> Iterator[str]:
-    """Yield the table rows of options, also of those in maps and in lists of maps.
+    """Yield the table rows of options, including suboptions.
 
-    With a path to the `defaults`, the table is that of all roles, which has a column `Required`.
+    The table of all roles has a column `Required`. For this table, `defaults` is the path of the role's defaults, otherwise "".
     """
     for name, option in options.items():
         kind = "list of " + option["elements"] if "elements" in option else option["type"]
@@ -109,7 +110,7 @@ def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> It
 
 
 def shown(option: Mapping[str, Any], defaults: str = "defaults/main.yml") -> str:
-    """Return a default as text of a table; a long one is a link to `defaults`."""
+    """Return a default as text of a table. For a long default, return a link to the file `defaults`."""
     if "default" not in option:
         return "required" if option.get("required") else "none"
     value = option["default"]
@@ -128,7 +129,7 @@ def tables(role: Path) -> str:
 
 
 def all_tables(root: Path, head: str) -> str:
-    """Return all variables of all roles as Markdown, between the markers; shared variables come first."""
+    """Return all variables of all roles as Markdown, between the markers. Shared variables come first."""
     lines = [BEGIN]
     for role in sorted((root / "roles").iterdir(), key=lambda path: (path.name != SHARED, path.name)):
         defaults = f"../roles/{role.name}/defaults/main.yml"
@@ -150,14 +151,14 @@ def all_tables(root: Path, head: str) -> str:
 
 
 def readme_problems(role: Path, check: bool) -> Iterator[str]:
-    """Update the tables of a role's README, or with `check` report that they are out of date."""
+    """Update the tables of a role's README. With `check`, only report that they are out of date."""
     yield from written(role.parents[1], f"roles/{role.name}/README.md", tables(role), check)
 
 
 def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
     """Replace the generated part of a document, whose markers are the first and the last line of `text`.
 
-    With `check`, report that the part is out of date.
+    With `check`, only report that the part is out of date.
     """
     path = root / where
     before = read(path)
@@ -217,7 +218,7 @@ def module_problems(path: Path) -> Iterator[str]:
 
 
 def structure(text: str) -> tuple[list[str], list[str]]:
-    """Return (levels of the headings such as `##`, fenced code blocks word by word) of a Markdown document."""
+    """Return (levels of the headings such as `##`, texts of the fenced code blocks) of a Markdown document."""
     return [level for level, _title in headings(text)], [block[0] for block in FENCED.finditer(text)]
 
 
@@ -253,9 +254,9 @@ def documents(root: Path) -> list[Path]:
 
 
 def translation_problems(root: Path, check: bool = True) -> Iterator[str]:
-    """Copy the code blocks of each document to its Korean page, or with `check` report those that differ.
+    """Copy the code blocks of each document to its Korean page. With `check`, only report the blocks that differ.
 
-    Headings are only compared.
+    Headings are only compared, because their titles are translated.
     """
     for path in documents(root):
         other = path.with_name(path.name.replace(".md", KOREAN))
@@ -292,7 +293,7 @@ def link_problems(root: Path) -> Iterator[str]:
 
 
 def code(text: str) -> str:
-    """Return the code of a document, in blocks and in lines."""
+    """Return all code in a document: the code blocks, and the code inside of sentences."""
     return "\n".join([*structure(text)[1], *CODE.findall(text)])
 
 
@@ -323,12 +324,12 @@ def name_problems(root: Path) -> Iterator[str]:
 
 
 def read(path: Path) -> str:
-    """Return the content of a text file, empty if it does not exist."""
+    """Return the content of a text file, or "" if the file does not exist."""
     return path.read_text() if path.exists() else ""
 
 
 def problems(root: Path, check: bool) -> Iterator[str]:
-    """Yield everything that is out of date in a checkout; without `check` the generated parts are written first."""
+    """Yield everything that is out of date in a checkout. Without `check`, write the generated parts first."""
     for role in sorted(path for path in (root / "roles").iterdir() if path.is_dir()):
         yield from role_problems(role)
         yield from readme_problems(role, check)
@@ -344,7 +345,7 @@ def problems(root: Path, check: bool) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the problems; return 1 if there are any."""
+    """Print the problems. Return 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     entries = list(problems(ROOT, parser.parse_args().check))

@@ -1,4 +1,7 @@
-"""Print the failed tests in JUnit files with the start and the end of each message: a CI may keep only the end of a log."""
+"""Print the failed tests in JUnit files, with the start and the end of each message.
+
+A CI system may keep only the end of a log, so each failure is one short line.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ def shortened(message: str) -> str:
 
 def failures(file: Path) -> list[str]:
     """Return a line for each failed test of a JUnit file."""
-    found = []
+    lines = []
     for test in ElementTree.parse(file).getroot().iter("testcase"):
         for outcome in (*test.findall("failure"), *test.findall("error")):
             name = f"{test.get('classname', '').replace('.', '/')}.py::{test.get('name', '')}"
             # pytest cuts the attribute `message`. The lines of the error begin with E.
             error = " ".join(line[1:] for line in (outcome.text or "").splitlines() if line.startswith("E "))
-            found.append(f"FAILED {name}: {shortened(error or outcome.get('message', ''))}")
-    return found
+            lines.append(f"FAILED {name}: {shortened(error or outcome.get('message', ''))}")
+    return lines
 
 
 if __name__ == "__main__":

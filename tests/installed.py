@@ -1,6 +1,7 @@
-"""Run a playbook of the collection, installed from its archive into an empty directory, by its name.
+"""Install the collection from its archive into an empty directory, and run one of its playbooks by name.
 
-installed.py PLAYBOOK [arguments of ansible-playbook], such as npufleet.triton.site. The run must not write into the collection.
+Usage: installed.py PLAYBOOK [arguments of ansible-playbook]. PLAYBOOK is a name such as npufleet.triton.site.
+The run must not write into the collection.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/faults"))
 from crash import crashed  # noqa: E402
 
-PLACE = ROOT / "build/installed"
+COLLECTIONS = ROOT / "build/installed"
 BIN = Path(sys.executable).parent
 PLAYBOOK = [str(BIN / "ansible-playbook")]
 
@@ -26,7 +27,7 @@ def install(target: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     galaxy = [str(BIN / "ansible-galaxy"), "collection"]
-    # Without the settings of the checkout, whose collection would count as installed.
+    # With the settings of the checkout, the collection in the checkout would count as installed.
     environment = {
         **{name: value for name, value in os.environ.items() if name != "ANSIBLE_CONFIG"},
         "ANSIBLE_COLLECTIONS_PATH": str(target),
@@ -51,9 +52,9 @@ def content(directory: Path) -> dict[str, str]:
 
 def main() -> int:
     """Run the playbook, and fail if it wrote into the collection."""
-    installed = install(PLACE)
+    installed = install(COLLECTIONS)
     before = content(installed)
-    environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(PLACE)}
+    environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS)}
     for _ in range(2):
         done = subprocess.run([*PLAYBOOK, *sys.argv[1:]], env=environment, capture_output=True, text=True, check=False)
         print(done.stdout + done.stderr, flush=True)

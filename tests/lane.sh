@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Run a command as one lane of `make test`. Its output is kept in build/log, and its end is shown if it failed.
+# Run a command as one lane of `make test`. Its output goes to build/log. If the command fails, show the end of the output.
 set -eu
 cd "$(dirname "$0")/.."
 name=$1 log=build/log/$1.log began=$SECONDS code=0
 shift
-# Numpy's threads wait busily, and the lanes share few cores.
+# Numpy's threads use a core even while they wait, and the lanes share few cores.
 export OPENBLAS_NUM_THREADS=1
 mkdir -p build/log
 rm -f build/log/"$name"*.xml

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Follow docs/models.md on the running lab, which has to be converged: models.py.
+"""Follow docs/models.md on the running, converged lab.
 
-The site of the page is a checkout of its own below build/models with the inventory of the lab.
+The site that the page describes is a separate checkout below build/models with the inventory of the lab.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
         "/srv/fleet/compiled": str(SITE / "compiled"),
     }
     shell = environment(facts, SITE / "home")
-    # The page assumes the virtual environment of the site.
+    # The page assumes that the virtual environment of the site is active.
     shell["PATH"] = f"{ROOT}/.venv/bin:{shell['PATH']}"
     reader = Reader(site, shell, SITE / "output.txt")
     try:

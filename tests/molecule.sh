@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a molecule scenario on a lab of its own, and report how long it took.
+# Run a molecule scenario on a separate lab, and report how long it took.
 set -eu
 cd "$(dirname "$0")/.."
 began=$SECONDS

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Seed the defects of mutants.yml one at a time into a copy of the checkout; each has to fail its tests.
+"""Seed each defect of mutants.yml alone into a copy of the checkout, and run its tests, which then have to fail.
 
-A mutant that survives is a test that cannot fail. Arguments are parts of the names of mutants, all by default.
-Exit with 1 if one survives, or if its tests fail without it.
+If the tests of a defect (a mutant) pass, the mutant survives, because no test detects it. Arguments are parts of the names of
+mutants. The default is all mutants. The exit code is 1 if a mutant survives, or if tests fail without a defect.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ def lines_of_task(source: str, name: str) -> tuple[int, int]:
 
 
 def seeded(mutant: Mapping[str, str], source: str) -> str:
-    """Return the source of a file with the defect. Raises LookupError if its place is not unique."""
+    """Return the source of a file with the defect. Raises LookupError unless the text to replace occurs exactly once."""
     lines = source.splitlines(keepends=True)
     first, last = 1, len(lines)
     if "in" in mutant:
         lines_of = lines_of_task if mutant["file"].endswith(".yml") else lines_of_function
         first, last = lines_of(source, mutant["in"])
-    before, part, after = "".join(lines[: first - 1]), "".join(lines[first - 1 : last]), "".join(lines[last:])
-    count = part.count(mutant["find"])
+    before, scope, after = "".join(lines[: first - 1]), "".join(lines[first - 1 : last]), "".join(lines[last:])
+    count = scope.count(mutant["find"])
     if count != 1:
         raise LookupError(f"{mutant.get('in', mutant['file'])} contains {mutant['find']!r} {count} times, expected 1")
-    return before + part.replace(mutant["find"], mutant["replace"]) + after
+    return before + scope.replace(mutant["find"], mutant["replace"]) + after
 
 
 def copy_checkout(target: Path) -> None:
@@ -85,9 +85,9 @@ def copy_checkout(target: Path) -> None:
 
 
 def run_tests(checkout: Path, tests: list[str], seconds: float = MAX_SECONDS, output: int | None = subprocess.DEVNULL) -> int:
-    """Return pytest's exit code for these tests: 0 if they pass, 1 if some fail, another one if they did not run or end in time.
+    """Return pytest's exit code: 0 if the tests pass, 1 if some fail, or another code if they did not run or end in time.
 
-    `output` is the file descriptor for the output of the tests; None shows it.
+    `output` is the file descriptor for the output of the tests, or None to show the output.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     with subprocess.Popen(command, cwd=checkout, stdout=output, stderr=output, start_new_session=True) as process:
@@ -108,7 +108,7 @@ def main() -> int:
     names = parser.parse_args().names
     mutants = [mutant for mutant in load() if not names or re.search("|".join(map(re.escape, names)), mutant["name"])]
     for mutant in mutants:
-        # A mutant without a place ends the run at once, and not after the mutants before it.
+        # If the text of a mutant is missing, the run ends here, before the other mutants take time.
         seeded(mutant, (ROOT / mutant["file"]).read_text())
     survivors = []
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))

@@ -1,4 +1,4 @@
-"""Follow a page of docs/: write its files and run its commands, with other values than those of the example."""
+"""Follow a page of docs/: write its files and run its commands, with values that replace those of the example."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 NAMED = re.compile(r"`([\w./-]+)`:\s*$")
-# Languages of blocks that are files. Blocks of `sh` are commands, those of `text` are not used.
+# Languages of blocks that are files. Blocks of `sh` are commands, and blocks of `text` are not used.
 FILES = ("yaml", "python", "protobuf")
-SECONDS = 900
+SECONDS = 900  # The longest time of a command
 
 
 @dataclass
@@ -63,13 +63,13 @@ def environment(facts: Mapping[str, str], home: Path) -> dict[str, str]:
         "ANSIBLE_PRIVATE_KEY_FILE": facts["ansible_ssh_private_key_file"],
         "ANSIBLE_SSH_COMMON_ARGS": facts["ansible_ssh_common_args"],
         "ANSIBLE_NOCOLOR": "1",
-        # Without bytecode pip takes half of the time. The value 0 turns it off.
+        # Without the compilation of bytecode, pip takes half of the time. The value 0 turns the compilation off.
         "PIP_NO_COMPILE": "0",
     }
 
 
 class Reader:
-    """A shell in a directory that follows a page, with its output in `log`."""
+    """A shell that follows a page in a directory. Its output goes to `log`."""
 
     def __init__(self, directory: Path, variables: Mapping[str, str], log: Path) -> None:
         self.checkout = directory
@@ -86,7 +86,7 @@ class Reader:
         )
 
     def follow(self, page: Path, values: Mapping[str, str], extra: Mapping[str, Path]) -> None:
-        """Do every step with `values` instead of those of the example. `extra` are further files, {path: source}."""
+        """Do every step. `values` is {value of the example: value to use}, and `extra` is {path: source} of further files."""
         for step in steps(page):
             text = step.text
             for example, value in values.items():

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Follow docs/production.md line by line on the running lab: production.py.
+"""Follow docs/production.md line by line on the running lab.
 
-Write every file of the page and run every command, with the values of the lab, in a checkout of its own below
-build/production. Meanwhile sample the command lines of this machine, which include those of the hosts, and read all output with
-the verbosity -vvv. No secret may be in either, nor in the files that remain in build/.
+Write every file of the page and run every command, with the values of the lab, in a separate checkout below build/production.
+Meanwhile, sample the command lines of all processes on this machine, which include those of the hosts. The commands run with -vvv.
+No secret must be in the command lines, in the output, or in the files that remain in build/.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from page import ROOT, Reader, checkout, environment
 
 PAGE = ROOT / "docs/production.md"
 SITE = ROOT / "build/production"
-# Different in each run, because the command lines of other tests on this machine, which plant secrets too, are also sampled.
+# A random part of the planted secrets. Other tests on this machine plant secrets, too, and the samples include their command lines.
 RUN = secrets.token_hex(4)
-# Further secrets that a site may have, by their place in the inventory
+# Secrets in the environment of the server, and in other variables that a site may set
 ENVIRONMENT = {
     "HF_TOKEN": f"hf-t0ken-{RUN}",
     "LICENSE_KEY": f"l1cense-{RUN}",
@@ -99,7 +99,7 @@ def lab_only(lab: dict) -> str:
 
 
 class Sampler(threading.Thread):
-    """A thread that reads every command line of the machine and the lab's hosts until it is stopped; old ones less often."""
+    """A thread that reads the command lines of the machine and the lab's hosts until it is stopped, of old processes less often."""
 
     def __init__(self, hidden: list[str]) -> None:
         super().__init__(daemon=True)
@@ -109,18 +109,18 @@ class Sampler(threading.Thread):
         self.samples = 0
 
     def run(self) -> None:
-        # Number of earlier samples with each process
+        # {process ID: number of earlier samples with this process}
         known: dict[str, int] = {}
         while not self.ended.is_set():
             known = {process: known.get(process, -1) + 1 for process in filter(str.isdigit, os.listdir("/proc"))}
             for process, times in known.items():
-                # A process that is seconds old rarely starts another program.
+                # A process that has run for seconds rarely starts another program.
                 if times > 9 and (times + int(process)) % 10:
                     continue
                 try:
                     with open(f"/proc/{process}/cmdline", "rb", buffering=0) as source:
                         line = source.read()
-                except OSError:  # The process has ended since it was listed.
+                except OSError:  # The process has ended meanwhile.
                     continue
                 if line and any(secret in line for secret in self.hidden):
                     self.seen.add(line.replace(b"\0", b" ").decode(errors="replace")[:200])
@@ -129,7 +129,7 @@ class Sampler(threading.Thread):
 
 
 def kept() -> Iterator[tuple[str, int, str]]:
-    """Yield (name, mode, content) of the results of runs: status, report, answers, members of bundles."""
+    """Yield (name, mode, content) of the results of runs: status, report, check results, files in support bundles."""
     found = [path for path in sorted((SITE / "checkout/build").rglob("*")) if path.suffix in (".json", ".html", ".gz")]
     if not {"status.json", "index.html"} <= {path.name for path in found}:
         raise SystemExit("status.json or the report is missing, expected both to search them for secrets")

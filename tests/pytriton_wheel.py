@@ -1,4 +1,4 @@
-"""A real tritonserver without a container, from the wheel nvidia-pytriton, with the stub of this Python."""
+"""A real tritonserver without a container, from the wheel nvidia-pytriton. Its python backend uses the stub for this Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def tritonserver(build: Path, version: str) -> Path:
-    """Return the directory of the server of this version of the wheel, which is downloaded below `build` if it is missing."""
+    """Return the directory of the server of this version of the wheel. If the wheel is missing below `build`, download it."""
     home = build / f"pytriton-{version}"
     server = home / "pytriton/tritonserver"
     if not (home / "done").exists():
@@ -29,7 +29,7 @@ def tritonserver(build: Path, version: str) -> Path:
 
 
 def environment(server: Path) -> dict[str, str]:
-    """Return the variables with which this server finds its libraries, and its stubs find this Python."""
+    """Return the environment variables with which this server finds its libraries, and its stubs find this Python."""
     return {
         "LD_LIBRARY_PATH": f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

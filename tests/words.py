@@ -65,7 +65,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class Text(NamedTuple):
-    """A piece of text, the line where it starts, and its kind: `function` and `docstring` for docstrings, else `text`."""
+    """A piece of text, and the line where it starts. The kind is `function` (its docstring), `docstring` (any other) or `text`."""
 
     line: int
     text: str
@@ -76,7 +76,7 @@ class Text(NamedTuple):
 
 
 def comments(source: str) -> Iterator[Text]:
-    """Yield the comments of a Python file; those of consecutive lines are one text."""
+    """Yield the comments of a Python file. Comments on consecutive lines are one text."""
     start, lines = 0, []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -90,7 +90,7 @@ def comments(source: str) -> Iterator[Text]:
 
 
 def docstring_kind(node: ast.AST) -> str:
-    """Return the kind of a definition's docstring: that of a property is a noun phrase, like that of a class."""
+    """Return the kind of a definition's docstring. The docstring of a property is a noun phrase, like that of a class."""
     if not isinstance(node, SCOPES[:2]):
         return "docstring"
     return "docstring" if any("property" in ast.unparse(decorator) for decorator in node.decorator_list) else "function"
@@ -115,7 +115,7 @@ def python_texts(source: str) -> Iterator[Text]:
 
 
 def hash_comments(source: str) -> Iterator[Text]:
-    """Yield the comments of a file of another language; those of consecutive lines are one text."""
+    """Yield the comments of a file of another language. Comments on consecutive lines are one text."""
     for block in re.finditer(r"(?:^[ \t]*#(?!!).*\n?)+|(?<=\s)#\s.*", source, re.MULTILINE):
         yield Text(source.count("\n", 0, block.start()) + 1, block[0])
 
@@ -138,7 +138,7 @@ def yaml_texts(source: str) -> Iterator[Text]:
 
 
 def prose(source: str) -> Text:
-    """Return a Markdown page without its code and the targets of its links; the numbers of lines stay."""
+    """Return a Markdown page without its code and the targets of its links. The numbers of the lines stay the same."""
     without_blocks = re.sub(
         r"^( *)```.*?^\1```$", lambda block: "\n" * block[0].count("\n"), source, flags=re.DOTALL | re.MULTILINE
     )
@@ -146,7 +146,7 @@ def prose(source: str) -> Text:
 
 
 def texts(path: Path) -> Iterator[Text]:
-    """Yield the texts of a file; a file of an unknown type has none."""
+    """Yield the texts of a file. A file of an unknown type has no texts."""
     if path.suffix == ".md":
         yield prose(path.read_text())
     elif is_python(path):
@@ -223,7 +223,7 @@ def exempt(root: Path) -> list[str]:
 
 
 def files(root: Path, prefixes: Sequence[str] = ()) -> list[Path]:
-    """Return the files to read: those under the prefixes, else those that are not exempt."""
+    """Return the files whose paths start with one of the prefixes. Without prefixes, return all files that are not exempt."""
     patterns = exempt(root)
     found = []
     for path in sorted(
@@ -252,7 +252,7 @@ def problems(root: Path, prefixes: Sequence[str] = ()) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the problems; return 1 if there are any."""
+    """Print the problems. Return 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prefix", nargs="*", help="read only files whose path starts with this, such as plugins/module_utils/store")
     found = list(problems(ROOT, parser.parse_args().prefix))

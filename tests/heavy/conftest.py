@@ -1,4 +1,4 @@
-"""The stand-in SDK out of its source, NPUs in a directory, and the linter with the cases of its unit tests."""
+"""The import paths of the stand-in SDK, the collection and the helpers of the unit tests, and a directory with an emulated NPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bfloat16 through the `rbln` backend on Triton itself: answered over gRPC by 24.10, refused by name by 24.01."""
+"""Tests of bfloat16 tensors in the `rbln` backend on real Triton servers: 24.10 serves them, 24.01 refuses the model by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def port() -> int:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A repository with the model `half`: B squared, and A, which is bfloat16, twice."""
+    """A repository with the model `half`, which returns the square of B, and A + A, where A is bfloat16."""
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Mul", ["B", "B"], ["SQUARE"]), helper.make_node("Add", ["A", "A"], ["TWICE"])],
@@ -52,23 +52,23 @@ def models(tmp_path: Path) -> Path:
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     (tmp_path / "half.onnx").write_bytes(made.SerializeToString())
-    place = tmp_path / "models/half"
-    (place / "1").mkdir(parents=True)
-    (place / "config.pbtxt").write_text('backend: "rbln"\ninstance_group [ { kind: KIND_MODEL, count: 1 } ]\n')
+    model = tmp_path / "models/half"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "rbln"\ninstance_group [ { kind: KIND_MODEL, count: 1 } ]\n')
     environment = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_VERSION": VERSION}
-    command = [sys.executable, "-c", COMPILE, str(tmp_path / "half.onnx"), str(place / "1/model.rbln")]
+    command = [sys.executable, "-c", COMPILE, str(tmp_path / "half.onnx"), str(model / "1/model.rbln")]
     subprocess.run(command, env=environment, check=True)
-    return place.parent
+    return model.parent
 
 
 @contextlib.contextmanager
 def serving(wheel: str, models: Path, dev: Path) -> Iterator[tuple[str, str, Path]]:
-    """(address of HTTP, of gRPC, log) of a server that has tried to load them, with the backend of this checkout."""
+    """Yield (HTTP address, gRPC address, log) of a server that has tried to load the models, with the backend of this checkout."""
     server = tritonserver(BUILD, wheel)
     backends = dev.parent / "backends"
     shutil.copytree(server / "backends/python", backends / "python")
     shutil.copytree(ROOT / "files/backends/rbln", backends / "rbln")
-    # Beside the backend, the directory of which the stub looks in, as no SDK is installed for it
+    # No SDK is installed, so it is copied into the directory of the backend, from which the stub also imports.
     shutil.copytree(SDK / "rebel", backends / "rbln/rebel")
     http, other, log = port(), port(), dev.parent / "log"
     options = [f"--model-repository={models}", f"--backend-directory={backends}", f"--http-port={http}", f"--grpc-port={other}"]
@@ -103,33 +103,33 @@ def serving(wheel: str, models: Path, dev: Path) -> Iterator[tuple[str, str, Pat
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def ask(client: Any, rows: int) -> None:
+def assert_right_answer(client: Any, rows: int) -> None:
     half = np.dtype(ml_dtypes.bfloat16)
     first = (np.arange(rows * 3).reshape(rows, 3) - 2.5).astype(half)
     second = np.arange(rows * 2).reshape(rows, 2)
     inputs = [grpc.InferInput("A", [rows, 3], "BF16"), grpc.InferInput("B", [rows, 2], "INT64")]
     inputs[0].set_data_from_numpy(first.astype(np.float32))
     inputs[1].set_data_from_numpy(second)
-    found = client.infer("half", inputs)
-    assert found.get_output("TWICE").datatype == "BF16"
-    np.testing.assert_array_equal(found.as_numpy("TWICE"), first.astype(np.float32) * 2)
-    np.testing.assert_array_equal(found.as_numpy("SQUARE"), second**2)
+    answer = client.infer("half", inputs)
+    assert answer.get_output("TWICE").datatype == "BF16"
+    np.testing.assert_array_equal(answer.as_numpy("TWICE"), first.astype(np.float32) * 2)
+    np.testing.assert_array_equal(answer.as_numpy("SQUARE"), second**2)
 
 
-def test_it_is_answered_by_24_10(models: Path, dev: Path) -> None:
+def test_bfloat16_is_answered_by_24_10(models: Path, dev: Path) -> None:
     with serving("0.7.0", models, dev) as (_http, address, log):
         with grpc.InferenceServerClient(address) as client:
             assert client.is_model_ready("half"), log.read_text()[-3000:]
-            # Memory that is lent is given back: more often than there is room for it otherwise
+            # If the backend did not release the memory of each request, so many requests would exhaust it.
             for number in range(300):
-                ask(client, 1 + number % 4)
+                assert_right_answer(client, 1 + number % 4)
         assert "Exception ignored" not in log.read_text()
 
 
-def test_it_is_refused_by_24_01(models: Path, dev: Path) -> None:
+def test_bfloat16_is_refused_by_24_01(models: Path, dev: Path) -> None:
     with serving("0.5.1", models, dev) as (http, _address, _log):
-        asked = urllib.request.Request(f"http://{http}/v2/repository/index", data=b"{}", method="POST")
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        request = urllib.request.Request(f"http://{http}/v2/repository/index", data=b"{}", method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
             (model,) = json.load(answer)
     assert model["state"] == "UNAVAILABLE"
     assert "model half: it has bfloat16 tensors, which the python backend of this Triton does not support" in model["reason"]

@@ -1,4 +1,4 @@
-"""The DALI form of `image_decode` on DALI's CPU pipeline, against the Pillow step."""
+"""Tests that the DALI form of `image_decode`, on DALI's CPU pipeline, gives the same pixels as the form with Pillow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "files/golden/resnet50"
 STEP = ROOT / "files/dali/image_decode"
-# One level of 255, the step in which a decoder and a resizer round; in what is normalised that is 1 / 255 / std.
+# The tolerance: one of 255 levels, because decoders and resizers round to a level. After normalisation, it is 1 / 255 / std.
 LEVEL = 1.01 / 255
 
 
@@ -33,7 +33,7 @@ preprocess = load(ROOT / "model_repository/image_decode/1/preprocess.py")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that the script writes."""
+    """The file that pipeline.py writes."""
     path = tmp_path_factory.mktemp("dali") / "1" / "model.dali"
     load(STEP / "pipeline.py").main(path)
     return path
@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pipeline(written: Path) -> Any:
-    """The pipeline as the backend gets it: out of the file."""
+    """The pipeline as the backend loads it from the file."""
     pipe = Pipeline.deserialize(filename=str(written), batch_size=4, num_threads=2, device_id=None)
     pipe.build()
     return pipe
@@ -54,17 +54,17 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def by_dali(pipe: Any, *images: bytes, pad: int = 0) -> list[np.ndarray]:
-    """PIXELS of each image; with `pad` the images are filled up with zeros to this length."""
+    """Return PIXELS of each image. With `pad`, fill up the images with zeros to this length."""
     pipe.feed_input("IMAGE", [np.frombuffer(image.ljust(pad, b"\0"), np.uint8) for image in images])
     (pixels,) = pipe.run()
     return [np.asarray(pixels.at(number)) for number in range(len(images))]
 
 
-def assert_same(found: np.ndarray, image: bytes) -> None:
-    wanted = preprocess.pixels(image)
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    off = np.abs(found - wanted) * np.float32(preprocess.DEFAULTS.std)[:, None, None]
-    assert off.max() <= LEVEL, f"{off.max() * 255:.2f} levels"
+def assert_same(actual: np.ndarray, image: bytes) -> None:
+    expected = preprocess.pixels(image)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    difference = np.abs(actual - expected) * np.float32(preprocess.DEFAULTS.std)[:, None, None]
+    assert difference.max() <= LEVEL, f"{difference.max() * 255:.2f} levels"
 
 
 CAT = Image.open(GOLDEN / "chelsea.jpg")
@@ -121,6 +121,6 @@ def test_names_are_those_of_the_config(pipeline: Any) -> None:
 
 
 def test_a_broken_image_fails_its_batch(pipeline: Any) -> None:
-    """Unlike the Pillow step: the comment of the pipeline says so."""
+    """The docstring of pipeline.py documents this difference from the form with Pillow."""
     with pytest.raises(RuntimeError, match="decode"):
         by_dali(pipeline, (GOLDEN / "coffee.png").read_bytes(), b"nonsense")

@@ -1,4 +1,4 @@
-"""The linter against Triton itself, 24.01 and 24.10: what it calls an error does not load, and what it does not call one loads."""
+"""Tests of the linter against real Triton servers, 24.01 and 24.10: a model loads if, and only if, the linter reports no error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conftest import ROOT
 from linting import GOOD, write
 from pytriton_wheel import tritonserver
 
-# Triton's release -> its version, and the nvidia-pytriton that carries it
+# {release of Triton: (version of Triton, version of the wheel nvidia-pytriton that contains it)}
 RELEASES = {"24.01": ("2.42.0", "0.5.1"), "24.10": ("2.51.0", "0.7.0")}
 BUILD = ROOT / "build/heavy"
 MODEL = """import triton_python_backend_utils as pb_utils
@@ -35,17 +35,17 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "A").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", one)]) for one in inputs]
 """
-# It loads, and a request to it never ends: a step writes over what it reads.
+# The linter's error for an ensemble that loads, but whose requests never end, because a step overwrites its own input
 ENDLESS = "A, which is the ensemble's input already"
 
 
 def parameters(test: Any) -> list[tuple[Any, ...]]:
-    """The rows of a parametrized test."""
+    """Return the rows of a parametrized test."""
     return [tuple(row) for mark in test.pytestmark if mark.name == "parametrize" for row in mark.args[1]]
 
 
 def configs() -> Iterator[str]:
-    """Texts of config.pbtxt for a model with a model.py."""
+    """Yield texts of config.pbtxt for a model with a model.py."""
     yield from (row[0] for row in parameters(test_lint.test_what_is_refused))
     yield from (row[0] for row in parameters(test_lint.test_field_that_this_release_does_not_know))
     yield from (
@@ -65,7 +65,7 @@ def configs() -> Iterator[str]:
 
 
 def chains() -> Iterator[tuple[str, dict[str, str]]]:
-    """Ensembles with their steps."""
+    """Yield (config.pbtxt of an ensemble, {step: its config.pbtxt, if it is not GOOD})."""
     chain, ensemble = ensembles.CHAIN, ensembles.ensemble
     yield ensemble(*chain), {}
     yield ensemble(*chain, largest=8), {}
@@ -78,22 +78,22 @@ def chains() -> Iterator[tuple[str, dict[str, str]]]:
         yield ensemble(*chain), {"second": ensembles.second_step(dims, dtype, largest)}
 
 
-def repository(place: Path) -> Path:
-    """Every case as a model of its own."""
+def repository(directory: Path) -> Path:
+    """Write every case as a separate model, and return the repository."""
     for number, text in enumerate(configs()):
-        write(place / f"config{number}", {"config.pbtxt": text, "1/model.py": MODEL})
+        write(directory / f"config{number}", {"config.pbtxt": text, "1/model.py": MODEL})
     for number, (text, steps) in enumerate(chains()):
         named = re.sub(r'model_name: "(first|second|third)"', rf'model_name: "\g<1>{number}"', text)
-        write(place / f"ensemble{number}", {"config.pbtxt": named, "1/README": "A version for Triton\n"})
+        write(directory / f"ensemble{number}", {"config.pbtxt": named, "1/README": "A version for Triton\n"})
         for name in ("first", "second"):
-            write(place / f"{name}{number}", {"config.pbtxt": steps.get(name, GOOD), "1/model.py": MODEL})
-    write(place / "zero", {"config.pbtxt": GOOD + "version_policy { all { } }", "0/model.py": MODEL, "01/model.py": MODEL})
-    return place
+            write(directory / f"{name}{number}", {"config.pbtxt": steps.get(name, GOOD), "1/model.py": MODEL})
+    write(directory / "zero", {"config.pbtxt": GOOD + "version_policy { all { } }", "0/model.py": MODEL, "01/model.py": MODEL})
+    return directory
 
 
 @contextmanager
 def serving(wheel: str, models: Path, log: Path) -> Iterator[str]:
-    """The URL of a server that has tried to load all models."""
+    """Yield the URL of a server that has tried to load all models."""
     server = tritonserver(BUILD, wheel)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -135,7 +135,7 @@ def test_errors_are_what_triton_does_not_load(release: str, tmp_path: Path) -> N
         states.setdefault(model["name"], set()).add(model.get("state", "not polled"))
     ready = {name for name, found in states.items() if found == {"READY"}}
     names = {path.name for path in models.iterdir()}
-    # A step may lack its ensemble; an ensemble without a step that could not be read is refused by both.
+    # Both accept a step without its ensemble. Both refuse an ensemble if one of its steps could not be read.
     assert names - ready == errors, [finding.sentence() for finding in findings if finding.model in errors & ready]
     assert len(errors) > 50
     assert {"config0", "zero"} - errors == {"zero"}

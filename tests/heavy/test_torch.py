@@ -1,4 +1,4 @@
-"""A PyTorch source becomes a compiled file with its record, and answers as PyTorch itself does."""
+"""Tests that a PyTorch source becomes a compiled file with its record, and that this file answers as PyTorch does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Net(nn.Module):
 def make():
     torch.manual_seed(7)
     net = Net()
-    # Statistics of a trained network: at its start a normalisation does nothing.
+    # Statistics as in a trained network. With the initial statistics, a normalisation changes nothing.
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.5, 0.5)
@@ -69,9 +69,9 @@ def broken():
 INPUTS = [{"name": "image", "shape": [3, 64, 64], "dtype": "float32"}, {"name": "scale", "shape": [1], "dtype": "float32"}]
 
 
-def compiled(place: Path, version: str, function: str = "make") -> subprocess.CompletedProcess[str]:
-    (place / "source").mkdir(exist_ok=True)
-    (place / "source/net.py").write_text(SOURCE)
+def compiled(directory: Path, version: str, function: str = "make") -> subprocess.CompletedProcess[str]:
+    (directory / "source").mkdir(exist_ok=True)
+    (directory / "source/net.py").write_text(SOURCE)
     spec: dict[str, Any] = {
         "name": "net",
         "npu": "RBLN-CA22",
@@ -84,14 +84,14 @@ def compiled(place: Path, version: str, function: str = "make") -> subprocess.Co
         "digests": {"sha256": "of the source", "spec": "of the spec"},
         "output": "model.rbln",
     }
-    (place / "spec.json").write_text(json.dumps(spec))
+    (directory / "spec.json").write_text(json.dumps(spec))
     environment = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_VERSION": version}
-    command = [sys.executable, str(PROGRAM), str(place / "spec.json")]
+    command = [sys.executable, str(PROGRAM), str(directory / "spec.json")]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("version", ["0.6.2+lab", "0.9.4+lab", "0.11.2+lab"])
-def test_compiled_from_torch_it_answers_as_torch(version: str, tmp_path: Path, dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_torch_model_answers_as_torch(version: str, tmp_path: Path, dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = compiled(tmp_path, version)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "model.rbln.json").read_text())
@@ -113,16 +113,16 @@ def test_compiled_from_torch_it_answers_as_torch(version: str, tmp_path: Path, d
         image = random.normal(size=(batch, 3, 64, 64)).astype(np.float32)
         scale = random.normal(size=(batch, 1)).astype(np.float32)
         with torch.no_grad():
-            wanted = truth(torch.from_numpy(image), torch.from_numpy(scale))
-        found = model.create_runtime(input_info_index=index).run(image, scale)
-        for array, tensor in zip(found, wanted):
+            expected = truth(torch.from_numpy(image), torch.from_numpy(scale))
+        actual = model.create_runtime(input_info_index=index).run(image, scale)
+        for array, tensor in zip(actual, expected):
             np.testing.assert_allclose(array, tensor.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "function, why", [("broken", "refuses the model: .*this network does not run"), ("none", "found no net:none in its path")]
 )
-def test_what_cannot_be_compiled_is_one_line(function: str, why: str, tmp_path: Path) -> None:
+def test_a_failed_compilation_ends_with_one_line(function: str, why: str, tmp_path: Path) -> None:
     import re
 
     done = compiled(tmp_path, "0.9.4+lab", function)

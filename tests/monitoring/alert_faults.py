@@ -22,7 +22,7 @@ from balancer_certificate import KEY, certificate
 
 RECEIVER = Path(__file__).with_name("webhook_receiver.py")
 PROMETHEUS_PORT, ALERTMANAGER_PORT, RECEIVER_PORT = 9090, 9093, 9095
-# Each alert has a notification of its own. The waits are short, because a site chooses its own.
+# Each alert has a separate notification. A site chooses its own waits, so the waits of the tests are short.
 ALERTMANAGER_CONFIG = f"""route:
   receiver: webhook
   group_by: ['...']
@@ -57,14 +57,14 @@ cat > /usr/local/lib/npufleet-webhook.py
 if systemctl is-active --quiet npufleet-webhook; then systemctl stop npufleet-webhook; fi
 systemd-run --quiet --collect --unit npufleet-webhook python3 /usr/local/lib/npufleet-webhook.py {RECEIVER_PORT}
 """
-# The file on the balancer holds the certificate and the key.
+# The file on the balancer with its certificate and its key
 BALANCER_CERTIFICATE = "/etc/haproxy/npufleet/balancer.pem"
-# The disks of the lab are those of the machine, which may be full.
+# Alerts that may fire before a fault, because the hosts of the lab share the disk of the machine, which may be full
 DISK_ALERTS = "NpufleetDiskFilling|NpufleetDiskFull"
 STORE = "/var/lib/npufleet"
 STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
 WATCHDOG = "npufleet-watchdog"
-# Seconds after which an alert that has not come is missing, and seconds until a host is quiet again
+# The longest time in seconds until an alert fires or ends, and until a host has no alert any more
 FIRES, QUIET = 900.0, 900.0
 # Requests of the API to load and unload models need the key of the host.
 CONTROL = """
@@ -128,14 +128,14 @@ class Expected(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A fault that has begun, in seconds since 1970. `labels` are further labels of its alerts, which are known only now."""
+    """An injected fault. `began` is in seconds since 1970. `labels` are further labels of its alerts, unknown before the injection."""
 
     began: float
     labels: Labels = {}  # noqa: RUF012
 
 
 class Case(NamedTuple):
-    """A fault of a host. `inject` is a context, at whose end the fault is repaired."""
+    """A fault of a host. `inject` returns a context manager, which repairs the fault at its end."""
 
     name: str
     host: str
@@ -144,7 +144,7 @@ class Case(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """An alert of a fault: its target, the seconds until it fired and was received, and the seconds from the repair to its end."""
+    """An alert of a fault. All times are in seconds: from the fault to the alert, and from the repair to the end of the alert."""
 
     fault: str
     alert: str
@@ -182,7 +182,7 @@ class AlertLab:
         return done.stdout.strip()
 
     def engine(self, action: str, host: str) -> None:
-        """Call the engine of the lab for the container that is a host, such as `pause`."""
+        """Run a command of the lab's engine, such as `pause`, for the container of a host."""
         subprocess.run([*self.docker, action, self.containers[host]], check=True, capture_output=True)
 
     def prometheus(self, path: str, **parameters: Any) -> Any:
@@ -195,7 +195,7 @@ class AlertLab:
         return list(self.prometheus("query", query=query)["result"])
 
     def received(self) -> list[dict[str, Any]]:
-        """Return all alerts that the receiver has got, oldest first."""
+        """Return all alerts that the receiver has received, oldest first."""
         return list(_get(f"http://{self.addresses[self.monitor]}:{RECEIVER_PORT}/"))
 
     def _alertmanager_ready(self) -> bool | None:
@@ -228,13 +228,13 @@ def _get(url: str) -> Any:
         raise NotObserved(f"{url}: {error.read().decode(errors='replace')}") from None
 
 
-def matches(found: Labels, expected: Labels) -> bool:
+def matches(actual: Labels, expected: Labels) -> bool:
     """Return True if an alert has all expected labels."""
-    return expected.items() <= found.items()
+    return expected.items() <= actual.items()
 
 
 def received_at(entries: Sequence[Mapping[str, Any]], labels: Labels, began: float) -> float | None:
-    """Return when the receiver first got a firing alert with these labels since `began`, None if it has not."""
+    """Return when the receiver first got a firing alert with these labels since `began`, or None if it got no such alert."""
     times = [
         entry["received"]
         for entry in entries
@@ -244,7 +244,7 @@ def received_at(entries: Sequence[Mapping[str, Any]], labels: Labels, began: flo
 
 
 def resolved_at(entries: Sequence[Mapping[str, Any]], labels: Labels, began: float) -> float | None:
-    """Return when the last alert with these labels was resolved, None if one that has fired since `began` still fires."""
+    """Return when the last alert with these labels was resolved, or None if an alert since `began` is not resolved yet."""
     last: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
         if entry["received"] >= began and matches(entry["labels"], labels):
@@ -335,7 +335,7 @@ def kill_stub(lab: AlertLab, host: str) -> Iterator[Fault]:
 
 @contextlib.contextmanager
 def hang_device(lab: AlertLab, host: str) -> Iterator[Fault]:
-    """Let runs on the first NPU never return, which a request to digits notices after the time limit of a run (10 s)."""
+    """Let inference on the first NPU never return. A request to digits fails after the time limit of the backend (10 s)."""
     with _watchdog_stopped(lab, host):
         began = time.time()
         _write(lab, host, f"{STORE}/lab-faults.json", [{"npu": 0, "kind": "hang_forever", "times": None}])
@@ -399,12 +399,12 @@ def lose_host(lab: AlertLab, host: str) -> Iterator[Fault]:
 
 
 def forget_drain(lab: AlertLab, host: str) -> AbstractContextManager[Fault]:
-    """Leave the record of a rollout that has drained the host two hours ago and did not end."""
+    """Leave the record of a rollout that drained the host two hours ago and did not end."""
     return _record_on_host(lab, host, "traffic.json", {"by": "tests", "since": _hours_ago(2)})
 
 
 def forget_maintenance(lab: AlertLab, host: str) -> AbstractContextManager[Fault]:
-    """Leave the host in maintenance since nine hours ago."""
+    """Leave the host in maintenance that began nine hours ago."""
     return _record_on_host(lab, host, "maintenance.json", {"reason": "test", "by": "tests", "since": _hours_ago(9)})
 
 
@@ -420,7 +420,7 @@ def digits_answers(lab: AlertLab, host: str) -> bool:
 
 
 def _write(lab: AlertLab, host: str, path: str, content: Any) -> None:
-    """Write a JSON file on a host so that a reader gets either all of it or the previous one."""
+    """Write a JSON file on a host atomically."""
     lab.shell(host, f"cat > {path}.tests && mv {path}.tests {path}", json.dumps(content))
 
 
@@ -430,7 +430,7 @@ def _hours_ago(hours: int) -> str:
 
 @contextlib.contextmanager
 def expire_certificate(lab: AlertLab, host: str) -> Iterator[Fault]:
-    """Let the file of the balancer's certificate have one that expires in two days. HAProxy uses the one that it has loaded."""
+    """Replace the balancer's file by a certificate that expires in two days. HAProxy keeps the certificate that it has loaded."""
     previous = lab.shell(host, f"cat {BALANCER_CERTIFICATE}")
     began = time.time()
     lab.shell(host, f"cat > {BALANCER_CERTIFICATE}", certificate(2) + KEY.read_text())
@@ -440,7 +440,8 @@ def expire_certificate(lab: AlertLab, host: str) -> Iterator[Fault]:
         lab.shell(host, f"cat > {BALANCER_CERTIFICATE}", previous + "\n")
 
 
-# Seconds until an alert fires: critical alerts from a scrape or the metrics of the host, alerts from the probe, and warnings
+# Targets for the seconds until an alert fires: critical alerts from a scrape or the metrics of the host, alerts from the probe,
+# warnings
 SCRAPED, PROBED, WARNING = 60, 150, 300
 # The last fault of each host takes the whole host or server down.
 CASES = (

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The certificate of the balancer of a lab: balancer_certificate.py writes one that is valid for a year, and its key."""
+"""The certificate of the balancer of a lab. As a program, this file writes a certificate that is valid for a year, and its key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = CERTIFICATE.with_suffix(".key")
 
 
 def certificate(days: int) -> str:
-    """Return a certificate in PEM that expires after some days. Creates the key if there is none."""
+    """Return a certificate in PEM that expires after some days. Create the key if it is missing."""
     if not KEY.exists():
         KEY.parent.mkdir(parents=True, exist_ok=True)
         _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", str(KEY))

@@ -1,4 +1,4 @@
-"""Invented series of a fleet during a rollout, with the names and labels of Triton, node exporter, HAProxy and this project."""
+"""Simulated series of a fleet during a rollout, with the names and labels of Triton, node exporter, HAProxy and this project."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from prometheus_server import Series
 
 MODELS = ("digits", "digits_guide", "resnet50")
 GIB = 2**30
-# Shares of the time of a request in the parts of Triton
+# {part of a request in Triton: its share of the time}
 PARTS = {"queue": 0.2, "compute_input": 0.05, "compute_infer": 0.7, "compute_output": 0.05}
 STATES = ("UP", "DOWN", "MAINT", "DRAIN", "NOLB")
 
 
 class Fleet(NamedTuple):
-    """The fleet that the series describe. The digest of each model changes at half the time, host by host."""
+    """The fleet that the series describe. A rollout in the second half of the time changes the digest of each model."""
 
     end: float
     hosts: Sequence[str]
@@ -48,8 +48,8 @@ def _series(fleet: Fleet) -> Iterator[Series]:
             return name, labels, ((at, value(1 - (fleet.end - at) / fleet.seconds)) for at in times)
         return name, labels, ((at, value) for at in times)
 
-    for place, host in enumerate(fleet.hosts):
-        yield from _host(fleet, host, place, of)
+    for index, host in enumerate(fleet.hosts):
+        yield from _host(fleet, host, index, of)
     sick = list(fleet.sick) or list(fleet.hosts[:1])
     for host in sick:
         yield of("ALERTS", 1, alertname="NpufleetCheckFails", alertstate="firing", severity="critical", host=host, model="digits")
@@ -61,13 +61,13 @@ def _series(fleet: Fleet) -> Iterator[Series]:
 Make = Callable[..., Series]
 
 
-def _host(fleet: Fleet, host: str, place: int, of: Make) -> Iterator[Series]:
+def _host(fleet: Fleet, host: str, index: int, of: Make) -> Iterator[Series]:
     chance = random.Random(host)
     sick = host in fleet.sick
     node = {"job": "npufleet-node", "instance": f"{host}:9100", "host": host}
     triton = {"job": "npufleet-triton", "instance": f"{host}:8002", "host": host}
     # The rollout changes one host after the other.
-    begin = 0.5 + 0.3 * place / len(fleet.hosts)
+    begin = 0.5 + 0.3 * index / len(fleet.hosts)
     end = begin + 0.3 / len(fleet.hosts)
     yield of("up", float(host not in fleet.down), **triton)
     yield of("up", 1, **node)
@@ -93,7 +93,7 @@ def _host(fleet: Fleet, host: str, place: int, of: Make) -> Iterator[Series]:
         yield of("nv_inference_pending_request_count", lambda share: 2 + 2 * math.sin(9 * share), **labels)
         microseconds = 1000 * milliseconds
 
-        # The first half is a little slower than the second one.
+        # Requests in the first half of the time are a little slower than in the second half.
         def spent(share: float, requests: Callable[[float], float] = requests, us: float = microseconds) -> float:
             return us * (requests(share) + 0.15 * fleet.seconds * (1 - math.cos(2 * math.pi * share)))
 
@@ -191,7 +191,7 @@ def _balancer(fleet: Fleet, of: Make) -> Iterator[Series]:
     rollout = {"server": fleet.hosts[0], "kind": "rollout"}
     for drain in (rollout, {"server": fleet.hosts[-1], "kind": "operator"}):
         yield of("npufleet_balancer_server_drained", 1, **drain, **node)
-    # Nobody recorded the drain by the operator.
+    # The drain by the operator has no recorded time.
     yield of("npufleet_balancer_drained_since_timestamp_seconds", fleet.end - 600, **rollout, **node)
     certificate = "/etc/haproxy/npufleet/balancer.pem"
     yield of("npufleet_certificate_expiry_timestamp_seconds", fleet.end + 12 * 86400, file=certificate, **node)

@@ -23,7 +23,7 @@ from typing import Any
 Series = tuple[str, Mapping[str, str], Iterable[tuple[float, float]]]
 
 
-# The environment variable with a directory of another release of these programs, in place of those of this machine
+# The environment variable with the directory of another release of these programs. By default, the programs of this machine run.
 PROGRAMS = "PROMETHEUS_PROGRAMS"
 RELEASED = ("prometheus", "promtool")
 
@@ -78,7 +78,7 @@ class Prometheus:
         return answer["data"]
 
     def ready(self) -> bool:
-        """Return True if it answers queries."""
+        """Return True if Prometheus answers queries."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=5) as response:
                 return response.status == 200

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A webhook receiver of Alertmanager: webhook_receiver.py PORT. GET returns all alerts that it has received, as JSON.
+"""A webhook receiver for Alertmanager: webhook_receiver.py PORT. It answers GET with all alerts that it has received, as JSON.
 
 An alert is {"received": seconds since 1970, "status": "firing" or "resolved", "labels": {...}}.
 """

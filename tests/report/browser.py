@@ -1,4 +1,4 @@
-"""Headless Chromium, at the sizes and in the colours that the report is looked at."""
+"""A headless Chromium that opens the report with any size of the window, light or dark, with or without scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hid
 
 
 class Browser:
-    """One browser with one page."""
+    """A browser with one page."""
 
     def __init__(self) -> None:
         options = webdriver.ChromeOptions()
@@ -26,7 +26,7 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
     def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True) -> Browser:
-        """Load a page anew; what was said before is forgotten."""
+        """Load a page, and discard the earlier entries of the logs."""
         chosen = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -38,7 +38,7 @@ class Browser:
         return self
 
     def js(self, code: str, *arguments: Any) -> Any:
-        """What this JavaScript returns."""
+        """Return the result of JavaScript code."""
         return self.driver.execute_script(code, *arguments)
 
     def all(self, selector: str) -> list[WebElement]:
@@ -48,24 +48,24 @@ class Browser:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def shown(self) -> list[str]:
-        """Names of the hosts that are shown, from top to bottom."""
+        """Return the names of the visible hosts, from top to bottom."""
         return self.js(
             "return [...document.querySelectorAll('main > .wide > table > tbody')].filter(host => host.offsetHeight)"
             ".map(host => host.querySelector('th.host').dataset.key)"
         )
 
     def complaints(self) -> list[str]:
-        """What the console says."""
+        """Return the messages of the browser's console."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Addresses that were asked for since the page was opened, the page's own pictures left out."""
+        """Return the addresses that the page has requested since it was opened, without data URIs."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return [url for url in sent if not url.startswith("data:")]
 
     def picture(self, path: Path) -> None:
-        """Save what is to be seen."""
+        """Save a screenshot."""
         self.driver.save_screenshot(str(path))
 
     def close(self) -> None:

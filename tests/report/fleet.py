@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A made-up fleet as `status` and `check` would leave it, and the page drawn from it by the project's own playbook."""
+"""Write the files that status.yml and check.yml would write for an invented fleet, and render its report with report.yml."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.report import pict
 
 DIGITS = numpy.load(ROOT / "files/golden/digits/images.npy")
 MODELS = ("digits", "digits_guide", "resnet50")
-# What larger fleets serve beside them
+# Further models of larger fleets
 MORE = [
     f"{name}_{size}" for name in ("bert-base-korean", "e5", "ocr", "ranker", "unet", "whisper", "yolov8-640") for size in "smlx"
 ]
-# Every state that a host can have, as often as an operator fears; the rest is in sync.
+# The troubles that a host can have. A host without a trouble is in sync and proven.
 TROUBLE = ("drift", "wrong answer", "unreachable", "failed", "sick card", "model down", "unchecked", "old")
 HOSTILE = "</script><img src=x onerror=document.title='taken'>"
 
@@ -41,37 +41,37 @@ def stamp(when: datetime) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def drawn(number: int, model: str) -> str:
-    """A digit as the controller keeps it, or a photograph's worth of colours for the model that takes such."""
+def picture_of(number: int, model: str) -> str:
+    """Return a picture as a data URI, as in check results: a digit, or colours for the model of photographs."""
     if model == "resnet50":
         side = numpy.linspace(0, 255, 32)
         red, green = numpy.meshgrid(side, side)
         pixels = numpy.stack([red, green, numpy.full((32, 32), 25 * number)], axis=2).astype("uint8")
-        found = {"width": 32, "height": 32, "channels": 3}
+        size = {"width": 32, "height": 32, "channels": 3}
     else:
         pixels = (DIGITS[number] * 255 / 16).astype("uint8")
-        found = {"width": 8, "height": 8, "channels": 1}
-    uri = picture.data_uri({**found, "pixels": base64.b64encode(pixels.tobytes()).decode()})
+        size = {"width": 8, "height": 8, "channels": 1}
+    uri = picture.data_uri({**size, "pixels": base64.b64encode(pixels.tobytes()).decode()})
     assert uri is not None
     return uri
 
 
 def checks(chance: random.Random, wrong: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
-    found = []
+    results = []
     for model in MODELS:
         for protocol, slow in (("http", 0.9), ("grpc", 0.6)):
             shared = {"model": model, "protocol": protocol, "ok": True, "why": ""}
             first = chance.randrange(0, 4) * 10
             for digit in range(10):
-                answer = {"expected": digit, "got": digit, "label": digit, "picture": drawn(first + digit, model)}
+                answer = {"expected": digit, "got": digit, "label": digit, "picture": picture_of(first + digit, model)}
                 name = f"{model}/{protocol}/digit {digit}"
-                found.append({**shared, "name": name, "ms": round(slow + chance.random() * 0.4, 2), **answer})
-            found.append({**shared, "name": f"{model}/{protocol}/largest batch", "ms": 2.1, "expected": [1, 7], "got": [1, 7]})
+                results.append({**shared, "name": name, "ms": round(slow + chance.random() * 0.4, 2), **answer})
+            results.append({**shared, "name": f"{model}/{protocol}/largest batch", "ms": 2.1, "expected": [1, 7], "got": [1, 7]})
     for model in more:
-        found.append({"model": model, "protocol": "grpc", "ok": True, "why": "", "name": f"{model}/grpc/finite", "ms": 12.5})
+        results.append({"model": model, "protocol": "grpc", "ok": True, "why": "", "name": f"{model}/grpc/finite", "ms": 12.5})
     if wrong:
-        found[7].update(ok=False, got=1, label=1, why="OUTPUT__0: label is 1, expected 7")
-    return found
+        results[7].update(ok=False, got=1, label=1, why="OUTPUT__0: label is 1, expected 7")
+    return results
 
 
 def actual(models: tuple[str, ...], sick: bool, down: bool) -> dict[str, Any]:
@@ -127,7 +127,7 @@ DRIFT = [
 
 
 def host(name: str, trouble: str, now: datetime, place: Path, more: Sequence[str] = ()) -> dict[str, Any]:
-    """The status of one host; its check results are written to `place`."""
+    """Return the status of one host, and write its check results below `place`."""
     chance = random.Random(name)
     when = now - timedelta(days=3) if trouble == "old" else now - timedelta(minutes=4)
     status = {"host": name, "when": stamp(when), "release": "24.10", "state": "in sync", "plan": [], "report": [], "actual": {}}
@@ -171,7 +171,7 @@ def host(name: str, trouble: str, now: datetime, place: Path, more: Sequence[str
 
 
 def hostile(name: str, now: datetime, place: Path) -> dict[str, Any]:
-    """A host of which every text tries to be markup."""
+    """Return the status of a host whose texts all try to be markup, and write such check results below `place`."""
     status = host(name, "drift", now, place)
     status["release"] = HOSTILE
     status["plan"] = [dict.fromkeys(("concern", "name", "current", "desired", "action"), HOSTILE)]
@@ -191,9 +191,10 @@ def hostile(name: str, now: datetime, place: Path) -> dict[str, Any]:
 
 
 def make(place: Path, troubles: list[str], extra: str = "", models: int = len(MODELS), monitoring: Sequence[int] = ()) -> Path:
-    """A fleet with one host for each trouble (empty for none) and so many models in `place`, and its page.
+    """Write the files of a fleet into `place`, and return its page.
 
-    `monitoring` are the ports of Prometheus on the monitoring hosts.
+    The fleet has one host for each entry of `troubles` (empty for no trouble), and for `extra` a host with hostile texts. `models`
+    is the number of models. `monitoring` has the ports of Prometheus on the monitoring hosts.
     """
     now = datetime.now(timezone.utc)
     (place / "check").mkdir(parents=True)
@@ -204,7 +205,7 @@ def make(place: Path, troubles: list[str], extra: str = "", models: int = len(MO
         hosts.append(hostile(extra, now, place))
         names.append(extra)
     (place / "status.json").write_text(json.dumps({"when": stamp(now), "hosts": hosts}))
-    # Of a host that the inventory has no more
+    # The results of a host that is no longer in the inventory
     (place / "check" / "gone.json").write_text(json.dumps({"host": "gone", "checks": checks(random.Random(1), True)}))
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     monitors = {f"mon{number}": {**local, "monitoring_prometheus_port": port} for number, port in enumerate(monitoring, 1)}
@@ -216,7 +217,7 @@ def make(place: Path, troubles: list[str], extra: str = "", models: int = len(MO
 
 
 def draw(place: Path) -> Path:
-    """The page of what is in `place`, as playbooks/report.yml draws it."""
+    """Render the files in `place` with playbooks/report.yml, and return the page."""
     page = place / "index.html"
     files = {
         "npufleet_status_file": f"{place}/status.json",
@@ -231,17 +232,17 @@ def draw(place: Path) -> Path:
 
 
 def troubles(count: int) -> list[str]:
-    """Mostly well, with each trouble at least once where there is room."""
+    """Return the troubles of `count` hosts. Each trouble occurs at least once if `count` allows, but most hosts have none."""
     chance = random.Random(count)
-    found = [*TROUBLE, *(chance.choice(TROUBLE) if chance.random() < 0.05 else "" for _ in range(count))][:count]
-    chance.shuffle(found)
-    return found
+    chosen = [*TROUBLE, *(chance.choice(TROUBLE) if chance.random() < 0.05 else "" for _ in range(count))][:count]
+    chance.shuffle(chosen)
+    return chosen
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("place", type=Path, help="a directory that is not there yet")
+    parser.add_argument("place", type=Path, help="a directory that does not exist yet")
     parser.add_argument("--hosts", type=int, default=3)
-    asked = parser.parse_args()
-    print(make(asked.place, troubles(asked.hosts)))
+    options = parser.parse_args()
+    print(make(options.place, troubles(options.hosts)))
     sys.exit(0)

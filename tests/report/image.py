@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Saves a picture of the report of a small made-up fleet for the README, and one of its charts for docs/monitoring.md."""
+"""Save a picture of the report of a small invented fleet for the README, and a picture of its charts for docs/monitoring.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of the report in a browser, from a real Prometheus: small and large fleets, narrow and wide, and none."""
+"""Tests of the report's charts in a browser, with series from a real Prometheus: small and large fleets, and missing charts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def series(count: int, **more: object) -> Iterator[fleet_series.Series]:
 
 @pytest.fixture(scope="module")
 def charted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three hosts, of which npu3 has a faulted card. The first monitoring host has no Prometheus."""
+    """A report with charts of three hosts. npu3 has a faulted card. The first of two monitoring hosts has no Prometheus."""
     home = tmp_path_factory.mktemp("charted")
     records = home / "fleet" / record.DIRECTORY
     owner = record.Owner("run", "<b>kim", "models.yml")
@@ -50,13 +50,13 @@ def charted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def large_charted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two hundred hosts with 800 cards and 30 models."""
+    """A report with charts of two hundred hosts with 800 cards and 30 models."""
     home = tmp_path_factory.mktemp("large_charted")
     models = [*fleet_series.MODELS, *(f"model_{number}" for number in range(27))]
-    found = series(200, sick=["npu7", "npu77"], step=300)
+    of_cards = series(200, sick=["npu7", "npu77"], step=300)
     # The models are on eight hosts.
     few = series(8, sick=["npu7"], models=models, cards=0)
-    cards = (entry for entry in found if entry[0].startswith("npufleet_"))
+    cards = (entry for entry in of_cards if entry[0].startswith("npufleet_"))
     requests = (entry for entry in few if entry[0].startswith("nv_"))
     with prometheus(home / "prometheus", [*cards, *requests]) as server:
         return make(home / "fleet", troubles(200), models=30, monitoring=[server.port])
@@ -69,7 +69,7 @@ def test_charts_of_three_hosts(browser: Browser, charted: Path, width: int) -> N
     PICTURES.mkdir(parents=True, exist_ok=True)
     browser.picture(PICTURES / f"charts-{width}.png")
     titles = [head.text for head in browser.all(".tile h3")]
-    # All models fail on npu3, and the one with most requests is the first. The faulted card comes before the hot ones.
+    # All models fail on npu3. The faulted card comes before the hot cards.
     assert sorted(titles[:3]) == sorted(f"✕ {model}" for model in fleet_series.MODELS)
     assert titles[3] == "All 12 cards"
     assert titles[4] == "✕ npu3 NPU 1"
@@ -117,7 +117,7 @@ def test_charts_of_two_hundred_hosts_show_aggregates_first(browser: Browser, lar
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_charts_can_be_read(browser: Browser, charted: Path, dark: bool) -> None:
+def test_texts_of_charts_have_enough_contrast(browser: Browser, charted: Path, dark: bool) -> None:
     browser.open(charted, dark=dark)
     browser.element("#charts summary").click()
     assert browser.js(CONTRAST) == []
@@ -134,7 +134,7 @@ def test_changes_are_marked_in_each_chart(browser: Browser, charted: Path) -> No
     )
     assert set(lines) == {1}
     assert browser.element("#rollouts").text.endswith(" UTC models.yml by <b>kim, 1 host")
-    # The rollout ran between half and four fifths of the time.
+    # The rollout ran from half to four fifths of the time.
     x, width = browser.js(
         "const one = document.querySelector('rect.change'); return [one.x.baseVal.value, one.width.baseVal.value]"
     )
@@ -142,13 +142,13 @@ def test_changes_are_marked_in_each_chart(browser: Browser, charted: Path) -> No
     assert 180 < x + width < 205
 
 
-def test_a_page_without_monitoring_hosts_says_so(browser: Browser, small: Path) -> None:
+def test_a_page_without_monitoring_hosts_names_the_reason(browser: Browser, small: Path) -> None:
     browser.open(small)
     assert browser.element("#charts").text == "No charts: the inventory has no host in monitoring_hosts."
     assert browser.all(".tile") == []
 
 
-def test_a_page_without_prometheus_says_why(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_without_prometheus_names_the_error(browser: Browser, tmp_path: Path) -> None:
     browser.open(make(tmp_path / "fleet", [""], monitoring=[1]))
     assert browser.element("#charts").text.startswith("No charts: mon1: Prometheus does not answer on port 1 (")
     assert browser.shown() == ["mon1", "npu1"]

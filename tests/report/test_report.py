@@ -1,4 +1,4 @@
-"""The report as a browser shows it: small and large, wide and narrow, light and dark, with and without scripts."""
+"""Tests of the report in a browser: small and large, wide and narrow, light and dark, with and without scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fleet import HOSTILE, draw
 from selenium.webdriver.common.keys import Keys
 
 WIDTHS = [1280, 390]
-# Relative luminance and contrast as WCAG has them, of every text that is to be seen over the first opaque ground behind it
+# A script that returns the elements whose contrast is below 4.5. The contrast is that of WCAG, between a visible text and the first
+# opaque background behind it.
 CONTRAST = """
 const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
 const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
@@ -30,7 +31,7 @@ for (const node of document.querySelectorAll('body *')) {
 return low;
 """
 
-# Texts of the overview that stand on more than one line, whichever way it runs
+# A script that returns the texts of the overview that need more than one line. Lines can be horizontal or vertical.
 WRAPPED = """
 const found = [];
 const whole = '.host, .badge, .answer, .version, .summary .seen, .model small, .cards small, thead th';
@@ -85,7 +86,7 @@ def test_pictures_are_shown(browser: Browser, small: Path) -> None:
     assert wrong.text.endswith(" ms")
 
 
-def test_every_digest_is_whole_for_who_asks(browser: Browser, small: Path) -> None:
+def test_tooltips_have_complete_digests(browser: Browser, small: Path) -> None:
     browser.open(small)
     titles = browser.js("return [...document.querySelectorAll('#host-npu1 dd code')].map((one) => one.title)")
     assert len(titles) == 7
@@ -104,34 +105,34 @@ def test_two_hundred_hosts(browser: Browser, large: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1920, 1400, 1024])
-def test_many_models_are_told_in_words_that_stay_whole(browser: Browser, many: Path, width: int) -> None:
+def test_texts_about_many_models_are_not_wrapped(browser: Browser, many: Path, width: int) -> None:
     browser.open(many, width)
     heads = browser.all("main > .wide > table > thead th.model")
     PICTURES.mkdir(parents=True, exist_ok=True)
     browser.picture(PICTURES / f"{len(heads)}-models-{width}.png")
     assert browser.js(WRAPPED) == []
     assert fits(browser)
-    # Without anything to push aside where there is room for it
-    there, wanted = browser.js("const wide = document.querySelector('.wide'); return [wide.clientWidth, wide.scrollWidth]")
-    assert wanted <= there or (width, len(heads)) == (1024, 30)
-    # What a mark stands for is said to who points at it, and to who does not see it
-    told = browser.js(
+    # The table needs no scrolling, except for 30 models on the narrowest screen.
+    visible, needed = browser.js("const wide = document.querySelector('.wide'); return [wide.clientWidth, wide.scrollWidth]")
+    assert needed <= visible or (width, len(heads)) == (1024, 30)
+    # The meaning of a mark is in its tooltip, and in a text for people who do not see it.
+    meanings = browser.js(
         "return [...document.querySelectorAll('.summary .model .answer.wrong')].map((one) => [one.title, one.textContent.trim()])"
     )
-    assert ["resnet50: 0 of 22", "\u2715 0 of 22"] in told
+    assert ["resnet50: 0 of 22", "\u2715 0 of 22"] in meanings
     for head in (heads[0], heads[-1]):
         assert head.text == head.find_element("css selector", "button").get_attribute("title") != ""
 
 
 def test_filters_answer_at_once(browser: Browser, large: Path) -> None:
     browser.open(large)
-    # In the same turn: nothing is put off to a timer.
-    said = browser.js(
+    # The text changes in the same turn of the event loop, without a timer.
+    shown = browser.js(
         "const find = document.getElementById('find');"
         "find.value = 'npu19 resnet50'; find.dispatchEvent(new Event('input'));"
         "return document.getElementById('shown').textContent"
     )
-    assert said == f"{len(browser.shown())} of 200 hosts" != "200 of 200 hosts"
+    assert shown == f"{len(browser.shown())} of 200 hosts" != "200 of 200 hosts"
     assert all(name.startswith("npu19") for name in browser.shown())
     assert browser.element("#shown").text == f"{len(browser.shown())} of 200 hosts"
     find = browser.element("#find")
@@ -150,7 +151,7 @@ def test_filters_answer_at_once(browser: Browser, large: Path) -> None:
     assert browser.all("tbody.good:not([hidden])") == []
 
 
-def test_sorting_by_hand_and_by_keyboard(browser: Browser, large: Path) -> None:
+def test_sorting_by_mouse_and_by_keyboard(browser: Browser, large: Path) -> None:
     browser.open(large)
     heads = browser.all("main > .wide > table > thead th")
     assert [head.get_attribute("aria-sort") for head in heads[:3]] == ["none", "ascending", "none"]
@@ -160,7 +161,7 @@ def test_sorting_by_hand_and_by_keyboard(browser: Browser, large: Path) -> None:
     button.send_keys(Keys.ENTER)
     assert browser.shown() == [f"npu{number}" for number in range(200, 0, -1)]
     assert [head.get_attribute("aria-sort") for head in heads[:3]] == ["descending", "none", "none"]
-    # A host without a driver version comes last, whichever way.
+    # A host without a driver version comes last in both directions.
     driver = next(head for head in heads if head.text.startswith("Driver"))
     for _way in range(2):
         driver.find_element("css selector", "button").send_keys(Keys.SPACE)
@@ -194,7 +195,7 @@ def test_hostile_texts_stay_texts(browser: Browser, hostile: Path) -> None:
     assert "npufleet_npus is 0, expected a whole number from 1 to 256" in shown
 
 
-def test_the_plan_says_found_and_wanted(browser: Browser, hostile: Path) -> None:
+def test_the_plan_shows_actual_and_desired_values(browser: Browser, hostile: Path) -> None:
     browser.open(hostile)
     browser.element("#host-npu2 .host button").click()
     row = browser.element("#host-npu2 .plan tbody tr").text
@@ -203,7 +204,7 @@ def test_the_plan_says_found_and_wanted(browser: Browser, hostile: Path) -> None
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_everything_can_be_read(browser: Browser, hostile: Path, dark: bool) -> None:
+def test_all_texts_have_enough_contrast(browser: Browser, hostile: Path, dark: bool) -> None:
     browser.open(hostile, dark=dark)
     for button in browser.all(".summary .host button"):
         button.click()
@@ -212,7 +213,7 @@ def test_everything_can_be_read(browser: Browser, hostile: Path, dark: bool) -> 
     assert browser.js(CONTRAST) == []
 
 
-def test_without_scripts_all_is_there(browser: Browser, small: Path) -> None:
+def test_without_scripts_everything_is_shown(browser: Browser, small: Path) -> None:
     browser.open(small, 390, scripts=False)
     try:
         shown = browser.element("main").text
@@ -224,7 +225,7 @@ def test_without_scripts_all_is_there(browser: Browser, small: Path) -> None:
         browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_what_is_old_is_called_so(browser: Browser, small: Path, tmp_path: Path) -> None:
+def test_an_old_page_shows_a_warning(browser: Browser, small: Path, tmp_path: Path) -> None:
     page = small.read_text()
     made = page.split('<p class="made">')[1].split('datetime="')[1][:20]
     old = tmp_path / "old.html"
@@ -236,7 +237,7 @@ def test_what_is_old_is_called_so(browser: Browser, small: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("half", ["status", "check"])
-def test_half_of_the_results_is_drawn(browser: Browser, small: Path, tmp_path: Path, half: str) -> None:
+def test_a_page_with_only_one_half_names_the_missing_playbook(browser: Browser, small: Path, tmp_path: Path, half: str) -> None:
     (tmp_path / "check").mkdir()
     (tmp_path / "hosts.json").write_text((small.parent / "hosts.json").read_text())
     if half == "status":

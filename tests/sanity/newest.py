@@ -19,13 +19,13 @@ from images import debian_mirror  # noqa: E402
 SYSTEM = ROOT / "build/sanity/debian-13"
 DONE = SYSTEM / "done"
 PACKAGES = "ca-certificates,git,locales-all,python3,python3-venv"
-# Files of the machine for access to an index: certificate authorities and resolver
+# Files of the machine that pip needs to reach a package index: certificate authorities and resolver
 NETWORK = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/resolv.conf"))
 SCRIPT = """
 set -e
 mount --bind {checkout} {system}/mnt
 mount --bind /proc {system}/proc
-for place in {places}; do mkdir -p {system}$place; mount --bind $place {system}$place; done
+for directory in {directories}; do mkdir -p {system}$directory; mount --bind $directory {system}$directory; done
 for file in {files}; do
   mkdir -p $(dirname {system}$file); [ -e {system}$file ] || : > {system}$file
   mount --bind $file {system}$file
@@ -57,10 +57,10 @@ def pip_settings() -> tuple[str, list[str], list[Path]]:
     values = {name.removeprefix("global."): value.strip().strip("'") for name, _equals, value in pairs}
     words = [word.removeprefix("file://") for value in values.values() for word in value.split()]
     named = [Path(word) for word in words if word.startswith("/")]
-    # An index names other files in its directory.
-    places = sorted({"/" + path.parts[1] for path in named if path.is_dir()})
+    # A local index refers to other files, so the whole top directory is mounted.
+    directories = sorted({"/" + path.parts[1] for path in named if path.is_dir()})
     content = "[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items())
-    return content, places, [path for path in named if path.is_file()]
+    return content, directories, [path for path in named if path.is_file()]
 
 
 def main() -> int:
@@ -72,8 +72,8 @@ def main() -> int:
         )
         return 1
     system()
-    settings, places, files = pip_settings()
-    # The address of an index may contain a login.
+    settings, directories, files = pip_settings()
+    # Only root may read this file, because the address of an index may contain a login.
     conf = SYSTEM / "etc/pip.conf"
     conf.touch(0o600)
     conf.chmod(0o600)
@@ -81,12 +81,12 @@ def main() -> int:
     script = SCRIPT.format(
         checkout=shlex.quote(str(ROOT)),
         system=shlex.quote(str(SYSTEM)),
-        places=" ".join(map(shlex.quote, places)),
-        # Mounted and not copied, so that a key for an index is not stored again.
+        directories=" ".join(map(shlex.quote, directories)),
+        # These files are mounted and not copied, so that no second copy of a key for an index is stored.
         files=" ".join(shlex.quote(str(path)) for path in (*NETWORK, *files) if path.exists()),
         arguments=shlex.join(sys.argv[1:]),
     )
-    # The mounts are in a namespace of their own, which disappears with the command.
+    # The mounts are in a separate namespace, so the kernel removes them when the command ends.
     return subprocess.run(["unshare", "--mount", "sh", "-c", script], check=False).returncode
 
 
