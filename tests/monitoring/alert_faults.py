@@ -128,7 +128,7 @@ class Expected(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """An injected fault. `began` is in seconds since 1970. `labels` are further labels of its alerts, unknown before the injection."""
+    """An injected fault. `began` is in seconds since 1970. `labels` are more labels of its alerts, unknown before the injection."""
 
     began: float
     labels: Labels = {}  # noqa: RUF012
