@@ -46,7 +46,7 @@ def refused(**given: Any) -> list[str]:
 def test_a_root_that_teardown_must_not_remove_is_refused(path: str) -> None:
     (reason,) = refused(npufleet_root=path)
     assert reason.startswith("npufleet_root is ")
-    assert reason.endswith("Name a directory that is used only for this, such as /var/lib/npufleet.")
+    assert reason.endswith("Name a directory that nothing else uses, such as /var/lib/npufleet.")
     with pytest.raises(Refusal):
         fleet(npufleet_root=trust_as_template("{{ given }}"), given=path)["npufleet_root"]
 

@@ -72,7 +72,7 @@ def test_wrong_type_in_an_entry_is_one_reason(file: Path, entry: Any, error: str
 
 @pytest.mark.parametrize("content", ["[1]", "5", '"text"', "null"])
 def test_file_without_an_object_is_one_reason(file: Path, content: str) -> None:
-    expected = f"{file} contains no object, expected one with an entry for each release. Restore the reviewed file"
+    expected = f"{file} contains no object, expected a map with an entry for each release. Restore the reviewed file"
     assert refused(file, content) == [expected]
 
 

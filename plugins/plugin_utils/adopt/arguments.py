@@ -44,7 +44,7 @@ SECRET_NAME = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|(?<![A-Z])(KEY|AUTH|PAT)
 
 
 class Translation(NamedTuple):
-    """A translated container: its variables, the options that are left out with the reasons, and {vault variable: secret}."""
+    """A translated container. `left_out` lists the options without a variable and the reasons. `vault` is {variable: secret}."""
 
     variables: Dict[str, Any]
     left_out: List[str]

@@ -78,7 +78,7 @@ def _file(pattern: str, tensor: str) -> str:
 
 
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return the check file as a document, and {file name: array}, from two answers to the same request. Raises NoRequest.
+    """Return (the check file as a document, {file name: array}) from two answers to the same request. Raises NoRequest.
 
     The check compares only the type and the shape of outputs whose values differ between the two answers.
     """

@@ -217,7 +217,7 @@ def _volumes(inspect: Mapping[str, Any], process: Mapping[str, Any], root: str, 
     for path, options_of_mount in plain_run.long_mounts(inspect):
         left_out.append(f"mount at {path} with {_value_text(options_of_mount)}: there is no variable for it")
     if volumes:
-        # The first mount is the default of the role.
+        # The first mount is the default of the variable, which this list replaces.
         translation.variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *volumes]
 
 
@@ -286,7 +286,7 @@ def _ports(inspect: Mapping[str, Any], arguments: Sequence[Tuple[str, str]], tra
         variables["triton_server_listen_address"] = addresses[0]
         if len(set(addresses)) > 1:
             listed = ", ".join(address or "(all addresses)" for address in addresses)
-            left_out.append(f"listen addresses {listed}: all managed services listen on the first")
+            left_out.append(f"listen addresses {listed}: all managed services listen on the first address")
     if on_host:
         left_out.append("network host: the managed container has its own network and publishes its ports")
     used = {last_value(arguments, service + "-port", str(default_port)) + "/tcp" for service, default_port in SERVICES.items()}
@@ -350,7 +350,7 @@ def secrets(adopted: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
 
 
 def masked(value: Any, texts: Sequence[str]) -> Any:
-    """Return a value with each of these secrets replaced by `(secret)`."""
+    """Return a value in which `(secret)` replaces each secret in `texts`."""
     if isinstance(value, str):
         for secret in texts:
             value = value.replace(secret, "(secret)")

@@ -122,12 +122,12 @@ def _is_store_path(path: str) -> bool:
 STORE = Bound(
     f"{HOST_PATH_FORM}, two directories deep or more, and not a directory of the system",
     _is_store_path,
-    "Name a directory that is used only for this, such as /var/lib/npufleet",
+    "Name a directory that nothing else uses, such as /var/lib/npufleet",
 )
 DIRECTORY = Bound(
     f"{HOST_PATH_FORM}, and not a directory of the system",
     lambda path: _is_host_path(path) and not is_system_path(path),
-    "Name a directory that is used only for this",
+    "Name a directory that nothing else uses",
 )
 
 
@@ -140,7 +140,7 @@ def file_on_host(*endings: str) -> Bound:
         return _is_host_path(path) and allowed and path.endswith(endings)
 
     return Bound(
-        f"{HOST_PATH_FORM}, in a directory below /etc or outside of the system, with the ending {' or '.join(endings)}",
+        f"{HOST_PATH_FORM}, in a directory below /etc or outside of the system directories, with the ending {' or '.join(endings)}",
         fits,
     )
 
@@ -158,7 +158,7 @@ CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or
 
 
 def _is_controller_directory(path: str) -> bool:
-    """Return True for a directory that a run may write to. It may be below /etc or /usr, where playbooks may be."""
+    """Return True for a directory that a run may write to. Playbooks may be below /etc or /usr, so these are allowed."""
     normalised = os.path.normpath(path)
     excluded = [tree for tree in SYSTEM_TREES if tree not in ("/etc", "/usr")]
     inside = normalised not in ("/", "/etc", "/usr") and not _is_below(normalised, excluded)
@@ -168,7 +168,7 @@ def _is_controller_directory(path: str) -> bool:
 CONTROLLER_DIRECTORY = Bound(
     "an absolute path on the controller, in one line, and not a directory of the system",
     _is_controller_directory,
-    "Name a directory that is used only for this",
+    "Name a directory that nothing else uses",
 )
 
 

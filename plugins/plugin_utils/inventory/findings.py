@@ -119,9 +119,9 @@ def _unknown_names(names: List[str], known_specs: Mapping[str, Any]) -> Iterator
 
 
 def _most_similar(name: str, known_names: Iterable[str], ratio: float) -> List[str]:
-    """Return [the most similar known name] or []. Names with too few equal letters are skipped first, because difflib is slow."""
-    letters, most = _letters(name), (1 - ratio / 2) * len(name)
-    similar = [other for other in known_names if len(letters - _letters(other)) <= most - ratio / 2 * len(other)]
+    """Return [the most similar known name] or []. Compare only names with enough equal letters, because difflib is slow."""
+    letters, max_missing = _letters(name), (1 - ratio / 2) * len(name)
+    similar = [other for other in known_names if len(letters - _letters(other)) <= max_missing - ratio / 2 * len(other)]
     return difflib.get_close_matches(name, similar, n=1, cutoff=ratio)
 
 

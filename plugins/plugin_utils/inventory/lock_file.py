@@ -36,7 +36,7 @@ def errors(variables: Mapping[str, Any]) -> List[str]:
     try:
         lock = variables.get("npufleet_lock", {})
     except Refusal:
-        return [f"{variables['npufleet_lock_file']} contains no object, expected one with an entry for each release. {RESTORE}"]
+        return [f"{variables['npufleet_lock_file']} contains no object, expected a map with an entry for each release. {RESTORE}"]
     except AnsibleError as error:
         return [f"{variables['npufleet_lock_file']} cannot be read: {reasons.of_error(error)[0].rstrip('.')}. {RESTORE}"]
     release = variables["rbln_release"]

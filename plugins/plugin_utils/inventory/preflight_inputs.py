@@ -89,7 +89,7 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """Return (options, secrets) of fetch/download.py for the controller or for a host."""
+    """Return (options, secrets) for the functions of fetch/download.py, on the controller or on a host."""
     proxy_settings = proxies(variables)
     if from_controller:
         from urllib.request import getproxies
@@ -195,7 +195,8 @@ def refusals(
 def clock(actual: float, before: float, after: float, max_skew: int) -> List[str]:
     """Return [the reason] if the clocks of host and controller differ by more than `max_skew` seconds, else [].
 
-    `before` and `after` are the controller's times before and after the query. A time of the host between these times is right.
+    `before` and `after` are the controller's times before and after the query. A time of the host between these times counts as
+    right.
     """
     difference = max(actual - after, 0.0) + min(actual - before, 0.0)
     if abs(difference) <= max_skew:

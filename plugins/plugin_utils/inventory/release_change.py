@@ -44,7 +44,7 @@ class Release(NamedTuple):
 def current_release(label: Optional[str], inventory: str, new: str, rows: Mapping[str, Row]) -> Optional[Release]:
     """Return the host's release from the `label` of its image, or else from the inventory. Return None if it is unknown.
 
-    If `inventory`, the release in the inventory, is already the new release, it does not tell the current release.
+    If the release in the inventory is already the new release, the inventory does not tell the current release.
     """
     name = label or (inventory if inventory != new else "")
     return Release(name, rows.get(name) or {}) if name else None

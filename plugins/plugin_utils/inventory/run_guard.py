@@ -55,7 +55,7 @@ MAGIC_VARIABLES = (
 
 
 def playbook_variables() -> FrozenSet[str]:
-    """Return all variables that playbooks and roles set. An extra variable would override each of them."""
+    """Return all variables that playbooks and roles set. An extra variable of the same name would override such a variable."""
     names = {*FAILURE_VARIABLES, *persistent_variables()}
     for entry in _all_entries():
         names.update(entry.get("vars") or {})
@@ -175,7 +175,7 @@ def _option_errors() -> List[str]:
     options = [f'--start-at-task "{start}"'] if start else []
     # The tag `tagged` also stands for `always`.
     options += [f"--skip-tags {tag}" for tag in ("always", "tagged") if tag in skipped]
-    expected = "expected none, as later steps depend on all steps. Run without it: steps that are in sync are not repeated"
+    expected = "expected none, because later steps depend on all steps. Remove it: steps in sync are not repeated"
     return [f"The command line has {' and '.join(options)}, {expected}"] if options else []
 
 

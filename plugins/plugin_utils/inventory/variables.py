@@ -82,7 +82,7 @@ def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
         supported = ", ".join(all_rows[release]["cards"])
         yield f"npufleet_card is {card}, expected one of {supported} for release {release}. Choose a release for this card."
     if not variables.get("triton_server_allow_http", True):
-        yield "triton_server_allow_http is off, expected on, as served models are read back over HTTP. Turn it on."
+        yield "triton_server_allow_http is off, expected on, because the served models are read over HTTP. Turn it on."
     names = [entry["name"] for entry in manifest.placed_here(variables)]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
@@ -122,9 +122,9 @@ def collect_desired(
     key = secret.new_key()
     for concern in concerns:
         with collected(reasons, about=concern):
-            part = of_concern(concern)
-            state = context.image() if concern == "image" else part.desired(variables, context)
-            states[concern] = part.sealed(state, key) if seal and CONCERNS[concern].sealed else state
+            module = of_concern(concern)
+            state = context.image() if concern == "image" else module.desired(variables, context)
+            states[concern] = module.sealed(state, key) if seal and CONCERNS[concern].sealed else state
     return states, by_model, list(dict.fromkeys(reasons))
 
 

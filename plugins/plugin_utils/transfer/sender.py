@@ -57,7 +57,7 @@ class Pace:
 
 
 class Sender:
-    """A transfer to a host."""
+    """A transfer of blobs to one host, including the fetch of blobs that the controller does not have yet."""
 
     def __init__(self, action: Any, host: str, variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> None:
         self.action, self.host, self.variables, self.task_vars = action, host, variables, task_vars
@@ -80,7 +80,7 @@ class Sender:
         unknown = sorted(host_text.line(digest)[:80] for digest in missing if digest not in origins)
         if unknown:
             raise StoreError(
-                f"it requests {', '.join(unknown[:5])}, which no model of the inventory has: nothing was sent; "
+                f"it requests the blobs {', '.join(unknown[:5])}, which no model of the inventory has: nothing was sent; "
                 "find out who changed that host"
             )
         with _store_errors():
@@ -191,7 +191,7 @@ class Sender:
         return answer.get("taken")
 
     def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Push files with rsync. Return False if another controller is transferring to the host now."""
+        """Push the blobs that the host does not fetch. Return False if another controller is transferring to the host now."""
         pushes = {digest: entry for digest, entry in needed.items() if not entry["pull"]}
         if not pushes:
             return True

@@ -147,8 +147,8 @@ def _broken_link(name: str, path: str) -> Finding:
 def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
     """Return the findings about a directory without a config. It is no model, or a model for which Triton creates the config."""
     content = listing(directory, os.path.dirname(directory))
-    kind, _since = schema.load()
-    model = Model(name, directory, kind(), "", content.files, content.directories, None, True, CONFIG, content, row)
+    config_class, _since = schema.load()
+    model = Model(name, directory, config_class(), "", content.files, content.directories, None, True, CONFIG, content, row)
     inner_models, misnamed = _models_in(directory), _misnamed_configs(directory)
     if name.startswith(".") or name == "lost+found":
         actual, todo = "a directory that is no model", "Move it out of the repository"
