@@ -51,6 +51,7 @@ def main(path: str) -> Dict[str, Any]:
     if line(rebel.__version__) != line(spec["sdk"]):
         raise CompileError(f"the SDK in {sys.executable} is {rebel.__version__}, expected {spec['sdk']} of the release row")
     batches = spec["batches"] or [None]
+    # The inputs of each bucket. A bucket is one set of shapes in a compiled file, here for one batch size.
     info = [[(tensor["name"], shaped(tensor, batch), tensor["dtype"]) for tensor in spec["inputs"]] for batch in batches]
     options = {"npu": spec["npu"]}
     if spec["devices"] > 1:
@@ -115,7 +116,7 @@ def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options:
 
 
 def wants_shapes(rebel: Any) -> bool:
-    """Return True if the compiler takes a loaded ONNX model and shapes. The version decides if the function has no signature."""
+    """Return True if the compiler takes a loaded ONNX model and shapes, according to its signature or, without one, its version."""
     try:
         known = inspect.signature(rebel.compile_from_onnx).parameters
     except (TypeError, ValueError):
@@ -136,7 +137,7 @@ def shaped(entry: Mapping[str, Any], batch: Optional[int]) -> List[int]:
 
 
 def name_of_devices(version: str) -> str:
-    """Return the name of the argument for the number of NPUs. SDK 0.11 has renamed it."""
+    """Return the name of the argument for the number of NPUs. SDK 0.11 renamed this argument."""
     return "num_devices" if line(version) >= [0, 11] else "tensor_parallel_size"
 
 
@@ -176,7 +177,7 @@ def outputs_of(
         every = field(found, "input_info")
         if every and len(every) == len(info):
             return [[described(name) for name in field(bucket, "outputs")] for bucket in every]
-        # This SDK returns only the outputs of the first bucket. Those of the other buckets differ in the batch size.
+        # This SDK returns only the outputs of the first bucket. The outputs of other buckets differ only in the batch size.
         first = [described(name) for name in field(found, "outputs")]
         if not spec["batches"]:
             return [first]
@@ -213,7 +214,7 @@ def run_of_torch(module: Any, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
 
 
 def field(found: Any, name: str) -> Any:
-    """Return a field of the result of `inspect`, a mapping or an object, or None."""
+    """Return a field of the result of `inspect`, or None. The result is a mapping or an object, depending on the SDK."""
     return found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
 
 

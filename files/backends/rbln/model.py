@@ -1,8 +1,8 @@
 """Triton backend `rbln`: serves a compiled file. The config.pbtxt of the model may leave out the fields that the file determines.
 
-The index of an instance selects its NPU. The inputs of a batch are copied once, into memory that the device process reads. The
-batch is padded to the next compiled size. Its output is split into one response for each request, in the order of the requests.
-If two instances share an NPU, one instance assembles its next batch while the batch of the other instance runs.
+The index of an instance selects its NPU. The inputs of a batch are copied once, into memory that the device process reads (the
+process that uses the NPU). The batch is padded to the next compiled size. Its output is split into one response for each request,
+in the order of the requests. If two instances share an NPU, one of them assembles its next batch while a batch of the other runs.
 
 Parameters of a model:
   npus               "0,1": NPUs on which its instances are distributed; default: all visible NPUs
@@ -35,9 +35,9 @@ from npufleet_rbln.metrics import Metrics
 from npufleet_rbln.sdk import SDK
 
 DEVICE_TIMEOUT_MS = 10000
-# Younger requests are not checked for cancellation, because each check is a message to the server.
+# Age in seconds from which a request is checked for cancellation. Each check is a message to the server.
 CANCEL_AFTER_S = 0.02
-# Characters of the ID of a request that are logged
+# Largest number of characters of a request's ID in the log
 MAX_ID = 200
 # Options of mallopt, and the bytes that a stub keeps instead of returning them to the kernel. Without these options, every large
 # input would cause page faults.
@@ -93,7 +93,8 @@ class TritonPythonModel:
             "config": config,
             "path": compiled.find(os.path.join(args["model_repository"], args["model_version"]), config),
             "instance": args["model_instance_name"],
-            # The time limit of the SDK, in whole seconds, should expire first, because killing a process may wedge its card.
+            # The SDK's own time limit (whole seconds) should expire before device_timeout_ms, because the kill of a process may
+            # wedge its card.
             "timeout_s": max(0, (timeout_ms - 500) // 1000),
         }
         self._metrics: Optional[Metrics] = None
@@ -136,7 +137,7 @@ class TritonPythonModel:
                 responses[index] = self._failure(error, request)
         groups = self._batcher.groups(items)
         for group in groups:
-            # Triton reads outputs after execute() has returned. A later run would overwrite them, so copy all but the last.
+            # Triton reads outputs after execute() has returned. The next run overwrites them, so all but the last are copied.
             for entry, response in zip(group, self._run(group, group is not groups[-1])):
                 responses[entry.index] = response
         return responses
@@ -152,15 +153,15 @@ class TritonPythonModel:
         return self._batcher.item(request, tensors, index, arrived)
 
     def _run(self, items: List[Item], copy: bool) -> List[Any]:
-        """Run requests as one batch, wait for it, and return their responses. `copy` copies the outputs."""
-        kept = [part for part in items if not self._cancelled(part)]
+        """Run requests as one batch, wait for it, and return their responses. With `copy`, the responses have copied outputs."""
+        kept = [item for item in items if not self._cancelled(item)]
         if len(kept) < len(items):
-            done = iter(self._run(kept, copy) if kept else [])
-            return [next(done) if part in kept else self._cancellation() for part in items]
+            responses_of_kept = iter(self._run(kept, copy) if kept else [])
+            return [next(responses_of_kept) if item in kept else self._cancellation() for item in items]
         try:
             runner = self._device.ready()
             buffers = runner.buffers
-            rows = sum(part.rows for part in items)
+            rows = sum(item.rows for item in items)
             bucket = self._batcher.bucket(items, rows)
             padding = 0
             # Without isolation, a single request that exactly fills its bucket needs no copy.

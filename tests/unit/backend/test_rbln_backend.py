@@ -189,14 +189,14 @@ class TestErrors:
         served = serve(NPU())
         monkeypatch.setattr(utils.Logger, "log_info", entries.append)
         ask(served, asked)
-        assert entries == [r"model two: request 'client-7\n': a batch of 5 is above the largest compiled one, 4"]
+        assert entries == [r"model two: request 'client-7\n': a batch of 5 is larger than the largest compiled batch, 4"]
 
     def test_too_many_rows_fail_alone_and_name_the_limit(self, serve: Serve) -> None:
         asked = requests(1, 5, 2)
         first, second, third = ask(serve(NPU()), asked)
         assert is_answer(first, asked[0]) and is_answer(third, asked[2])
         assert second.error.code == TritonError.INVALID_ARG
-        assert second.error.message == "model two: a batch of 5 is above the largest compiled one, 4"
+        assert second.error.message == "model two: a batch of 5 is larger than the largest compiled batch, 4"
 
     @pytest.mark.parametrize(
         "change, message",
@@ -254,7 +254,8 @@ class TestErrors:
                 RuntimeError("Inference failed: 503"),
                 TritonError.UNAVAILABLE,
                 "device",
-                "NPU 0 refuses to run: the card may be wedged, end other processes that use it or reset it (Inference failed: 503)",
+                "NPU 0 refuses to run: the card may be wedged, end other processes that use the card or reset it "
+                "(Inference failed: 503)",
             ),
             (
                 RuntimeError("run timed out"),

@@ -13,7 +13,7 @@ from .errors import Fault
 
 @dataclass(eq=False)
 class Item:
-    """A valid request: its inputs in the order of the compiled file, its number of rows, and its bucket.
+    """A valid request: its inputs in the order of the compiled file, its number of rows (entries of a batch), and its bucket.
 
     A bucket is one set of shapes that the file was compiled for. With a batch dimension, `bucket` is the largest bucket. Otherwise
     it is the bucket with the shapes of the request.
@@ -53,9 +53,9 @@ class Batcher:
                 sizes = sorted({len(array) for array in tensors})
                 raise Fault(f"inputs have different batch sizes: {sizes}", "bad_request")
         if rows > self.limit:
-            raise Fault(f"a batch of {rows} is above the largest compiled one, {self.limit}", "too_large")
+            raise Fault(f"a batch of {rows} is larger than the largest compiled batch, {self.limit}", "too_large")
         if not rows:
-            raise Fault("a batch of 0 has nothing to run", "bad_request")
+            raise Fault("the batch has 0 rows, expected at least 1", "bad_request")
         return Item(request, tensors, rows, self._by_rows[self.limit], index, arrived)
 
     def _by_shape(self, tensors: List[np.ndarray]) -> int:

@@ -1,7 +1,8 @@
-"""Exchange bfloat16 tensors between Triton and numpy through DLPack. numpy has no bfloat16, so their elements become uint16.
+"""Exchange bfloat16 tensors between Triton and numpy through DLPack. numpy has no bfloat16, so it gets the elements as uint16.
 
-Triton's Tensor.as_numpy() refuses bfloat16 and recommends DLPack (python_backend, since release 24.08), but numpy's DLPack refuses
-bfloat16 too. A DLPack capsule is a struct with the address and the type of the memory. Only the type is replaced, without a copy.
+Triton's Tensor.as_numpy() refuses bfloat16 and recommends DLPack (python_backend, from release 24.08 on), but numpy's DLPack
+refuses bfloat16 too. A DLPack capsule is a struct with the address and the type of the memory. This module replaces only the type,
+so it needs no copy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 CODE_AT = 8 + 4 + 4 + 4
 UNSIGNED, BFLOAT = 1, 4
 
-# Name of a capsule whose memory was taken over. The name has to live as long as the capsule.
+# Name of a capsule whose memory was taken over. This text has to stay in memory as long as the capsule.
 USED_NAME = ctypes.c_char_p(b"used_dltensor")
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -55,7 +56,7 @@ def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
     try:
         return utils.Tensor.from_dlpack(name, capsule)
     finally:
-        # Triton renames a capsule to "used_dlpack", even if it then refuses the tensor. numpy only knows the name of USED_NAME.
+        # Triton renames the capsule to "used_dlpack", even if it then refuses the tensor. numpy knows only the name USED_NAME.
         if not _is_called(capsule, b"dltensor"):
             _rename(capsule, USED_NAME)
 

@@ -1,7 +1,8 @@
 """Read the inputs and outputs of a compiled file, and compare them with the config of a model, without using an NPU.
 
-The first available source counts: the `inspect` function of the SDK, the record that the compile step wrote next to the file
-(`model.rbln.json`), or the config with its parameter `batches`.
+A file is compiled for one or more sets of fixed shapes, called buckets. The description of the file comes from the first available
+source: the `inspect` function of the SDK, the record that the compile step wrote next to the file (`model.rbln.json`), or the
+config with its parameter `batches`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One set of fixed shapes that the file was compiled for. `outputs` is empty if they are unknown before a run."""
+    """One set of fixed shapes that the file was compiled for. `outputs` is empty if the outputs are unknown before a run."""
 
     inputs: Tuple[Tensor, ...]
     outputs: Tuple[Tensor, ...]
@@ -66,6 +67,7 @@ class Facts:
     buckets: Tuple[Bucket, ...]
     npu: Optional[str] = None
     compiler: Optional[str] = None
+    # The number of NPUs that run the file together
     devices: Optional[int] = None
     # The reason why the result of the SDK's `inspect` could not be used; empty if it was used
     flaw: str = ""
@@ -73,7 +75,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Plan:
-    """The tensors of a model, and the rows of each bucket (`sizes`).
+    """The tensors of a model, and the number of rows (entries of a batch) of each bucket (`sizes`).
 
     The tensors have the order of the compiled file and the names of the config.
     """
@@ -193,7 +195,7 @@ def batches_of(config: Mapping[str, Any]) -> Optional[List[int]]:
 
 
 def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
-    """Repeat the only known bucket for each size of the parameter `batches`, with another first dimension."""
+    """Repeat the only known bucket for each size in the parameter `batches`, with this size as the first dimension."""
     batches = batches_of(config)
     if batches is None or not config.get("max_batch_size"):
         return facts
@@ -209,9 +211,9 @@ def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
 
 
 def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
-    """Return the facts from the config, for a file without a description.
+    """Return the facts from the config, for a file that the SDK and a record do not describe.
 
-    Its outputs are unknown until the backend runs the model once, during the load.
+    The backend finds the outputs when it loads the model, by one run.
     """
     inputs = config.get("input") or []
     if not inputs or not config.get("output"):
@@ -322,7 +324,10 @@ def _order(
     wrong: List[str],
     unknown: bool,
 ) -> List[str]:
-    """Return the names of the config in the order of the file. Add contradictions to `wrong`, unless the outputs are `unknown`."""
+    """Return the tensor names of the config in the order of the file. Add each contradiction to `wrong`.
+
+    If the outputs of the file are `unknown`, the order of the config counts.
+    """
     if unknown:
         return [name["name"] for name in named]
     first = found[0]
@@ -351,7 +356,7 @@ def _order(
             expected = _dims(named_tensor)
             if len(expected) != len(dims) or any(own not in (-1, size) for own, size in zip(expected, dims)):
                 wrong.append(f"{side} {named_tensor['name']} has dims {expected}, in the file {dims}")
-            if batched:  # all other buckets only differ in the batch dimension
+            if batched:  # the other buckets differ only in the batch dimension
                 break
     return [tensor["name"] for tensor in ordered]
 

@@ -1,6 +1,6 @@
 """The part of a stub that uses an NPU: the buffers of a batch, and the device process, which is restarted if it hangs.
 
-A stub is the Python process in which Triton runs a model instance.
+A stub is the Python process in which Triton runs a model instance. A bucket is one set of shapes that a file was compiled for.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CODE = "import sys; sys.path[:] = sys.argv[3].split('\\n'); from npufleet_rbln.w
 
 
 class BatchBuffers:
-    """The memory of one batch, and a channel to its runner. `passed` is a list for inputs that a thread receives by reference."""
+    """The memory of one batch, and a channel to its runner. A runner in a thread gets inputs by reference in the list `passed`."""
 
     def __init__(self, channel: socket.socket, views: Views, passed: Optional[List[Any]]) -> None:
         self._channel, self._passed = channel, passed
@@ -53,7 +53,7 @@ class BatchBuffers:
         return True
 
     def wait(self, seconds: float) -> Tuple[float, float]:
-        """Wait for the run, and return when it began and ended. Raises TimeoutError after `seconds`, Fault if it failed."""
+        """Wait for the run, and return when it began and ended. Raises TimeoutError after `seconds`, or Fault if the run failed."""
         self._channel.settimeout(max(0.001, seconds))
         message = self._channel.recv(1 << 16)
         if len(message) < ENDED.size:
@@ -176,7 +176,7 @@ class Device:
         self._lock = threading.Lock()
         self._faulty = False
         first = threading.Event()
-        # The kernel kills the device process when the thread that started it ends. So this thread lives as long as the instance.
+        # The kernel kills the device process when the thread that started it ends. So the keeper lives as long as the instance.
         self._keeper = threading.Thread(target=self._keep_running, args=(first,), name="keeper", daemon=True)
         self._keeper.start()
         first.wait()
@@ -294,7 +294,7 @@ class Device:
             return
         self._broken.wait()
         if not self._closing.is_set():
-            # A thread cannot be killed. Wait for its call, and start a new runner if the call returns.
+            # A thread cannot be killed. So the keeper starts a new runner only after the call of the old runner has returned.
             runner.buffers.wait_until_idle()
 
     def close(self) -> None:

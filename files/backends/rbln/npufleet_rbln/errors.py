@@ -1,4 +1,4 @@
-"""Errors: each has a kind for the metrics, and a message of one line with the next step."""
+"""The errors of the backend. Each has a kind for the metrics, and a message of one line with the next step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def vendor(error: BaseException, npu: str) -> Fault:
         )
     if re.search(r"inference failed: 50[13]\b", line, re.I):
         return Fault(
-            f"NPU {npu} refuses to run: the card may be wedged, end other processes that use it or reset it ({line})", "device"
+            f"NPU {npu} refuses to run: the card may be wedged, end other processes that use the card or reset it ({line})",
+            "device",
         )
     if isinstance(error, TimeoutError) or re.search(r"time[d -]*out", line, re.I):
         return Fault(f"NPU {npu} did not answer in time ({line})", "timeout")

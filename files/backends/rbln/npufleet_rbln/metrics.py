@@ -13,7 +13,7 @@ from .errors import CODES
 COUNTERS = {
     "rbln_batches_total": "Batches run on the NPU",
     "rbln_requests_total": "Requests answered from a run on the NPU",
-    "rbln_rows_total": "Rows of those requests",
+    "rbln_rows_total": "Rows of the requests answered from a run on the NPU",
     "rbln_padding_rows_total": "Rows run only to fill a batch up to a compiled size",
     "rbln_device_seconds_total": "Time in which at least one batch of the instance was on the NPU",
 }
@@ -44,7 +44,7 @@ class Metrics:
             self._metrics[kind] = errors.Metric(labels={**labels, "kind": kind})
         self._fault = make(FAULT, "1 while the NPU of the instance does not answer", family.GAUGE)
         self._fault.set(0)
-        self._info = make("rbln_model_info", "What an instance serves", family.GAUGE, source=source, release=release)
+        self._info = make("rbln_model_info", "Release that an instance serves", family.GAUGE, source=source, release=release)
         self._info.set(1)
         self._thread = threading.Thread(target=self._send_counts, name="metrics", daemon=True)
         self._thread.start()

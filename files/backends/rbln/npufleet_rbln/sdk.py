@@ -1,6 +1,7 @@
-"""One interface for the versions 0.6, 0.9 and 0.11 of the vendor's SDK. The SDK itself is only imported when SDK() is called.
+"""One interface for the versions 0.6, 0.9 and 0.11 of the vendor's SDK. Only a call of SDK() imports the SDK itself.
 
-From 0.11 on, one runtime serves all buckets (docs.rbln.ai, bucketing and Python API of each version).
+A bucket is one set of shapes that a file was compiled for. From 0.11 on, one runtime serves all buckets (docs.rbln.ai, bucketing
+and Python API of each version).
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _make(create: Callable[..., Any], timeout_s: int, **options: Any) -> Any:
 
 
 def _get(entry: Any, name: str) -> Any:
-    """Return a field, or None, of the result of `inspect`, which is a mapping or an object depending on the version."""
+    """Return a field of the result of `inspect`, or None. The result is a mapping or an object, depending on the version."""
     return entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
 
 

@@ -1,4 +1,7 @@
-"""The interface between the stub and its device process: shared memory for the tensors, and messages about runs."""
+"""The interface between the stub (Triton's process of a model instance) and its device process, which uses the NPU.
+
+It consists of shared memory for the tensors, and of messages about runs. A bucket is one set of shapes of a compiled file.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import numpy as np
 from .compiled import Plan, Tensor, memory_dtype
 
 PAGE = 4096
-# START is the message to the device process: the bucket to run. ENDED is its message after a run: 0 for success or 1 for an error,
-# and the times when the run began and ended (seconds of CLOCK_MONOTONIC). After a 1, the error follows as JSON.
+# START is the message to the device process: the index of the bucket to run. ENDED is the answer after the run: 0 for success or 1
+# for an error, and the times when the run began and ended (seconds of CLOCK_MONOTONIC). After a 1, the error follows as JSON.
 START = struct.Struct("<I")
 ENDED = struct.Struct("<Bdd")
 
@@ -21,7 +24,7 @@ ENDED = struct.Struct("<Bdd")
 class Views:
     """Arrays in the shared memory: `inputs[bucket][position]` and `outputs[bucket][position]`.
 
-    All buckets of a tensor begin at the same offset, so the rows of a smaller bucket are the first rows of a larger one.
+    A tensor begins at the same offset in all buckets, so the rows of a smaller bucket are the first rows of a larger bucket.
     """
 
     def __init__(self, memory: mmap.mmap, plan: Plan) -> None:

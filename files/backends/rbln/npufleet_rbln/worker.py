@@ -1,6 +1,7 @@
-"""The part that uses the NPU: it loads the compiled file, and runs the batches that the stub submits.
+"""The part of the backend that uses the NPU: it loads the compiled file, and runs the batches that the stub submits.
 
-It runs in its own process, which the stub can kill if a call of the SDK never returns, or in a thread of the stub.
+A stub is the Python process in which Triton runs a model instance. The worker runs in its own process, which the stub can kill if
+a call of the SDK never returns, or in a thread of the stub. A bucket is one set of shapes that the file was compiled for.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Worker:
         self.passed: List[Sequence[np.ndarray]] = []
 
     def _run_for_outputs(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
-        """Run a bucket with zeros, and return the bucket with the outputs of that run."""
+        """Run a bucket with zeros as inputs, and return the bucket with the outputs of that run."""
         outputs = run([sdk_array(np.zeros(tensor.shape, memory_dtype(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])
         return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
 
@@ -83,7 +84,7 @@ class Worker:
         return {"plan": self.plan.as_dict(), "npu": self.npu, "source": self.source}
 
     def close(self) -> None:
-        """Wait for a current run to end, for at most a second."""
+        """Wait at most one second for the end of the current run."""
         self._running.acquire(timeout=1)
 
     def serve(self, channel: socket.socket) -> None:
