@@ -2,10 +2,10 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-# With CORE=2.21, lint, unit tests and ansible-test run on that ansible-core, in an environment of its own (tests/cores.py).
+# With CORE=2.21, lint, unit tests and ansible-test run on ansible-core 2.21, in a separate Python environment (tests/cores.py).
 VENV ?= $(if $(CORE),build/cores/$(CORE),.venv)
-# The system's Python if it has the same version, because one built by pyenv is a tenth slower. Never the one of an environment,
-# which may be the one that `make venv` recreates.
+# The Python that creates the environment. It is the system's Python if this has the same version as python3, because a Python built by pyenv
+# is ten percent slower. It is never the Python of an environment, because `make venv` may recreate this environment.
 VERSION_OF := -c 'import ensurepip, sys; print(*sys.version_info[:2])' 2>/dev/null
 PYTHON ?= $(shell [ "$$(/usr/bin/python3 $(VERSION_OF))" = "$$(python3 $(VERSION_OF))" ] && echo /usr/bin/python3 \
   || python3 -c 'import sys; print(sys._base_executable)')
@@ -14,11 +14,11 @@ BIN := $(VENV)/bin
 HOSTS ?= 2
 LAB ?= lab
 export HOSTS LAB
-# Programs keep their bytecode, even if the environment disables it: Ansible starts in half the time.
+# Python writes bytecode files even if the caller's environment disables them, because Ansible then starts in half the time.
 export PYTHONDONTWRITEBYTECODE :=
-# Unbuffered, Python would read a module from its standard input byte by byte, which costs half a second of a local task.
+# With PYTHONUNBUFFERED, Python would read a module from its standard input byte by byte, which takes half a second for each local task.
 export PYTHONUNBUFFERED :=
-# Scenarios and playbooks use this checkout's tools and collection, whatever is installed elsewhere.
+# Scenarios and playbooks use the tools and the collection of this checkout, even if others are installed on the machine.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 INVENTORY := inventories/lab
@@ -26,10 +26,11 @@ INVENTORY := inventories/lab
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-venv: $(if $(CORE),core,$(VENV)/.done) ## Python environment with the pinned tools (CORE=2.21: with that ansible-core)
+venv: $(if $(CORE),core,$(VENV)/.done) ## create the Python environment with the pinned tools (CORE=2.21: with ansible-core 2.21)
 core:
 	@python3 tests/cores.py --install $(if $(filter-out file,$(origin PYTHON)),--python "$(PYTHON)") $(CORE)
-# Without bytecode: most of it belongs to collections that are never imported. The first import writes the rest.
+# Pip compiles no bytecode, because most of the modules belong to collections that no program imports. Python compiles the others when they are
+# first imported.
 $(VENV)/.done: requirements.txt requirements-dev.txt
 	@echo "make: installing the pinned tools into $(VENV)"
 	@$(PYTHON) -m venv --clear $(VENV)
@@ -37,14 +38,15 @@ $(VENV)/.done: requirements.txt requirements-dev.txt
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-demo: ## from a bare machine to two hosts that recognize handwritten digits
+demo: ## set up two lab hosts that recognize handwritten digits, on a bare machine
 	@$(MAKE) --no-print-directory --jobs=2 venv lab-base
 	@$(BIN)/python lab/demo.py
 
-lab-base: # runs with any Python, while pip is busy
+# This target needs no Python environment, so `make demo` runs it while pip installs the environment.
+lab-base:
 	@python3 lab/lab.py base
 
-lab: venv ## bring up HOSTS=2 lab hosts
+lab: venv ## start a lab of HOSTS=2 hosts
 	@$(PY) lab/lab.py up
 
 lab-down: venv ## stop and remove the lab
@@ -53,13 +55,13 @@ lab-down: venv ## stop and remove the lab
 converge: venv ## run site.yml on the lab (ARGS=--check ...)
 	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/site.yml $(ARGS)
 
-status: venv ## show the differences on the lab
+status: venv ## run status.yml on the lab, which shows the differences (ARGS=...)
 	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/status.yml $(ARGS)
 
-check: venv ## prove the lab by inference
+check: venv ## run check.yml on the lab, which proves every server by inference (ARGS=...)
 	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/check.yml $(ARGS)
 
-lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragments, generated docs, plain words
+lint: venv ## run ruff, mypy, yamllint and ansible-lint (production); check changelog fragments, generated docs and plain words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -81,18 +83,18 @@ unit-packages: ## install rsync, rclone, HAProxy, jsonnet, Prometheus and node e
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(UNIT_PROGRAMS) >/dev/null; \
 	fi
 
-unit: venv ## unit tests
+unit: venv ## run the unit tests
 	@$(MAKE) --no-print-directory unit-packages
 	@$(PY) -m pytest --junit-xml=build/log/unit.xml
 
-lint-models: venv ## lint the Triton repository REPO=dir for RELEASE=24.01 (ARGS=--json ...)
+lint-models: venv ## lint the Triton repository REPO=dir for the release row RELEASE=24.01 (ARGS=--json ...)
 	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint \
 	  $(or $(REPO),$(error REPO=dir names the repository to lint)) $(if $(RELEASE),--release $(RELEASE)) $(ARGS)
 
-lint-corpus: venv ## load tests/lint_corpus in real Tritons again, and compare the linter with them
+lint-corpus: venv ## load the models of tests/lint_corpus in real Triton servers again, and compare the linter with the servers
 	@PYTHONPATH=collections $(PY) tests/lint_corpus/ask.py
 
-faults: venv ## faults of models on three bare Triton servers under load (docs/reliability.md)
+faults: venv ## test faults of models on three Triton servers under load, without hosts of a lab (docs/reliability.md)
 	@began=$$SECONDS; $(PY) -m pytest tests/faults --junit-xml=build/log/faults.xml; echo "faults: $$((SECONDS - began)) s"
 
 browser: ## install Chromium and its driver if they are missing
@@ -107,37 +109,38 @@ report-test: venv ## test the report in a browser
 	@$(MAKE) --no-print-directory browser
 	@$(PY) -m pytest tests/report --junit-xml=build/log/report-test.xml
 
-report-image: venv browser unit-packages ## draw docs/images/report.png and charts.png from an invented fleet
+report-image: venv browser unit-packages ## draw docs/images/report.png and charts.png from the data of an invented fleet
 	@$(PY) tests/report/image.py docs/images/report.png docs/images/charts.png
 
-molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-monitoring ## scenarios on labs: converge and change, docs/production.md, every kind of model, the three modes, current drivers, rollouts under traffic, alerts of faults
+molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-monitoring ## run all scenarios on labs: converge and change, docs/production.md, every kind of model, the three model control modes, current drivers, rollouts under traffic, alerts of faults
 molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-rollout molecule-monitoring: molecule-%: venv
 	@tests/molecule.sh $*
 
-molecule-cores: venv ## scenario `default` on each supported ansible-core (CORES="2.21"; not in `make test`)
+molecule-cores: venv ## run the scenario `default` on each supported ansible-core (CORES="2.21"; not in `make test`)
 	@$(PY) tests/cores.py $(CORES)
 
-soak: venv ## kill KILLS=70 runs at random under load, on a lab of its own; figures: build/bench/kills.json
+soak: venv ## kill KILLS=70 runs at random times under load, on a separate lab; the results are in build/bench/kills.json
 	@SOAK_KILLS=$(or $(KILLS),70) tests/molecule.sh models
 
-sanity: venv ## ansible-test sanity on the shipped collection (ARGS="--test validate-modules" ...)
+sanity: venv ## run ansible-test sanity on the files of the collection's archive (ARGS="--test validate-modules" ...)
 	@$(PY) tests/sanity/run.py $(ARGS)
 
-sanity-newest: venv ## the same with the newest ansible-core, in Debian 13 from debootstrap
+sanity-newest: venv ## run ansible-test sanity with the newest ansible-core, in a Debian 13 that debootstrap creates
 	@$(PY) tests/sanity/newest.py $(ARGS)
 
-test-quick: lint unit ## lint and unit tests
+test-quick: lint unit ## run lint and the unit tests
 
-# After the other packages, because both use apt. The last lane installs the browser, when no other lane uses apt.
+# The packages of the unit tests are installed before the base image of the lab, because both use apt. The browser is installed by the last
+# lane, when no other lane uses apt.
 packages: unit-packages
 	@$(MAKE) --no-print-directory lab-base
 
-# Six lanes at a time, because each of them waits now and then. The longest ones start first and have priority.
-# Lanes without a lab run while its images are built.
+# A lane is a target of `make test`. Six lanes run at the same time, because each of them waits now and then. The longest lanes start first and
+# have priority. Lanes without a lab run while the images of the lab are built.
 LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production molecule-rollout molecule-monitoring unit faults lint report-test
-test: ## all tests; the output of each lane is in build/log
+test: ## run all tests; the output of each lane (target) is in build/log
 	@rm -f build/log/lanes
-# The output ends with the duration and the error of each lane, because a CI may keep only its end.
+# The output ends with the duration and the error of each lane, because a CI system may keep only the end of the output.
 	@code=0; $(MAKE) --no-print-directory --jobs=6 --keep-going $(LANES:%=lane-%) || code=$$?; \
 	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
 $(LANES:%=lane-%): venv
@@ -158,37 +161,37 @@ build/heavy/.done: tests/heavy/requirements.txt
 	@build/heavy/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-test-heavy: build/heavy/.done ## tests with large downloads: PyTorch models, DALI (not in `make test`)
+test-heavy: build/heavy/.done ## run tests with large downloads: PyTorch models, DALI (not in `make test`)
 	@build/heavy/bin/python -m pytest tests/heavy
 
-bench-serving: venv ## speed of serving rbln models, against targets (ARGS="--only memory" ...); needs a quiet machine
+bench-serving: venv ## compare the speed of serving rbln models with its targets (ARGS="--only memory" ...); needs a quiet machine
 	@PYTHONPATH=lab:lab/models:collections $(PY) tests/bench/serving.py $(ARGS)
 
-bench-models: venv ## duration of a change of models against its floor: ten models, 2 GiB, 4 hosts of a lab; needs a quiet machine
+bench-models: venv ## compare the duration of a change of models with its floor (the time of the unavoidable work): ten models, 2 GiB, 4 hosts of a lab; needs a quiet machine
 	@$(PY) tests/bench/models.py $(ARGS)
 
 build/pyinfra/.done: tests/bench/requirements.txt
-	@echo "make: installing pyinfra, which the bench compares with, into build/pyinfra"
+	@echo "make: installing pyinfra for the comparison of the bench into build/pyinfra"
 	@python3 -m venv build/pyinfra
 	@build/pyinfra/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-bench-converge: venv build/pyinfra/.done ## site.yml without a change against pyinfra, on labs of 8 and 2 hosts (BEFORE=commit: also that commit); needs a quiet machine
+bench-converge: venv build/pyinfra/.done ## compare site.yml without a change with pyinfra, on labs of 8 and 2 hosts (BEFORE=commit: also measure that commit); needs a quiet machine
 	@$(PY) tests/bench/converge.py $(ARGS)
 
-bench-scale: venv ## CPU seconds and memory of the controller for 50, 200 and 1,000 simulated hosts (BEFORE=commit: also that commit); needs a quiet machine
+bench-scale: venv ## measure CPU seconds and memory of the controller for 50, 200 and 1,000 simulated hosts (BEFORE=commit: also measure that commit); needs a quiet machine
 	@$(PY) tests/bench/scale.py $(ARGS)
 
-bench-rollout: venv ## failed requests of clients while a fleet of 4 hosts behind a load balancer changes (ARGS="--only model" ...); needs a quiet machine
+bench-rollout: venv ## count the failed requests of clients while a fleet of 4 hosts behind a load balancer changes (ARGS="--only model" ...); needs a quiet machine
 	@PYTHONPATH=tests/faults $(PY) tests/bench/rollout.py $(ARGS)
 
-bench-alerts: venv ## seconds from a fault to its alert in Prometheus and at a receiver, on a lab of 2 hosts (ARGS="--only kill_stub" ...); needs a quiet machine
+bench-alerts: venv ## measure the seconds from a fault to its alert in Prometheus and at a receiver, on a lab of 2 hosts (ARGS="--only kill_stub" ...); needs a quiet machine
 	@PYTHONPATH=tests/faults:tests/monitoring $(PY) tests/bench/alerts.py $(ARGS)
 
-bench-loading: venv ## latency of clients while another model loads, on two bare Triton servers; needs a quiet machine
+bench-loading: venv ## measure the latency of clients while another model loads, on two Triton servers; needs a quiet machine
 	@$(PY) tests/bench/loading.py
 
-test-mutants: venv unit-packages ## seed one defect at a time; each has to fail its tests
+test-mutants: venv unit-packages ## insert one defect at a time; the tests of each defect have to fail
 	@$(PY) tests/mutants.py
 
 clean: ## remove all build output; the lab has to be down
