@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Callback npufleet_steps: see DOCUMENTATION. Ansible loads it with every playbook of this directory."""
+"""Callback npufleet_steps: see DOCUMENTATION. Ansible loads this callback with every playbook of `playbooks/`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ type: notification
 short_description: Record which tasks have begun and ended on each host, and tags that select no step
 description:
   - Prints nothing. A step is a task on one host. If Ansible cannot start the process of a step, the step begins and never ends, and
-    Ansible does not report this. With this callback, the playbooks of this directory then end with an error that names the hosts.
+    Ansible does not report this. With this callback, the playbooks of the project then end with an error that names the hosts.
   - The playbooks also end with an error if C(--tags) and C(--skip-tags) select no step. Ansible alone would report success.
 author: The npufleet developers (@npufleet)
 """

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Callback npufleet_summary: see DOCUMENTATION. Ansible loads it with every playbook of this directory."""
+"""Callback npufleet_summary: see DOCUMENTATION. Ansible loads this callback with every playbook of `playbooks/`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class ActionModule(FleetAction):
         }
         message = run_guard.STEPS.message()
         if message:
-            # An earlier step has no result, so the state of that host is unknown. No further host is changed.
+            # An earlier step on a host has no result, so the state of that host is unknown. No further host is changed.
             return {"failed": True, "msg": f"{host} is not changed. {message}"}
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
         result = self.call_module("host_lease", {**arguments, "wait": 0}, task_vars, request)

@@ -69,7 +69,7 @@ TYPE_NAMES = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two calls of a host that another run is changing
 POLL_SECONDS = 2.0
 
-# Ansible imports an action once, and then forks a process for each host of a task. With these imports, the forks import no files.
+# Ansible imports an action once, and then forks a process for each host of a task. Because of these imports, no fork imports files.
 library.module("host_state")
 for _concern in CONCERNS:
     of_concern(_concern)
@@ -195,7 +195,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _request(variables: Templated, desired_state: Dict[str, Any], host: str) -> Dict[str, Any]:
-        """Return the fields of the request that every call has."""
+        """Return the fields that every request to a host needs."""
         mark = "{}/{}".format(variables["npufleet_root"], lease.MAINTENANCE_FILE)
         return {"desired": desired_state, "host": host, "mark": mark, "run": runs.run_id()}
 

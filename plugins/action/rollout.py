@@ -181,7 +181,7 @@ def _durations(hostvars: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, r
 
 
 def _planned(host: str, hostvars: Mapping[str, Any]) -> rollout.PlannedHost:
-    """Return the plan of a host. If its data has an unexpected shape, the plan has no concerns and unknown bytes."""
+    """Return the plan of a host. If its data has an unexpected shape, the plan has no concerns, and its size is unknown."""
     state = hostvars.get("npufleet_state") or {}
     try:
         concerns = list(dict.fromkeys(str(entry["concern"]) for entry in state.get("plan") or []))

@@ -34,13 +34,13 @@ DEFAULT_VARIABLES = {
     "root": "npufleet_root",
 }
 OPTIONS = (*DEFAULT_VARIABLES, "concerns", "size", "timeout", "total_timeout", "address", "metrics_address")
-# Limits of a bundle, because a compromised host may send anything. The limits of the packed and the unpacked size are multiples of
-# the size of the largest item.
+# Limits of a bundle, because a compromised host could send anything. The limits of the packed and the unpacked size are multiples
+# of the size of the largest item.
 MAX_PACKED_ITEMS = 16
 MAX_UNPACKED_ITEMS = 64
 MAX_FILES = 500
 MAX_ITEM_BYTES = 2 << 20
-# Variables that Ansible sets itself. They are not searched for secrets of the host.
+# Variables that Ansible sets itself. This action does not search them for secrets.
 MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "ansible_play_hosts_all", "ansible_play_batch")
 
 

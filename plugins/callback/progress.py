@@ -12,7 +12,8 @@ description:
   - A step is a task on one host. If a step takes longer than C(npufleet_progress) seconds, the callback prints a line about the
     host, and repeats the line until the step ends. The lines also appear without a terminal, such as in the log of a CI job.
   - The callback prints no lines about steps that report their progress themselves.
-  - Enable it with C(callbacks_enabled = npufleet.triton.progress). The variable C(npufleet_progress) with the value 0 turns it off.
+  - Enable the callback with C(callbacks_enabled = npufleet.triton.progress). If the variable C(npufleet_progress) is 0, the
+    callback prints nothing.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 """

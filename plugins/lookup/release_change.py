@@ -34,7 +34,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: One list of sentences. It is empty if the new row does not exist. C(refusals) then names the missing row.
+  description: One list of sentences. If the new row does not exist, the list is empty, and C(refusals) names the missing row.
   type: list
   elements: list
 """
@@ -67,7 +67,7 @@ class LookupModule(LookupBase):
                 old = release_change.current_release(host_text.line(label) if label else None, terms[0], name, rows)
                 new = release_change.Release(name, rows[name])
                 sentences = list(release_change.row_changes(old, new))
-                # An invalid variable is one of the refusals of preflight.
+                # Preflight has already reported an invalid variable as a refusal.
                 with suppress(Refusal, AnsibleUndefinedVariable):
                     sentences += release_change.host_changes(host_vars, state, old, new)
                 return [[host_text.line(sentence) for sentence in sentences]]

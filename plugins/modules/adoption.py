@@ -274,20 +274,20 @@ def open_container_file(path: str, root: str) -> BinaryIO:
         raise Failure(f"{path} {error}: do not change the model while it is read, and run again") from None
 
 
-def model(root: str, directory: str, room: int = MAX_CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
+def model(root: str, directory: str, characters_left: int = MAX_CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
     """Return {path: {"size", "sha256", "at": path on the host}} of all files of a model, and {path: Base64} of small files.
 
-    `room` is the limit of the Base64 characters of all small files together.
+    `characters_left` is the limit of the Base64 characters of all small files together.
     """
     files: Dict[str, Any] = {}
     contents: Dict[str, str] = {}
     for path, host_path in files_of(root, directory):
         with open_container_file(host_path, root) as source:
             files[path] = {"size": os.fstat(source.fileno()).st_size, "sha256": foreign.digest(source), "at": host_path}
-            if files[path]["size"] < min(MAX_SMALL_FILE, room):
+            if files[path]["size"] < min(MAX_SMALL_FILE, characters_left):
                 source.seek(0)
                 contents[path] = base64.b64encode(source.read(MAX_SMALL_FILE)).decode()
-                room -= len(contents[path])
+                characters_left -= len(contents[path])
     return files, contents
 
 
@@ -319,7 +319,7 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
     root = f"/proc/{process['pid']}/root"
     models: Dict[str, Any] = {}
     left_out = []
-    room = MAX_CONTENTS
+    characters_left = MAX_CONTENTS
     for entry in index:
         name, version = entry["name"], entry.get("version")
         if entry.get("state") != "READY":
@@ -335,8 +335,8 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
         )
         if model_directory is None:
             raise Failure(f"model {name} is served, but is in none of {', '.join(directories)}: load it from one of them first")
-        files, contents = model(root, model_directory, room)
-        room -= sum(map(len, contents.values()))
+        files, contents = model(root, model_directory, characters_left)
+        characters_left -= sum(map(len, contents.values()))
         resource = f"/v2/models/{name}/versions/{version}/config"
         status, config = http_json(address, port, "GET", resource, ANSWER_TIMEOUT, headers=key)
         models[name] = {
@@ -398,7 +398,7 @@ def run(module: request.Module) -> None:
     except Failure as failure:
         module.fail_json(msg=str(failure))
     except OSError as error:
-        module.fail_json(msg=f"the container cannot be read: {error}: engine and server must run during the adoption")
+        module.fail_json(msg=f"the container cannot be read: {error}: the engine and the server must run during the adoption")
 
 
 def main() -> None:

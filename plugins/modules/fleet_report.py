@@ -83,7 +83,7 @@ path:
   returned: unless O(state=reset)
   type: str
 counts:
-  description: C(all) is the number of hosts. C(wrong), C(unknown) and C(good) are the numbers of hosts that the page rates so.
+  description: C(all) is the number of hosts. C(wrong), C(unknown) and C(good) are the numbers of hosts with these ratings.
   returned: unless O(state=reset)
   type: dict
 """

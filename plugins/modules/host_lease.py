@@ -100,7 +100,7 @@ maintenance:
   returned: O(state=held)
   type: dict
 released:
-  description: Whether the lease was released. False if this run did not have it.
+  description: Whether the lease was released. False if this run did not have the lease.
   returned: O(state=released)
   type: bool
 held_by:
@@ -135,7 +135,7 @@ REQUEST = {
     "container": {"type": "dict", "default": {}},
     # Version of the controller's library
     "version": {"type": "str", "default": ""},
-    # ID of another run, which has ended according to the controller
+    # ID of another run. The controller knows that this run has ended.
     "ended": {"type": "str", "default": ""},
 }
 

@@ -27,7 +27,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: The code is also installed in check mode, like the code that Ansible itself copies with each call.
+    description: The code is installed in check mode, too. Ansible itself also copies modules to a host in check mode.
 """
 
 EXAMPLES = r"""
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 version:
-  description: The version that the host has now.
+  description: The version of the library that the host has now.
   returned: success
   type: str
 """

@@ -35,8 +35,8 @@ options:
     elements: str
   release:
     description:
-      - Row of C(files/releases.yml) or C(npufleet_extra_releases). A field of a config that the Triton version of this row does not
-        know is a finding.
+      - Row of C(files/releases.yml) or C(npufleet_extra_releases). The linter reports the fields of a config that the Triton
+        version of this row does not know.
       - Default is C(rbln_release) if it is set. Otherwise the newest schema is used.
     type: str
 """
@@ -73,12 +73,12 @@ models:
   returned: success
   type: dict
   contains:
-    source: {description: "Digest of the model's own files and its compiled files. It is equal on all hosts.", type: str}
+    source: {description: "Digest of the model's own files and its compiled files, which is the same on all hosts.", type: str}
     release:
       description: Digest of the model as it is rendered for the host. Null with O(repositories), which belong to no host.
       type: str
     versions: {description: The versions that the version policy selects., type: list, elements: str}
-    files: {description: "For each file its C(sha256), and whether it is a C(blob), which is stored only once.", type: dict}
+    files: {description: "For each file, its C(sha256). C(blob) is true if a host stores the file only once.", type: dict}
 """
 
 from ansible.module_utils.basic import AnsibleModule

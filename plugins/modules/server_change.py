@@ -204,7 +204,7 @@ REQUEST: Dict[str, Any] = {
     "wait": {"type": "float", "default": 0},
     # True if an earlier call has begun the change. This call then only waits for the result.
     "only_wait": {"type": "bool", "default": False},
-    # See change/host_change.py
+    # The next fields, up to `checks`, are fields of drivers.Order (change/drivers.py).
     "desired": {"type": "dict", "default": {}},
     "container": {"type": "dict", "default": {}},
     "poll_seconds": {"type": "int", "default": 15},
@@ -237,7 +237,7 @@ def change_order(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def would_change(params: Mapping[str, Any]) -> bool:
-    """Return True if the server differs, or a transaction of its models is open."""
+    """Return True if the server differs from the desired state, or a transaction of its models is open."""
     # Only check mode needs these imports.
     from ansible_collections.npufleet.triton.plugins.module_utils import store
     from ansible_collections.npufleet.triton.plugins.module_utils.change import proof

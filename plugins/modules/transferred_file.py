@@ -19,8 +19,8 @@ author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(imported) moves O(name) from O(incoming) to O(path), changes its owner to root, and removes it if its digest is not
-        O(sha256).
+      - V(imported) moves O(name) from O(incoming) to O(path), and makes root the owner of the file. If the digest of the file is
+        not O(sha256), the module removes the file, and the task fails.
       - V(exported) moves O(path) to O(name) in O(incoming), where only O(user) can read it. An existing file is replaced.
       - V(secured) replaces every file below the directory O(path) by a copy that only root can write. Use it for files of
         M(ansible.builtin.copy), which the connecting user may still have open for writing.
@@ -148,7 +148,7 @@ def main() -> None:
         else:
             result = {"files": takeover.take_over_tree(params["path"], mode, params["limit"])}
     except takeover.RejectedFile as error:
-        consequence = "it was removed: transfer it again" if params["state"] == "imported" else "it was not used"
+        consequence = "the file was removed: transfer it again" if params["state"] == "imported" else "the file was not used"
         module.fail_json(msg=f"{path}: {error}; {consequence}")
     except (StoreError, OSError) as error:
         module.fail_json(msg=f"{path}: {error}")

@@ -23,8 +23,8 @@ options:
     type: int
   ignore_gone:
     description: >-
-      After O(timeout), ignore NPU contexts that the driver still lists for processes that have ended. Use it before a reload of the
-      driver's module, which removes these contexts.
+      After O(timeout), ignore NPU contexts that the driver still lists for processes that have ended. Use this option before a
+      reload of the driver's kernel module, which removes these contexts.
     type: bool
     default: false
 attributes:

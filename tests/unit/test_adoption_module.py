@@ -120,7 +120,7 @@ def test_no_engine_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "Engine", FakeEngine(None))
     result = run_module(subject, {"store": STORE})
     assert result["failed"]
-    assert "no engine: engine and server must run" in result["msg"]
+    assert "no engine: the engine and the server must run" in result["msg"]
 
 
 def test_it_is_called_by_its_action() -> None:

@@ -572,7 +572,7 @@ def test_what_listens_and_is_no_triton(run: Any, server: Server, said: str, stat
     """The words would be those of parsers of JSON."""
     server.answers = lambda _question: [InferenceServerException(said, status)]
     _code, _out, err = run("m", "--input", "IN=numbers:1,2,3,4")
-    why = "localhost:8000: the port answers without Triton's JSON, like a proxy or Triton's metrics port"
+    why = "localhost:8000: the port answers without Triton's JSON, as a proxy or Triton's metrics port would"
     assert err.startswith(why)
 
 

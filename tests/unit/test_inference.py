@@ -351,7 +351,7 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         (f32([1, 2, 3]), {"dtype": "FP32", "shape": [1, 3], "finite": True, "argmax": [2], "values": GOLDEN}, []),
         (np.array([[1, 2, 3]]), {"dtype": "FP32"}, ["OUT: dtype is INT64, expected FP32"]),
         (f32([1, 2, 3]), {"shape": [1, 4]}, ["OUT: shape is [1, 3], expected [1, 4]"]),
-        (f32([1, np.nan, np.inf]), {"finite": True}, ["OUT: 2 of 3 values are not finite, expected all"]),
+        (f32([1, np.nan, np.inf]), {"finite": True}, ["OUT: 2 of 3 values are not finite, expected none"]),
         (f32([1, 2, 3]), {"argmax": [0]}, ["OUT: label is 2, expected 0"]),
         (f32([1.5, 2, 7]), {"values": GOLDEN}, ["OUT: 2 of 3 values are off, the worst is 7, expected 3 +- 0"]),
         (f32([1.5, 2, 3.4]), {"values": {**GOLDEN, "atol": 0.5}}, []),
@@ -373,8 +373,8 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         (f32([[np.nan] * 3]), {"argmax": [0]}, ["OUT: 3 of 3 values of row 0 are nan, expected label 0"]),
         (f32([1, np.nan, 3]), {"argmax": [1]}, ["OUT: 1 of 3 values of row 0 are nan, expected label 1"]),
         (f32([1, -np.inf, 3]), {"argmax": [2]}, []),
-        (f32([0, 0, 0]), {"argmax": [0]}, ["OUT: the largest value of row 0, 0, is at 3 of 3 places, expected label 0"]),
-        (np.array([[7, 1, 7]]), {"argmax": [0]}, ["OUT: the largest value of row 0, 7, is at 2 of 3 places, expected label 0"]),
+        (f32([0, 0, 0]), {"argmax": [0]}, ["OUT: 3 of 3 values of row 0 equal the largest value 0, expected label 0"]),
+        (np.array([[7, 1, 7]]), {"argmax": [0]}, ["OUT: 2 of 3 values of row 0 equal the largest value 7, expected label 0"]),
         (np.array([[True, False]]), {"argmax": [0]}, []),
         (f32([3]), {"argmax": [0]}, ["OUT: a row holds one value, which is always the largest, expected label 0"]),
         (
@@ -431,7 +431,7 @@ def test_every_reason_is_given_at_once() -> None:
     assert why({"OUT": output, "MORE": output}, {"OUT": wanted, "B": {"finite": True}, "A": {"dtype": "FP32"}}) == [
         "OUT: dtype is FP64, expected FP32",
         "OUT: shape is [1, 4], expected [1, 3]",
-        "OUT: 1 of 4 values are not finite, expected all",
+        "OUT: 1 of 4 values are not finite, expected none",
         "OUT: 1 of 4 values of row 0 are nan, expected label 2",
         "output B is missing, found MORE, OUT",
         "output A is missing, found MORE, OUT",
@@ -441,7 +441,7 @@ def test_every_reason_is_given_at_once() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_wrong(bad: float) -> None:
     assert why({"OUT": f32([9, 1, bad])}, {"OUT": {"shape": [1, 3], "finite": True}}) == [
-        "OUT: 1 of 3 values are not finite, expected all"
+        "OUT: 1 of 3 values are not finite, expected none"
     ]
 
 
@@ -707,14 +707,14 @@ def test_bytes_go_and_come_to_the_last_one(server: Server) -> None:
     assert [entry["why"] for entry in results] == [""]
     assert [list(entry["IN"][1]) for entry in server.sent] == [list(words)]
     (result,) = ask({"OUT": {"values": of_bytes("안녕".encode(), b"", b"\0\xff")}}, {"IN": words}, ("raw",))
-    assert result["why"] == "OUT: 1 of 3 texts are off, the first, at 2, is '\\x00\\\\xff\\x00', expected '\\x00\\\\xff'"
+    assert result["why"] == "OUT: 1 of 3 texts are off, the first is '\\x00\\\\xff\\x00' at index 2, expected '\\x00\\\\xff'"
 
 
 def test_texts_are_shown_as_they_are_read(server: Server) -> None:
     server.answer = lambda *_asked: {"OUT": ("BYTES", [2], of_bytes(b"a", "나".encode()))}
     (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
     assert (result["why"], result["expected"], result["got"]) == (
-        "OUT: 1 of 2 texts are off, the first, at 1, is '나', expected '다'",
+        "OUT: 1 of 2 texts are off, the first is '나' at index 1, expected '다'",
         "a | 다",
         "a | 나",
     )
@@ -768,7 +768,7 @@ def test_a_label_alone_asks_for_the_second_best_too(server: Server) -> None:
         (
             np.array([[b"0:0:a", b"0:1:b"]], np.object_),
             {"label": ["a"]},
-            "OUT: the best score of row 0, 0, is of more than one class, expected label a",
+            "OUT: more than one class has the best score 0 of row 0, expected label a",
         ),
         (
             np.empty((1, 0), np.object_),
@@ -918,7 +918,7 @@ def test_no_response_at_all(server: Server) -> None:
 def test_an_error_in_a_stream(server: Server) -> None:
     server.respond = lambda _model: [*words(1, 2), InferenceServerException("COUNT is -1")]
     (result,) = ask({"OUT": {"dtype": "INT32"}}, protocols=("stream",))
-    assert result["why"] == "COUNT is -1; it came after 2 responses"
+    assert result["why"] == "COUNT is -1; the error came after 2 responses"
     # Older servers tell no status there: the text alone counts.
     wanted = {"status": "INVALID_ARGUMENT", "contains": "COUNT is"}
     (result,) = ask({"OUT": {"values": np.array([1, 2])}}, protocols=("stream",), error=wanted, responses=2)

@@ -176,7 +176,7 @@ def test_what_is_planted_in_a_tree_is_refused_by_its_name(incoming: Path, user: 
     HostileUser.plant(user, what, "inner/a.whl")
     found = run_module(transferred_file, {"state": "secured", "path": str(incoming)})
     assert found["failed"] is True
-    assert found["msg"] == f"{incoming}: inner/a.whl: found a link or a directory in its place; it was not used"
+    assert found["msg"] == f"{incoming}: inner/a.whl: found a link or a directory in its place; the file was not used"
     assert user.untouched()
 
 
@@ -224,7 +224,7 @@ def test_the_module_keeps_what_has_its_digest_and_nothing_else(incoming: Path) -
 def test_the_module_says_what_is_planted(incoming: Path, user: HostileUser, what: str) -> None:
     user.plant(what, "image.tar")
     found = call(incoming, state="imported", sha256=DIGEST)
-    words = f"{incoming}/image.tar: found a link or a directory in its place; it was removed: transfer it again"
+    words = f"{incoming}/image.tar: found a link or a directory in its place; the file was removed: transfer it again"
     assert (found["failed"], found["msg"]) == (True, words)
     assert user.untouched()
 

@@ -77,7 +77,7 @@ def _bound_responses() -> None:
 
 
 class ResponseQueue:
-    """A queue of the responses of a stream, (result, error), up to the size limit of an answer."""
+    """A queue of the responses of one stream, each as (result, error). All responses together have the size limit of an answer."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Tuple[Any, Any]] = queue.Queue()

@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 
 class Check(NamedTuple):
-    """A check of a document with its arrays unpacked."""
+    """A check of a document, with unpacked arrays."""
 
     model: str
     inputs: Dict[str, Tuple[str, Rows]]
@@ -45,7 +45,7 @@ class Check(NamedTuple):
 
 
 def unpack_check(model: str, check: Mapping[str, Any]) -> Check:
-    """Return a check of a document with its arrays unpacked."""
+    """Return the Check for a check of a document, in which arrays are packed."""
     inputs = {name: (packed.get("dtype", ""), unpack(packed)) for name, packed in check["inputs"].items()}
     expect = with_rows(check.get("expect") or {})
     other_fields = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout", "latency")]

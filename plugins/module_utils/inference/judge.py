@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Judges answers: returns all reasons why an answer is wrong, and a summary of the answer for reports."""
+"""Judge answers: return all reasons why an answer is wrong, and a summary of the answer for reports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _judge_output(output: Output, request: Request, expected: Mapping[str, Any])
         yield f"shape is {output.shape}, expected at least one value, which the check of {', '.join(sorted(value_checks))} needs"
         return
     if "finite" in expected and not np.isfinite(array).all():
-        yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, expected all"
+        yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, expected none"
     if value_checks & {"label", "class_count"}:
         yield from _judge_classes(array, request, expected)
         return
@@ -102,7 +102,7 @@ def _without_label(array: Any) -> str:
         if undefined:
             return f"{undefined} of {row.size} values of row {number} are nan"
         if largest > 1:
-            return f"the largest value of row {number}, {_number(row.max())}, is at {largest} of {row.size} places"
+            return f"{largest} of {row.size} values of row {number} equal the largest value {_number(row.max())}"
     return ""
 
 
@@ -135,7 +135,7 @@ def _judge_bytes(array: Any, golden: Any) -> Iterator[str]:
     if differing:
         first = differing[0]
         found, expected = shown(array.flat[first]), shown(golden.flat[first])
-        yield f"{len(differing)} of {array.size} texts are off, the first, at {first}, is {found!r}, expected {expected!r}"
+        yield f"{len(differing)} of {array.size} texts are off, the first is {found!r} at index {first}, expected {expected!r}"
 
 
 def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) -> Iterator[str]:
@@ -156,8 +156,8 @@ def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) ->
         yield f"holds {_count(found[0], 'class', 'classes')} for a row, expected {expected['class_count']}"
     tied_rows = [number for number, row in enumerate(found) if len(row) > 1 and row[0][0] == row[1][0]]
     if labels is not None and tied_rows:
-        best = f"the best score of row {tied_rows[0]}, {found[tied_rows[0]][0][0]:g}"
-        yield f"{best}, is of more than one class, expected label {_single_or_list(labels)}"
+        best = f"the best score {found[tied_rows[0]][0][0]:g} of row {tied_rows[0]}"
+        yield f"more than one class has {best}, expected label {_single_or_list(labels)}"
     elif labels is not None and _first_labels(found) != labels:
         yield f"label is {_single_or_list(_first_labels(found))}, expected {_single_or_list(labels)}"
 

@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 # Largest number of values in a row that a report can draw
 DRAWN_VALUES = 784
-# Largest side of a picture in pixels. Larger inputs are sampled.
+# Largest side of a picture in pixels. Larger inputs are scaled down.
 PICTURE_SIDE = 64
 # The first bytes of JPEG and PNG files
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
@@ -32,7 +32,7 @@ def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]
 
 
 def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, Any]]:
-    """Return {"width", "height", "channels", "pixels": base64} of the input row of a request, or None if it is no image.
+    """Return {"width", "height", "channels", "pixels": base64} of the input row of a request, or None if the row is no image.
 
     An image is a matrix, an array with three channels first or last, a vector with a square length, or a JPEG or PNG file.
     """

@@ -17,7 +17,7 @@ NUMPY = {
     "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object",
 }  # fmt: skip
-# Largest size of a request in bytes. gRPC and Triton's HTTP code have lengths as signed 32-bit numbers.
+# Largest size of a request in bytes. gRPC and Triton's HTTP code store lengths as signed 32-bit numbers.
 LARGEST_REQUEST = 2**31 - 1
 
 
@@ -104,7 +104,7 @@ class Rows(NamedTuple):
 def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
     """Yield the requests of a check. Without `rows`, each protocol gets one request with the whole arrays.
 
-    With `spread`, each host and protocol takes the next block of `count` rows out of `total`, so that a fleet covers more rows.
+    With `spread`, each pair of host and protocol gets another block of `count` rows out of `total`. So a fleet covers more rows.
     """
     rows = check.get("rows")
     for number, protocol in enumerate(check["protocols"]):
@@ -131,7 +131,7 @@ def shown(data: Any, limit: Optional[int] = SHOWN_TEXT) -> str:
 
 
 def triton_dtype(array: Any) -> str:
-    """Return the Triton dtype of an array. Raises ValueError for other dtypes."""
+    """Return the Triton dtype of an array. Raises ValueError if Triton has no such dtype."""
     kind = "BYTES" if array.dtype.kind in BYTES else next((entry for entry, name in NUMPY.items() if name == array.dtype.name), "")
     if not kind:
         raise ValueError(f"{array.dtype} has no counterpart in Triton")

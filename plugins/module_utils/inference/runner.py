@@ -5,7 +5,7 @@
 Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port", "metrics_port"}, "timeout": seconds,
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
           Optional in `server`: "http_url" and "grpc_url" (host:port) instead of address and ports, "http_tls" and "grpc_tls"
-          ({"ca", "cert", "key"}: paths or PEM texts), "headers". Optional at the top: `latency: false` skips load tests,
+          ({"ca", "cert", "key"}: paths or PEM texts), "headers". Optional at the top level: `latency: false` skips load tests,
           "no_check_file" has results for models without a check file, "unchecked" has models that need no proof.
 Result:   {"host", "unchecked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
           image has no client.
@@ -59,7 +59,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
             all_requests = list(requests(model, raw, document["host_index"]))
             groups = [(request.name, [request]) for request in all_requests]
             if raw.get("instances") or raw.get("latency"):
-                # All requests of a protocol are repeated together, and have one result.
+                # All requests of a protocol are repeated together, and share one result.
                 by_protocol = {kind: [request for request in all_requests if request.protocol == kind] for kind in raw["protocols"]}
                 groups = [("{}/{}/{}".format(model, kind, raw["name"]), group) for kind, group in by_protocol.items()]
             for name, group in groups:
@@ -91,7 +91,7 @@ def without_checks(model: str) -> Result:
 
 
 def send(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
-    """Send a request, and complete its result. Return the reasons to give up (the service, the model), empty if there is none."""
+    """Send a request, and complete its result. Return (reason to give up the service, reason to give up the model), "" for none."""
     try:
         question = check.question(request)
         arrays = {name: array for name, (_dtype, array) in question.inputs.items()}
@@ -137,7 +137,7 @@ def _complete_failure(service: Service, check: Check, answer: Answer, result: Re
         result["why"] += f"; {state}" if state else ""
         return "", str(result["why"])
     elif answer.responses and not check.cancel:
-        result["why"] += f"; it came after {answer.responses} response{'s' * (answer.responses > 1)}"
+        result["why"] += f"; the error came after {answer.responses} response{'s' * (answer.responses > 1)}"
     return "", ""
 
 
