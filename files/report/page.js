@@ -45,7 +45,7 @@
   const open = (host, opened) => {
     host.classList.toggle('open', opened);
     host.querySelector('.host button').setAttribute('aria-expanded', String(opened));
-    // The page contains each picture once. Other places copy its source when their host is opened.
+    // The page contains each picture once. The other images with this picture copy its source when their host is opened.
     if (opened) for (const image of all('img[data-picture]:not([src])', host)) image.src = byId(`picture-${image.dataset.picture}`).src;
   };
 

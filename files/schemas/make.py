@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write model_config.json: the newest schema of config.pbtxt, and the first version of tritonclient with each later field.
+"""Write model_config.json: the newest schema of config.pbtxt, and since which version of tritonclient it has each newer field.
 
     python files/schemas/make.py          downloads versions of tritonclient from PyPI, from OLDEST on
     python files/schemas/make.py --check  exits with 1 if the committed file differs
@@ -78,7 +78,7 @@ def names(schema: FileDescriptorProto) -> dict[str, Any]:
 
 
 def since(known: dict[str, dict[str, Any]], order: list[str]) -> dict[str, str]:
-    """Return {name: first version that has the name} for every name that the oldest version lacks."""
+    """Return {name: first version with this name} for every name of a field or enum value that the oldest version lacks."""
     first: dict[str, str] = {}
     for older, newer in zip(order, order[1:]):
         for name, fact in known[older].items():

@@ -30,7 +30,7 @@ def crop_position(length: Any) -> Any:
     """
     left_over = length - CROP
     half = left_over // 2
-    # 1 if the start is between two pixels and the even pixel is the upper one, else 0
+    # 1 if the start is between two pixels and the pixel with the larger number is the even one, else 0
     round_up = (left_over - half * 2) * (half - half // 2 * 2)
     return fn.cast(half + round_up, dtype=types.FLOAT) / left_over
 

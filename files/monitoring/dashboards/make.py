@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the dashboards of Grafana (10 and later) from the descriptions below, as one JSON file for each dashboard.
+"""Write the dashboards of Grafana (10 and later) from the descriptions below, as one JSON file for each dashboard.
 
     python files/monitoring/dashboards/make.py          writes *.json next to this file
     python files/monitoring/dashboards/make.py --check  exits with 1 if a committed file differs
@@ -36,10 +36,11 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel. `limits` are (colour, lowest value of the colour). A table shows its values only if `value` is their heading.
+    """A panel. `limits` are (colour, lowest value of the colour).
 
-    A table with several queries has one row for all series with the same labels, and the values of the last query. The axis of a
-    graph begins at `minimum`, or at its smallest value if that is None, and ends at `maximum`.
+    `value` is the heading for the values of a table. Without a heading, the table shows only the labels. A table with several
+    queries has one row for all series with the same labels, and the values of the last query. The axis of a graph begins at
+    `minimum`, or at the smallest value if `minimum` is None, and ends at `maximum`.
     """
 
     kind: str
@@ -120,7 +121,7 @@ def per_request(part: str, labels: str, by: str) -> str:
 
 
 def certificates(host_variable: str) -> Panel:
-    """Return a panel with the days until certificates end."""
+    """Return a panel with the days until certificates expire."""
     return table(
         "Certificates",
         "Days until the first certificate of a file expires; negative after that. HAProxy and Triton's gRPC read these files.",
