@@ -146,7 +146,7 @@ class ActionModule(FleetAction):
         key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_release_row"]["sdk"]["shape"])
         entries = []
         for name, model in facts["models"].items():
-            entry = translation.entry(name, model, key, int(fleet["npufleet_npus"]), translated.left_out)
+            entry = translation.model_entry(name, model, key, int(fleet["npufleet_npus"]), translated.left_out)
             compiled = translation.compiled_file(model)
             for path, file in model["files"].items():
                 if path == compiled:

@@ -59,7 +59,7 @@ class ActionModule(FleetAction):
             if not self._task.check_mode:
                 origins = {digest: origin for model in manifests.values() for digest, origin in model["origins"].items()}
                 with self.refusing(host):
-                    order["blobs"] = Sender(self, host, variables, task_vars).local(list(plan["missing"]), origins)
+                    order["blobs"] = Sender(self, host, variables, task_vars).local_files(list(plan["missing"]), origins)
         result = self.call_module("triton_process", arguments, task_vars, request)
         checks = result.pop("checks", None)
         if checks:

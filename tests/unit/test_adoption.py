@@ -339,23 +339,23 @@ def test_option_with_a_secret_goes_to_the_vault() -> None:
 def test_instances_of_a_model(count: int, entry: dict[str, Any], said: str) -> None:
     left_out: list[str] = []
     config = {"instance_group": [{"kind": "KIND_MODEL", "count": count}]}
-    assert translation.entry("words", {"files": {}, "config": config}, "CA12/0.6", 2, left_out) == {"name": "words", **entry}
+    assert translation.model_entry("words", {"files": {}, "config": config}, "CA12/0.6", 2, left_out) == {"name": "words", **entry}
     assert said in " ".join(left_out)
     assert bool(left_out) is bool(said)
 
 
 def test_one_compiled_file_is_an_artefact_and_several_are_not() -> None:
     item = {"1/words.rbln": {"sha256": "a"}, "1/model.py": {"sha256": "b"}}
-    entry = translation.entry("words", {"files": item, "config": None}, "CA12/0.6", 2, [])
+    entry = translation.model_entry("words", {"files": item, "config": None}, "CA12/0.6", 2, [])
     assert entry["artefacts"] == {"CA12/0.6": {"sha256": "a", "path": "1/words.rbln"}}
-    assert "artefacts" not in translation.entry(
+    assert "artefacts" not in translation.model_entry(
         "words", {"files": {**item, "1/b.rbln": {"sha256": "c"}}, "config": None}, "k", 2, []
     )
 
 
 @pytest.mark.parametrize("path", ["1/a.rbln", "0/deep/a.rbln", "a.rbln", "weights/a.rbln", "01/a.rbln", f"{10**18}/a.rbln"])
 def test_a_compiled_file_that_artefacts_cannot_name_stays_with_its_model(path: str) -> None:
-    entry = translation.entry("words", {"files": {path: {"sha256": "a"}}, "config": None}, "CA12/0.6", 2, [])
+    entry = translation.model_entry("words", {"files": {path: {"sha256": "a"}}, "config": None}, "CA12/0.6", 2, [])
     assert ("artefacts" in entry) is BOUNDS["triton_models[].artefacts[*].path"].fits(path)
 
 

@@ -318,7 +318,7 @@ def _option_text(name: str, value: Any) -> str:
     return name + equals + (text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "...")
 
 
-def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
+def model_entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
     """Return the entry of a model for `triton_models`. The caller adds the path of the compiled file on the controller."""
     element: Dict[str, Any] = {"name": name}
     counts = {

@@ -175,7 +175,7 @@ CONTROLLER_DIRECTORY = Bound(
 def _is_volume(value: str) -> bool:
     """Return True for `SOURCE[:TARGET[:MODE]]`, where SOURCE is a path or a volume's name, and TARGET a path in the container."""
     source, colon, rest = value.partition(":")
-    target = rest.partition(":")[0] if colon else "/of/its/own"
+    target = rest.partition(":")[0] if colon else "/volume"
     is_name = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", source) is not None
     return (is_name or _is_absolute(source)) and _is_absolute(target) and bool(target.strip("/")) and not CONTROL.search(value)
 

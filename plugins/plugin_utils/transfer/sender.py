@@ -50,10 +50,10 @@ class Pace:
     def line(self, done: int, now: float) -> str:
         """Return the line of progress."""
         rate = (done - self.start_bytes) / max(now - self.start, 0.001)
-        of = f" of {self.total // blobs.MIB}" if self.total else ""
-        left = f", {max(self.total - done, 0) / rate:.0f} s left" if self.total and rate >= 1 else ""
+        total_text = f" of {self.total // blobs.MIB}" if self.total else ""
+        time_left = f", {max(self.total - done, 0) / rate:.0f} s left" if self.total and rate >= 1 else ""
         mib = rate / blobs.MIB
-        return f"{self.host}: models: {done // blobs.MIB}{of} MiB, {mib:.{0 if mib >= 10 else 1}f} MiB/s{left}"
+        return f"{self.host}: models: {done // blobs.MIB}{total_text} MiB, {mib:.{0 if mib >= 10 else 1}f} MiB/s{time_left}"
 
 
 class Sender:
@@ -86,14 +86,14 @@ class Sender:
         with _store_errors():
             return self._send(self._routes(missing, origins))
 
-    def local(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+    def local_files(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
         """Return {digest: file} of the missing blobs. Raises StoreError.
 
         The host must be the controller itself, which reads these files in place. So nothing is sent.
         """
         self.from_controller = True
         with _store_errors():
-            return self._local(self._routes(missing, origins)) if missing else {}
+            return self._local_files(self._routes(missing, origins)) if missing else {}
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
         """Return {digest: origin}. Add `pull` (True if the host fetches the blob), `source` for messages, and `size` if known."""
@@ -195,7 +195,7 @@ class Sender:
         pushes = {digest: entry for digest, entry in needed.items() if not entry["pull"]}
         if not pushes:
             return True
-        files = self._local(pushes)
+        files = self._local_files(pushes)
         with tempfile.TemporaryDirectory() as staging:
             for digest, path in files.items():
                 os.symlink(os.path.abspath(path), os.path.join(staging, digest))
@@ -247,7 +247,7 @@ class Sender:
         )
         return dict(synchronize.run(task_vars=dict(self.task_vars)))
 
-    def _local(self, pushes: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+    def _local_files(self, pushes: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
         """Return {digest: file}. Missing files are fetched once for all hosts, into the cache of the controller."""
         files: Dict[str, str] = {}
         absent: Dict[str, Mapping[str, Any]] = {}

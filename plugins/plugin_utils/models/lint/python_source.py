@@ -74,7 +74,7 @@ def _text(raw: bytes) -> str:
 
 def _without_new_syntax(text: str) -> str:
     """Return a program without the new syntax of Python 3.12, but with the same line numbers."""
-    plain = "".join(part for part, _line, _new in _parts(text))
+    plain = "".join(part for part, _line, _new in _text_and_strings(text))
     plain = TYPE.sub(r"\1\2 = ", plain)
     for match in reversed(list(GENERIC.finditer(plain))):
         end = _closing(plain, match.end())
@@ -97,10 +97,10 @@ def _closing(text: str, at: int) -> int:
 
 def _new_strings(text: str) -> Iterator[int]:
     """Yield the line numbers of the f-strings that need Python 3.12."""
-    return (line for _part, line, new in _parts(text) if new)
+    return (line for _part, line, new in _text_and_strings(text) if new)
 
 
-def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
+def _text_and_strings(text: str) -> Iterator[Tuple[str, int, bool]]:
     """Yield (text, line, whether it is an f-string that needs Python 3.12) for each part of a program.
 
     F-strings are replaced by empty strings.

@@ -77,12 +77,12 @@ class _Parser(Tokenizer):
         super().__init__(text)
         self.fields: List[SourceField] = []
 
-    def stop(self, message: str) -> _Stop:
+    def fatal_error(self, message: str) -> _Stop:
         """Record an error, and return the exception to raise."""
         self.problems.append(SyntaxProblem(self.token.line, message))
         return _Stop()
 
-    def repaired(self, text: str, message: str, note: str, todo: str) -> bool:
+    def skip_wrong_token(self, text: str, message: str, note: str, todo: str) -> bool:
         """Report and skip the current token if it is `text`, which is wrong here. Return False for another token."""
         if self.token.text != text:
             return False
@@ -90,7 +90,7 @@ class _Parser(Tokenizer):
         self.next()
         return True
 
-    def take(self, *texts: str) -> str:
+    def skip_token(self, *texts: str) -> str:
         """Skip and return the current token if it is one of `texts`. Return "" for another token."""
         text = self.token.text
         if text not in texts or self.token.kind == END:
@@ -98,14 +98,14 @@ class _Parser(Tokenizer):
         self.next()
         return text
 
-    def need(self, text: str) -> None:
+    def require_token(self, text: str) -> None:
         """Skip the current token `text`. Raises _Stop for another token."""
-        if not self.take(text):
-            raise self.stop(f'Expected "{text}", found "{self.token.text}".')
+        if not self.skip_token(text):
+            raise self.fatal_error(f'Expected "{text}", found "{self.token.text}".')
 
     def identifier(self) -> str:
         if self.token.kind != IDENTIFIER:
-            raise self.stop(f"Expected identifier, got: {self.token.text}")
+            raise self.fatal_error(f"Expected identifier, got: {self.token.text}")
         word = self.token.text
         self.next()
         return word
@@ -114,17 +114,17 @@ class _Parser(Tokenizer):
         """Read one field. Inside an unknown field, `message` and `descriptor` are None."""
         while self.token.text == "/" and self.text[self.token.end : self.token.end + 1] == "/":
             # Skip the rest of the line.
-            self.at = (self.text + "\n").find("\n", self.at)
-            self.repaired("/", "Expected identifier, got: /", "// starts no comment here", "Write # instead")
+            self.position = (self.text + "\n").find("\n", self.position)
+            self.skip_wrong_token("/", "Expected identifier, got: /", "// starts no comment here", "Write # instead")
             if self.token.text in ("", *CLOSING.values()):
                 return
         line = self.token.line
         owner = descriptor.full_name if descriptor is not None else prefix.rstrip(".")
-        if self.take("["):
+        if self.skip_token("["):
             word = self.identifier()
-            while self.take("."):
+            while self.skip_token("."):
                 word += "." + self.identifier()
-            self.need("]")
+            self.require_token("]")
             self.unknown(f'Extension "{word}" is not defined or is not an extension of "{owner}".', prefix + word, word, line)
             return
         word = self.identifier()
@@ -135,30 +135,30 @@ class _Parser(Tokenizer):
             return
         repeated, nested = is_repeated(field), field.message_type is not None
         if not repeated:
-            self.once(message, field, line, word in counts)
+            self.report_duplicate(message, field, line, word in counts)
         if nested:
-            self.take(":")
-        elif not self.repaired("=", 'Expected ":", found "=".', "", "Write : instead"):
-            self.need(":")
-        is_list = repeated and self.take("[")
-        while not (is_list and self.take("]")):
+            self.skip_token(":")
+        elif not self.skip_wrong_token("=", 'Expected ":", found "=".', "", "Write : instead"):
+            self.require_token(":")
+        is_list = repeated and self.skip_token("[")
+        while not (is_list and self.skip_token("]")):
             index = counts[word] = counts.get(word, -1) + 1
             path = f"{prefix}{word}[{index}]" if repeated else prefix + word
-            at = self.token.line if is_list else line
+            value_line = self.token.line if is_list else line
             if repeated and not index:
                 self.fields.append(SourceField(prefix + word, line, name_of(field), ""))
             if nested:
-                self.nested(message, field, path, f"{prefix}{word}", at)
+                self.nested(message, field, path, f"{prefix}{word}", value_line)
             else:
-                self.fields.append(SourceField(path, at, name_of(field), self.scalar(message, field, path)))
-            if not is_list or self.take("]"):
+                self.fields.append(SourceField(path, value_line, name_of(field), self.scalar(message, field, path)))
+            if not is_list or self.skip_token("]"):
                 break
-            self.need(",")
-            if self.repaired("]", _no_value(field, "]"), "a comma after the last entry of a list", "Remove it"):
+            self.require_token(",")
+            if self.skip_wrong_token("]", _no_value(field, "]"), "a comma after the last entry of a list", "Remove it"):
                 break
-        self.take(";", ",")
+        self.skip_token(";", ",")
 
-    def once(self, message: Any, field: Any, line: int, again: bool) -> None:
+    def report_duplicate(self, message: Any, field: Any, line: int, again: bool) -> None:
         """Report a field that is set for the second time, or that is in a oneof of which another field is already set."""
         choice = field.containing_oneof
         # The key and the value of a map's entry count as set even if they are empty.
@@ -181,7 +181,7 @@ class _Parser(Tokenizer):
         counts: Dict[str, int] = {}
         while self.token.text not in CLOSING.values():
             self.field(inner, field.message_type, path + ".", counts)
-        self.need(end)
+        self.require_token(end)
         if entry:
             # The path of a map's entry contains its key.
             self.fields.append(SourceField(f"{name}[{inner.key}]", line, name_of(field), ""))
@@ -195,7 +195,7 @@ class _Parser(Tokenizer):
         """Skip the opening bracket of a message. Return the closing bracket."""
         end = CLOSING.get(self.token.text, "")
         if not end:
-            raise self.stop(f'Expected "{{", found "{self.token.text}".')
+            raise self.fatal_error(f'Expected "{{", found "{self.token.text}".')
         self.next()
         return end
 
@@ -213,10 +213,10 @@ class _Parser(Tokenizer):
         elif kind == field.CPPTYPE_ENUM:
             value, written = self.enum(field, path)
         elif kind in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
-            value = self.real()
+            value = self.real_number()
         else:
-            self.repaired("+", "Expected integer, got: +", "", "Write the number without +")
-            minus = self.take("-") if kind in (field.CPPTYPE_INT32, field.CPPTYPE_INT64) else ""
+            self.skip_wrong_token("+", "Expected integer, got: +", "", "Write the number without +")
+            minus = self.skip_token("-") if kind in (field.CPPTYPE_INT32, field.CPPTYPE_INT64) else ""
             bits = 32 if kind in (field.CPPTYPE_INT32, field.CPPTYPE_UINT32) else 64
             signed = kind in (field.CPPTYPE_INT32, field.CPPTYPE_INT64)
             value = self.integer(2 ** (bits - signed) - 1 + bool(minus)) * (-1 if minus else 1)
@@ -231,7 +231,7 @@ class _Parser(Tokenizer):
     def string(self) -> bytes:
         """Read consecutive strings and return their concatenation."""
         if self.token.kind != STRING:
-            raise self.stop(f"Expected string, got: {self.token.text}")
+            raise self.fatal_error(f"Expected string, got: {self.token.text}")
         raw = b""
         while self.token.kind == STRING:
             raw += unescaped(self.token.text)
@@ -241,10 +241,10 @@ class _Parser(Tokenizer):
     def integer(self, largest: int) -> int:
         text = self.token.text
         if self.token.kind != INTEGER:
-            raise self.stop(f"Expected integer, got: {text}")
+            raise self.fatal_error(f"Expected integer, got: {text}")
         value = integer_of(text)
         if value is None or value > largest:
-            raise self.stop(f"Integer out of range ({text})")
+            raise self.fatal_error(f"Integer out of range ({text})")
         self.next()
         return value
 
@@ -269,64 +269,64 @@ class _Parser(Tokenizer):
                 return None, word
             number = int(words[word].number)
         elif self.token.text == "-" or self.token.kind == INTEGER:
-            minus = bool(self.take("-"))
+            minus = bool(self.skip_token("-"))
             number = self.integer(2**31 - 1 + minus) * (-1 if minus else 1)
             value = field.enum_type.values_by_number.get(number)
             word = str(value.name if value else number)
         else:
-            raise self.stop(f"Expected integer or identifier, got: {self.token.text}")
+            raise self.fatal_error(f"Expected integer or identifier, got: {self.token.text}")
         return number, f"{name_of(field.enum_type)}.{word}"
 
-    def real(self) -> float:
-        sign = -1.0 if self.take("-") else 1.0
+    def real_number(self) -> float:
+        sign = -1.0 if self.skip_token("-") else 1.0
         kind, text = self.token.kind, self.token.text
         if kind == INTEGER:
             if re.match("0[xX0-9]", text):
-                raise self.stop(f"Expect a decimal number, got: {text}")
+                raise self.fatal_error(f"Expect a decimal number, got: {text}")
             value = float(text)
         elif kind == FLOAT:
             value = float(re.match(r"[0-9.]+(?:[eE][+-]?[0-9]+)?", text).group())  # type: ignore[union-attr]
         elif kind == IDENTIFIER and text.lower() in ("inf", "infinity", "nan"):
             value = float(text)
         else:
-            raise self.stop(f"Expected double, got: {text.lower() if kind == IDENTIFIER else text}")
+            raise self.fatal_error(f"Expected double, got: {text.lower() if kind == IDENTIFIER else text}")
         self.next()
         return sign * (value if value <= LARGEST_FLOAT or math.isnan(value) else float("inf"))
 
     def unknown(self, message: str, path: str, word: str, line: int, known_words: Tuple[str, ...] = ()) -> None:
         """Report an unknown field, and skip its value with the fields in it."""
         self.problems.append(SyntaxProblem(line, message, path, word, known_words, UNKNOWN))
-        colon = self.take(":")
+        colon = self.skip_token(":")
         self.fields.append(SourceField(path, line, None, self.token.text))
         if colon and self.token.text not in CLOSING:
             self.skipped_value(path)
         else:
             self.skipped_message(path)
-        self.take(";", ",")
+        self.skip_token(";", ",")
 
     def skipped_message(self, path: str) -> None:
         end = self.open_message()
         while self.token.text not in CLOSING.values():
             self.field(None, None, path + ".", {})
-        self.need(end)
+        self.require_token(end)
 
     def skipped_value(self, path: str) -> None:
         if self.token.kind == STRING:
             while self.token.kind == STRING:
                 self.next()
-        elif self.take("["):
-            while not self.take("]"):
+        elif self.skip_token("["):
+            while not self.skip_token("]"):
                 if self.token.text in CLOSING:
                     self.skipped_message(path)
                 else:
                     self.skipped_value(path)
-                if self.take("]"):
+                if self.skip_token("]"):
                     break
-                self.need(",")
+                self.require_token(",")
         else:
-            self.take("-")
+            self.skip_token("-")
             if self.token.kind not in (INTEGER, FLOAT, IDENTIFIER):
-                raise self.stop(f"Cannot skip field value, unexpected token: {self.token.text}")
+                raise self.fatal_error(f"Cannot skip field value, unexpected token: {self.token.text}")
             self.next()
 
 

@@ -72,7 +72,7 @@ class Tokenizer:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.position = 0
         self.line = 1
         self.problems: List[SyntaxProblem] = []
         self.token = Token(SYMBOL, "", 1, -1)
@@ -85,9 +85,9 @@ class Tokenizer:
     def next(self) -> None:
         """Read the next token."""
         while True:
-            blank = SPACE.match(self.text, self.at) or COMMENT.match(self.text, self.at)
-            controls = CONTROLS.match(self.text, self.at)
-            non_ascii = NON_ASCII.match(self.text, self.at)
+            blank = SPACE.match(self.text, self.position) or COMMENT.match(self.text, self.position)
+            controls = CONTROLS.match(self.text, self.position)
+            non_ascii = NON_ASCII.match(self.text, self.position)
             if blank:
                 self._skip(blank.end())
             elif controls:
@@ -101,39 +101,39 @@ class Tokenizer:
                 self._skip(non_ascii.end())
             else:
                 break
-        start, line = self.at, self.line
+        start, line = self.position, self.line
         kind = self._read()
-        self.token = Token(kind, self.text[start : self.at], line, self.at)
+        self.token = Token(kind, self.text[start : self.position], line, self.position)
 
     def _skip(self, end: int) -> None:
-        self.line += self.text.count("\n", self.at, end)
-        self.at = end
+        self.line += self.text.count("\n", self.position, end)
+        self.position = end
 
     def _read(self) -> str:
         """Read one token and return its kind."""
-        if self.at >= len(self.text):
+        if self.position >= len(self.text):
             return END
-        first, second = self.text[self.at], self.text[self.at + 1 : self.at + 2]
-        word = WORD.match(self.text, self.at)
+        first, second = self.text[self.position], self.text[self.position + 1 : self.position + 2]
+        word = WORD.match(self.text, self.position)
         if word:
-            self.at = word.end()
+            self.position = word.end()
             return IDENTIFIER
         if first in "\"'":
             self._string(first)
             return STRING
         if "0" <= first <= "9" or (first == "." and "0" <= second <= "9"):
-            if first == "." and self.token.kind == IDENTIFIER and self.token.end == self.at:
+            if first == "." and self.token.kind == IDENTIFIER and self.token.end == self.position:
                 self.report("Need space between identifier and decimal point.")
             return self._number()
-        self.at += 1
+        self.position += 1
         return SYMBOL
 
     def _string(self, mark: str) -> None:
-        self.at += 1
-        while self.text[self.at : self.at + 1] != mark:
-            piece = PIECE.match(self.text, self.at)
+        self.position += 1
+        while self.text[self.position : self.position + 1] != mark:
+            piece = PIECE.match(self.text, self.position)
             if piece is None:
-                newline = self.text.startswith("\n", self.at)
+                newline = self.text.startswith("\n", self.position)
                 message = "String literals cannot cross line boundaries." if newline else "Unexpected end of string."
                 self.report(message, todo=f"Close the string with {mark}, or double the backslash before its end")
                 return
@@ -142,13 +142,13 @@ class Tokenizer:
                 todo = f"Write \\\\{error} for a backslash, or remove it" if error.isprintable() else "Remove the backslash"
                 self.report(ESCAPES.get(error, "Invalid escape sequence in string literal."), f"\\{error} in a string", todo)
                 # The character after the backslash may end the string.
-                self.at += 2 if error in ESCAPES else 1
+                self.position += 2 if error in ESCAPES else 1
                 continue
-            self.at = piece.end()
-        self.at += 1
+            self.position = piece.end()
+        self.position += 1
 
     def _number(self) -> str:
-        match = HEXADECIMAL.match(self.text, self.at) or OCTAL.match(self.text, self.at)
+        match = HEXADECIMAL.match(self.text, self.position) or OCTAL.match(self.text, self.position)
         real = False
         if match:
             if not match.group(1):
@@ -156,23 +156,23 @@ class Tokenizer:
             elif match.re is OCTAL and not set(match.group(1)) <= set("01234567"):
                 self.report("Numbers starting with leading zero must be in octal.")
         else:
-            match = DECIMAL.match(self.text, self.at)
+            match = DECIMAL.match(self.text, self.position)
             if match is None:
-                raise AssertionError(f"no number at {self.at}")
+                raise AssertionError(f"no number at {self.position}")
             fraction, exponent, digits, suffix = match.groups()
             real = match.group().startswith(".") or bool(fraction or exponent or suffix)
             if exponent and not digits:
                 self.report('"e" must be followed by exponent.')
-        start, self.at = self.at, match.end()
-        following = WORD.match(self.text, self.at)
+        start, self.position = self.position, match.end()
+        following = WORD.match(self.text, self.position)
         if following:
             # protobuf starts another token here. This parser adds the word to the number, so that it can read the rest.
-            self.at = following.end()
-            number = self.text[start : self.at]
+            self.position = following.end()
+            number = self.text[start : self.position]
             value = integer_of(number)
             todo = "Correct the number" if value is None else f"Write {value}"
             self.report("Need space between number and identifier.", number, todo)
-        elif self.text.startswith(".", self.at):
+        elif self.text.startswith(".", self.position):
             again = "Already saw decimal point or exponent; can't have another one."
             self.report(again if real else "Hex and octal numbers must be integers.")
         return FLOAT if real else INTEGER
