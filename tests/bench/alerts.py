@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Seconds from a fault to its alert: `make bench-alerts`.
+"""Measure the seconds from a fault to its alert: `make bench-alerts`.
 
-A lab of its own has two hosts behind a load balancer, with Prometheus and Alertmanager on its monitoring host, at the default
-intervals (molecule/monitoring/inventory). Clients send requests at a fixed rate. One fault after the other is injected, until its
-alerts have reached a webhook receiver, and then repaired. Times to firing and to the receiver begin with the fault, the time to
-resolve begins with the repair. Targets: critical alerts fire within 60 s, alerts from the probe within 150 s, and warnings within
-5 minutes. Prints a table, and writes build/bench/alerts.json. A missed target is shown. The run fails if an alert is missing.
-With --idle, the faults follow after a time without a fault, in which no alert may fire. With --cost, the bench first compares the
-processor time of a host with monitoring and without. The share of a core that monitoring takes should be at most 2 %.
+A separate lab has two hosts behind a load balancer. Its monitoring host runs Prometheus and Alertmanager with the default intervals
+(molecule/monitoring/inventory). Clients send requests at a fixed rate. The bench injects one fault after the other. It waits until
+the alerts have reached a webhook receiver, and then repairs the fault. The times to firing and to the receiver begin with the
+fault. The time to resolve begins with the repair. Targets: critical alerts fire within 60 s, alerts from the probe within 150 s,
+and warnings within 5 minutes. The bench prints a table and writes build/bench/alerts.json. It reports a missed target, and fails if
+an alert is missing. With --idle, the bench first waits for some time without a fault, in which no alert should fire. With --cost,
+it first compares the processor time of a host with monitoring and without. Monitoring should take at most 2 % of a core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from open_loop import OpenLoop
 HOSTS = 2
 RATES = {"http": 20.0, "grpc": 20.0, "stream": 1.0}
 MONITORING_UNITS = "npufleet-metrics.timer npufleet-probe.timer prometheus-node-exporter.service"
-# The share of a core of a host
+# The largest share of a core of a host that monitoring should take
 MAX_COST = 0.02
 FLEET = ROOT / "molecule/monitoring/inventory/hosts.yml"
 TARGET = BUILD / "alerts.json"
@@ -42,7 +42,7 @@ class Fleet(Lab):
         self.environment.update(LAB_BALANCERS="1", LAB_RELEASE="lab-24.10")
 
     def __enter__(self) -> Fleet:
-        # One host is installed, and the other one is a copy of it.
+        # Only the first host is installed. The other host is a copy of it.
         self.environment["HOSTS"] = "1"
         self._lab("up")
         say("installing the first host")
@@ -55,8 +55,8 @@ class Fleet(Lab):
         self.run(["ansible-playbook", "-i", str(INVENTORY), *options, str(ROOT / "playbooks/site.yml")])
 
     def inventory(self) -> Dict[str, Any]:
-        found: Dict[str, Any] = json.loads(self.run([str(INVENTORY / "hosts.py")]))
-        return found
+        inventory: Dict[str, Any] = json.loads(self.run([str(INVENTORY / "hosts.py")]))
+        return inventory
 
 
 def row_of(observation: Observation) -> Row:
@@ -71,12 +71,12 @@ def row_of(observation: Observation) -> Row:
 
 
 def table(observations: Sequence[Observation]) -> str:
-    """Return the observations as a person reads them."""
+    """Return the observations as a table for the terminal."""
     lines = [f"{'fault':<20} {'alert':<30} {'severity':<9} {'firing':>7} {'receiver':>9} {'resolve':>8}  target"]
-    for found in observations:
-        times = f"{found.to_firing:>7} {found.to_receiver:>9} {found.to_resolve:>8}"
-        verdict = "reached" if found.to_firing <= found.target else "MISSED"
-        lines.append(f"{found.fault:<20} {found.alert:<30} {found.severity:<9} {times}  {found.target} s: {verdict}")
+    for entry in observations:
+        times = f"{entry.to_firing:>7} {entry.to_receiver:>9} {entry.to_resolve:>8}"
+        verdict = "reached" if entry.to_firing <= entry.target else "MISSED"
+        lines.append(f"{entry.fault:<20} {entry.alert:<30} {entry.severity:<9} {times}  {entry.target} s: {verdict}")
     return "\n".join(lines)
 
 
@@ -85,7 +85,7 @@ def say(message: str) -> None:
 
 
 def measure_idle(lab: AlertLab, seconds: float) -> None:
-    """Show which alerts fire while nothing happens."""
+    """Print which alerts fire while no fault is injected."""
     lab.wait_until_quiet(f'ALERTS{{alertname!~"{DISK_ALERTS}"}}')
     began = time.time()
     say(f"no fault for {seconds:.0f} s")
@@ -96,7 +96,7 @@ def measure_idle(lab: AlertLab, seconds: float) -> None:
 
 
 def cpu_seconds(stats: str, ticks_per_second: int) -> float:
-    """Return the processor time in the lines of /proc/PID/stat of all processes, with that of their children that have ended."""
+    """Return the processor time of all processes from their lines of /proc/PID/stat, including children that have ended."""
     total = 0
     for line in stats.splitlines():
         # The name of a program may have spaces and parentheses. After it come the state and ten more fields.
@@ -105,7 +105,7 @@ def cpu_seconds(stats: str, ticks_per_second: int) -> float:
 
 
 def measure_cost(lab: AlertLab, host: str, seconds: float) -> None:
-    """Show the share of a core that monitoring takes from a host without requests, with the scrapes and the probe's container."""
+    """Print the share of a core that monitoring takes from a host without requests, including scrapes and the probe's container."""
 
     def share() -> float:
         def read() -> float:
@@ -135,7 +135,7 @@ def measure_cost(lab: AlertLab, host: str, seconds: float) -> None:
 
 
 def measure(fleet: Fleet, cases: Sequence[str], idle: float, cost: float) -> Tuple[List[Observation], List[str]]:
-    """Return the alerts of all cases, and the errors of cases without an alert. Writes the results after each case."""
+    """Return the alerts of all cases, and the errors of cases without an alert. Write the results after each case."""
     CERTIFICATE.write_text(certificate(365))
     say("installing all hosts")
     fleet.site("-i", str(FLEET))

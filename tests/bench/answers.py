@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Whether answers are right when they come in batches: answers.py MODEL NETWORK.onnx. Runs inside the server's container.
+"""Check that answers are right if Triton computes requests in batches: answers.py MODEL NETWORK.onnx.
 
-Requests of one to four rows, each of a picture of its own, many in flight at once, so that the server joins them. Every answer is
-compared with what onnxruntime says of that picture alone: an answer of another request, or of a row beside it, is wrong.
-Prints {"requests", "rows", "wrong": [the first reasons]} as JSON.
+The program runs in the server's container. It sends requests of one to four rows. Each row is a random picture. Many requests are
+in flight at once, so that the server joins them. Every row of an answer is compared with the answer of onnxruntime for this
+picture, so the answer of another request or row counts as wrong. The program prints {"requests", "rows", "wrong": [the first
+reasons]} as JSON.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import tritonclient.grpc as client
 REQUESTS = 240
 IN_FLIGHT = 16
 PICTURES = 40
-# Most requests have one row; those of more make batches that do not end where a request does.
+# Rows of the requests. Requests of several rows cause batches that end within a request.
 ROWS = (1, 1, 1, 2, 1, 3, 1, 1, 4, 1)
 TOLERANCE = 1e-4
-SHOWN = 5
+MAX_REASONS = 5
 
 
 def main(model: str, network: str) -> None:
-    """Ask, compare, report."""
+    """Send the requests, compare the answers, and print the result."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
@@ -35,7 +36,7 @@ def main(model: str, network: str) -> None:
     expected = np.concatenate([session.run(None, {"INPUT__0": pictures[[number]]})[0] for number in range(PICTURES)])
     apart = min(np.abs(answer - earlier).max() for index, answer in enumerate(expected) for earlier in expected[:index])
     if apart < 100 * TOLERANCE:
-        sys.exit(f"two pictures have answers only {apart:g} apart: a mix-up could not be told")
+        sys.exit(f"the answers of two pictures differ only by {apart:g}, so a mix-up would not be noticed")
     wrong: list[str] = []
     free = threading.Semaphore(IN_FLIGHT)
     server = client.InferenceServerClient("localhost:8001")
@@ -48,11 +49,9 @@ def main(model: str, network: str) -> None:
             else:
                 scores = result.as_numpy("OUTPUT__0")
                 if scores.shape != (len(chosen), 1000):
-                    wrong.append(f"request {number}: found shape {list(scores.shape)}, wanted {[len(chosen), 1000]}")
-                elif (off := float(np.abs(scores - expected[chosen]).max())) > TOLERANCE:
-                    wrong.append(
-                        f"request {number} of {len(chosen)} rows: {off:g} away from what onnxruntime says of these pictures"
-                    )
+                    wrong.append(f"request {number}: the shape is {list(scores.shape)}, expected {[len(chosen), 1000]}")
+                elif (difference := float(np.abs(scores - expected[chosen]).max())) > TOLERANCE:
+                    wrong.append(f"request {number} of {len(chosen)} rows differs from onnxruntime by {difference:g}")
             free.release()
 
         return answered
@@ -66,7 +65,7 @@ def main(model: str, network: str) -> None:
         server.async_infer(model, [tensor], done(number, chosen), client_timeout=30)
     for _ in range(IN_FLIGHT):
         free.acquire()
-    print(json.dumps({"requests": REQUESTS, "rows": rows, "wrong": wrong[:SHOWN]}))
+    print(json.dumps({"requests": REQUESTS, "rows": rows, "wrong": wrong[:MAX_REASONS]}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A lab of its own for a bench, and what is measured on its hosts from outside."""
+"""A separate lab for a bench, and measurements of its hosts from outside."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ INVENTORY = ROOT / "inventories/lab"
 
 
 class BenchError(Exception):
-    """Why there is no figure."""
+    """A reason why a bench has no result."""
 
 
 def longest(output: str) -> List[Tuple[float, str]]:
-    """(seconds, task) of what `profile_tasks` lists at the end of a playbook, longest first."""
-    found = re.findall(r"^(\S.*?) -{2,} *([\d.]+)s$", output, re.MULTILINE)
-    return [(float(seconds), name.rpartition(" : ")[2]) for name, seconds in found]
+    """Return (seconds, task) of the tasks that `profile_tasks` lists at the end of a playbook, longest first."""
+    entries = re.findall(r"^(\S.*?) -{2,} *([\d.]+)s$", output, re.MULTILINE)
+    return [(float(seconds), name.rpartition(" : ")[2]) for name, seconds in entries]
 
 
 def calls_of(journal: str) -> int:
-    """How many modules were called, by what a host's journal has of sudo: each call is one command of it."""
+    """Return the number of module calls on a host. Its journal has an entry of sudo for each call."""
     return sum("COMMAND=" in line and "BECOME-SUCCESS" in line for line in journal.splitlines())
 
 
 class Lab:
-    """The lab of a bench, which goes when it ends. `variables` are those of each playbook."""
+    """The lab of a bench, which is removed at the end of the block. `variables` are extra variables of each playbook."""
 
     def __init__(self, hosts: int, variables: Mapping[str, Any]) -> None:
         self.variables = variables
@@ -47,9 +47,9 @@ class Lab:
 
     def __enter__(self) -> Self:
         self._lab("up")
-        said = json.loads(self.run([str(INVENTORY / "hosts.py")]))
-        self.shared = said["all"]["vars"]
-        self.hosts = {name: said["_meta"]["hostvars"][name] for name in said["npu_hosts"]["hosts"]}
+        inventory = json.loads(self.run([str(INVENTORY / "hosts.py")]))
+        self.shared = inventory["all"]["vars"]
+        self.hosts = {name: inventory["_meta"]["hostvars"][name] for name in inventory["npu_hosts"]["hosts"]}
         return self
 
     def __exit__(self, *_why: object) -> None:
@@ -59,25 +59,25 @@ class Lab:
         self.run([sys.executable, str(ROOT / "lab/lab.py"), command])
 
     def run(self, command: Sequence[str]) -> str:
-        """Output of a command that has to succeed."""
+        """Return the output of a command. Raises BenchError if the command fails."""
         done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BenchError(f"{' '.join(command)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
         return done.stdout
 
     def playbook(self, name: str, *options: str) -> Tuple[float, List[Tuple[float, str]]]:
-        """(seconds that a playbook takes, as its operator sees it, its longest tasks)."""
+        """Run a playbook. Return (its seconds, including the start of Ansible, and its longest tasks)."""
         command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name)]
         began = time.monotonic()
         output = self.run([*command, "-e", json.dumps(self.variables), *options])
         return time.monotonic() - began, longest(output)
 
     def inside(self, host: str, *command: str) -> str:
-        """Output of a command on a host, as root, through the engine under the lab."""
+        """Return the output of a command on a host. The lab's engine runs the command as root."""
         return self.run([*self.shared["lab_docker"], "exec", self.hosts[host]["lab_container"], *command])
 
     def everywhere(self, *command: str) -> float:
-        """Seconds of a command on all hosts at once."""
+        """Return the seconds that a command takes on all hosts at once."""
         began = time.monotonic()
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda host: self.inside(host, *command), self.hosts))
@@ -85,15 +85,15 @@ class Lab:
 
     @staticmethod
     def now() -> str:
-        """The clock of the hosts, which is one, as their journal takes it."""
+        """Return the time of the hosts, which share a clock, in the form of `journalctl --since`."""
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
     def calls(self, since: str) -> int:
-        """How many modules were called on a host since then, on the one with most."""
+        """Return the number of module calls since a time, on the host with the most calls."""
         return max(
             calls_of(self.inside(host, "journalctl", "--since", since, "--output", "cat", "_COMM=sudo")) for host in self.hosts
         )
 
     def ssh_options(self) -> str:
-        """What ssh needs to reach the hosts, for a shell."""
+        """Return the options with which ssh reaches the hosts, as text for a shell."""
         return f"-i {self.shared['ansible_ssh_private_key_file']} {self.shared['ansible_ssh_common_args']}"

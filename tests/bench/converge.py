@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How long `site.yml` takes on a fleet that is as wanted, beside another tool that reads the same: `make bench-converge`.
+"""Measure how long `site.yml` takes on a fleet in sync, compared with another tool: `make bench-converge`.
 
-On labs of their own with eight hosts and with two, converged once. Then `site.yml`, a deploy of pyinfra that reads the same facts
-(read_by_pyinfra.py) and one bare ssh to every host at once take turns; the middle of each is the figure. With BEFORE=<commit> the
-`site.yml` of that commit takes its turn, too. Prints a table, writes build/bench/converge.json. A missed target is shown; the run
-fails when a playbook does, or when it changes anything.
+The bench uses separate, converged labs with eight hosts and with two hosts. In each of several rounds, it runs `site.yml`, a deploy
+of pyinfra that reads the same facts (read_by_pyinfra.py), and one bare ssh to every host at once. The results are the medians. With
+BEFORE=<commit>, it also runs the `site.yml` of that commit. The bench prints a table and writes build/bench/converge.json. It
+reports a missed target, and fails if a playbook fails or changes a host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from bench_lab import BUILD, INVENTORY, ROOT, BenchError, Lab
 
-# {hosts: how many times as long as pyinfra}
+# {hosts: largest ratio of the time of site.yml to the time of pyinfra}
 TARGETS = {8: 1.0, 2: 1.2}
 ROUNDS = 7
 PYINFRA = ROOT / "build/pyinfra/bin/python"
@@ -30,24 +30,24 @@ Row = Dict[str, Any]
 
 
 def middle(numbers: Sequence[float]) -> float:
-    """The median; of an even number the lower one."""
+    """Return the median. Of two middle numbers, return the lower one."""
     return sorted(numbers)[(len(numbers) - 1) // 2]
 
 
 def verdicts(rows: Sequence[Row]) -> List[Tuple[str, bool]]:
-    """(target in words, whether it was reached)."""
-    found = []
+    """Return (target in words, True if it was reached) for each target."""
+    results = []
     for row in rows:
-        wanted = TARGETS[row["hosts"]]
-        found.append((f"{row['hosts']} hosts: {row['ratio']} times pyinfra, wanted at most {wanted}", row["ratio"] <= wanted))
+        limit = TARGETS[row["hosts"]]
+        results.append((f"{row['hosts']} hosts: {row['ratio']} times pyinfra, expected at most {limit}", row["ratio"] <= limit))
         if "before_seconds" in row:
             times = round(row["seconds"] / row["before_seconds"], 2)
-            found.append((f"{row['hosts']} hosts: {times} times the commit before, wanted at most 1.05", times <= 1.05))
-    return found
+            results.append((f"{row['hosts']} hosts: {times} times the commit before, expected at most 1.05", times <= 1.05))
+    return results
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a person reads them."""
+    """Return the rows as a table for the terminal."""
     lines = [f"{'hosts':>5} {'site.yml':>9} {'before':>7} {'pyinfra':>8} {'ssh':>6} {'ratio':>6} {'calls':>6}"]
     for row in rows:
         before = f"{row['before_seconds']:>7.2f}" if "before_seconds" in row else f"{'-':>7}"
@@ -57,13 +57,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 class Fleet(Lab):
-    """A converged lab, which is read again and again."""
+    """A converged lab whose state is read many times."""
 
     def __init__(self, hosts: int) -> None:
         super().__init__(hosts, {"npufleet_rollout_serial": ["100%"]})
 
     def ansible(self, checkout: Path, program: str, *arguments: str) -> Tuple[float, subprocess.CompletedProcess[str]]:
-        """Seconds and end of a program of Ansible with the settings and the code of a checkout."""
+        """Run a program of Ansible with the settings and the code of a checkout. Return its seconds and its result."""
         environment = {**self.environment, "ANSIBLE_CONFIG": "ansible.cfg", "ANSIBLE_NOCOLOR": "1"}
         del environment["ANSIBLE_CALLBACKS_ENABLED"]
         began = time.monotonic()
@@ -72,14 +72,14 @@ class Fleet(Lab):
         return time.monotonic() - began, done
 
     def site(self, checkout: Path = ROOT) -> float:
-        """Seconds of `site.yml` of a checkout, which must not change anything."""
+        """Run `site.yml` of a checkout, and return its seconds. Raises BenchError if the playbook changes a host."""
         seconds, done = self.ansible(checkout, "ansible-playbook", "playbooks/site.yml", "-e", json.dumps(self.variables))
         if done.returncode or any("changed=0" not in line for line in done.stdout.splitlines() if " : ok=" in line):
-            raise BenchError(f"site.yml of {checkout} ended with {done.returncode}, wanted no change:\n{done.stdout[-3000:]}")
+            raise BenchError(f"site.yml of {checkout} ended with {done.returncode}, expected no change:\n{done.stdout[-3000:]}")
         return seconds
 
     def pyinfra(self, models: Sequence[str]) -> float:
-        """Seconds of the deploy."""
+        """Run the deploy of pyinfra, and return its seconds."""
         hosts = [
             [
                 name,
@@ -101,7 +101,7 @@ class Fleet(Lab):
         return time.monotonic() - began
 
     def ssh(self) -> float:
-        """Seconds of one new connection to every host at once."""
+        """Open a new connection to every host at once, and return the seconds."""
         began = time.monotonic()
         running = []
         for variables in self.hosts.values():
@@ -109,17 +109,17 @@ class Fleet(Lab):
             command = f"ssh -o ControlPath=none {self.ssh_options()} {target} true"
             running.append(subprocess.Popen(command, shell=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         if any(process.wait() for process in running):
-            raise BenchError("ssh reached not every host")
+            raise BenchError("ssh did not reach every host")
         return time.monotonic() - began
 
 
 def measure(hosts: int, before: Optional[Path]) -> Row:
-    """One row, of a lab that comes and goes with it."""
+    """Return the row of a lab with this number of hosts. The lab exists only for this row."""
     with Fleet(hosts) as fleet:
-        say(f"{hosts} hosts from nothing")
+        say(f"installing {hosts} hosts")
         fleet.playbook("site.yml")
         served = fleet.inside(next(iter(fleet.hosts)), "ls", "/var/lib/npufleet/served").split()
-        # Whatever is only there from the second run on, such as connections and caches
+        # The first run of each program creates caches and connections, so it is not measured.
         for checkout in filter(None, (before, ROOT)):
             fleet.site(checkout)
         fleet.pyinfra(served)
@@ -131,12 +131,12 @@ def measure(hosts: int, before: Optional[Path]) -> Row:
         others: List[float] = []
         bare: List[float] = []
         for number in range(ROUNDS):
-            # Whoever comes first in a round changes: what one leaves in caches helps each of them
-            turns = [lambda: seconds.append(fleet.site()), lambda: others.append(fleet.pyinfra(served))]
+            # The order changes in each round, because each program profits from caches that the previous program has filled.
+            programs = [lambda: seconds.append(fleet.site()), lambda: others.append(fleet.pyinfra(served))]
             if before:
-                turns.append(lambda: earlier.append(fleet.site(before)))
-            for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
-                turn()
+                programs.append(lambda: earlier.append(fleet.site(before)))
+            for program in programs[number % len(programs) :] + programs[: number % len(programs)]:
+                program()
             bare.append(fleet.ssh())
     row = {
         "case": "no_change",
@@ -151,7 +151,7 @@ def measure(hosts: int, before: Optional[Path]) -> Row:
 
 
 def checkout_of(commit: str) -> Path:
-    """A work tree of another commit."""
+    """Create a work tree of another commit, and return its directory."""
     remove_checkout()
     subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(BEFORE), commit], cwd=ROOT, check=True)
     return BEFORE
@@ -167,14 +167,14 @@ def say(message: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, choices=TARGETS, action="append", help="only with that many")
-    wanted = parser.parse_args().hosts or list(TARGETS)
-    # so that the lab is taken away
+    parser.add_argument("--hosts", type=int, choices=TARGETS, action="append", help="only with this number of hosts")
+    counts = parser.parse_args().hosts or list(TARGETS)
+    # The lab is removed after a signal, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended by a signal"))
     commit = os.environ.get("BEFORE")
     try:
         before = checkout_of(commit) if commit else None
-        rows = [measure(hosts, before) for hosts in wanted]
+        rows = [measure(hosts, before) for hosts in counts]
     except BenchError as error:
         sys.exit(f"bench: {error}")
     finally:

@@ -1,4 +1,4 @@
-"""From readings to rows, and from rows to verdicts and a table. Nothing here measures."""
+"""The results of bench-serving: rows from readings of perf_analyzer, and verdicts and a table from rows."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from network import LARGEST
 from perf import Reading
 
 Row = Dict[str, Any]
-# device_ms -> share of the device's limit
+# {milliseconds of the NPU for a batch: smallest share of the device's limit}, for each profile
 THROUGHPUT = {4: 0.97, 2: 0.90}
 LATENCY = {4: 0.90, 2: 0.85}
-# overhead of one request over device time, in times of the empty model's
+# The largest overhead of a request beyond the device's time, as a multiple of the empty model's overhead
 OVERHEAD = 1.1
+# The smallest throughput of two NPUs, as a multiple of the throughput of one NPU
 NPUS = 1.8
 GROWTH_MIB = 5.0
-# cases without an NPU: the second waits as long as one, for comparison, and is no row of serving.json
+# Cases without an NPU. The model of `waiting` waits as long as an NPU would compute. It is not in serving.json.
 NO_NPU = ("empty", "waiting")
-# perf_analyzer's clocks give whole microseconds
+# The clocks of perf_analyzer have a resolution of one microsecond.
 ROUNDING_MS = 0.001
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: what was measured, found and wanted in words, and whether it was reached."""
+    """The result of one target: what was measured, the actual and the expected value in words, and whether it was reached."""
 
     what: str
     found: str
@@ -34,7 +35,7 @@ class Verdict:
 
 
 def limit(device_ms: float) -> float:
-    """Inferences per second of an NPU that is never idle and whose batches are all full."""
+    """Return the inferences per second of an NPU that is never idle and whose batches are all full."""
     return LARGEST * 1000 / device_ms
 
 
@@ -48,7 +49,7 @@ def row(
     used: Use,
     other: Optional[float],
 ) -> Row:
-    """A row of serving.json. `other` is how many cores the rest of the machine used meanwhile."""
+    """Return a row of serving.json. `other` is the number of cores that the rest of the machine used meanwhile."""
     on_device = case != "empty"
     return {
         "device_ms": device_ms,
@@ -72,67 +73,67 @@ def row(
     }
 
 
-def impossible(found: Row) -> List[str]:
-    """Why a row of a case that uses the NPU cannot be true, whatever the ledger says."""
-    if found["case"] != "empty" and found["p50_ms"] < found["device_ms"] - ROUNDING_MS:
-        return [f"half of the answers came within {found['p50_ms']} ms, before the {found['device_ms']} ms of the NPU were over"]
+def impossible(entry: Row) -> List[str]:
+    """Return the reasons why a row cannot be true: answers that are faster than the NPU."""
+    if entry["case"] != "empty" and entry["p50_ms"] < entry["device_ms"] - ROUNDING_MS:
+        return [f"half of the answers came within {entry['p50_ms']} ms, before the {entry['device_ms']} ms of the NPU were over"]
     return []
 
 
 def floor(rows: Sequence[Row], release: str, device_ms: float) -> Optional[float]:
-    """The empty model's overhead at one client, on this Triton, in milliseconds."""
+    """Return the overhead of the empty model with one client on this Triton, in milliseconds."""
     for entry in rows:
         if (entry["case"], entry["triton"], entry["device_ms"], entry["concurrency"]) == ("empty", release, device_ms, 1):
             return float(entry["overhead_ms"])
     return None
 
 
-def wanted_share(found: Row) -> Optional[float]:
-    """The share that this row has to reach, None where there is no target."""
-    if found["case"] not in ("rbln", "rbln-24.10"):
+def expected_share(entry: Row) -> Optional[float]:
+    """Return the share that a row has to reach, or None if the row has no such target."""
+    if entry["case"] not in ("rbln", "rbln-24.10"):
         return None
-    if found["profile"] == "latency":
-        return LATENCY.get(found["device_ms"]) if found["concurrency"] == 16 else None
-    if found["concurrency"] in (8, 16):
-        return THROUGHPUT.get(found["device_ms"])
+    if entry["profile"] == "latency":
+        return LATENCY.get(entry["device_ms"]) if entry["concurrency"] == 16 else None
+    if entry["concurrency"] in (8, 16):
+        return THROUGHPUT.get(entry["device_ms"])
     return None
 
 
-def wanted_overhead(found: Row, rows: Sequence[Row]) -> Optional[float]:
-    """The overhead in milliseconds that this row may have, None where there is no target or no floor was measured."""
-    if found["concurrency"] != 1 or found["case"] not in ("rbln", "rbln-24.10") or found["profile"] != "latency":
+def expected_overhead(entry: Row, rows: Sequence[Row]) -> Optional[float]:
+    """Return the largest allowed overhead of a row in milliseconds, or None without a target or a floor."""
+    if entry["concurrency"] != 1 or entry["case"] not in ("rbln", "rbln-24.10") or entry["profile"] != "latency":
         return None
-    least = floor(rows, found["triton"], found["device_ms"])
+    least = floor(rows, entry["triton"], entry["device_ms"])
     return None if least is None else round(OVERHEAD * least, 3)
 
 
 def verdicts(rows: Sequence[Row]) -> List[Verdict]:
-    """The targets of the rows, in their order."""
+    """Return the verdicts about the rows, in their order."""
     return [verdict for entry in rows for verdict in verdicts_of(entry, rows)]
 
 
 def verdicts_of(entry: Row, rows: Sequence[Row]) -> List[Verdict]:
-    """The targets of one row among `rows`, which have its floor."""
-    found = []
+    """Return the verdicts about one row. `rows` has the row of the empty model, which is the floor of the overhead."""
+    results = []
     what = f"{entry['case']} {entry['profile']}, {entry['device_ms']:g} ms, {entry['concurrency']} clients"
-    share, overhead = wanted_share(entry), wanted_overhead(entry, rows)
+    share, overhead = expected_share(entry), expected_overhead(entry, rows)
     if share is not None:
-        mine = entry["share_of_device_limit"]
-        found.append(Verdict(f"{what}: share of the device's limit", f"{mine:.3f}", f">= {share:.2f}", mine >= share))
+        actual = entry["share_of_device_limit"]
+        results.append(Verdict(f"{what}: share of the device's limit", f"{actual:.3f}", f">= {share:.2f}", actual >= share))
     if overhead is not None:
-        mine = entry["overhead_ms"]
-        found.append(Verdict(f"{what}: overhead", f"{mine:.3f} ms", f"<= {overhead:.3f} ms", mine <= overhead))
-    return found
+        actual = entry["overhead_ms"]
+        results.append(Verdict(f"{what}: overhead", f"{actual:.3f} ms", f"<= {overhead:.3f} ms", actual <= overhead))
+    return results
 
 
 def npus_verdict(alone: float, both: float) -> Verdict:
-    """Two NPUs over one, of inferences per second."""
+    """Return the verdict about the inferences per second of two NPUs, compared with one NPU."""
     ratio = both / alone if alone else 0.0
     return Verdict("two NPUs over one", f"{ratio:.2f} ({both:.0f} over {alone:.0f}/s)", f">= {NPUS}", ratio >= NPUS)
 
 
 def memory_verdicts(before: Row, after: Row) -> List[Verdict]:
-    """Growth between two samples {"requests", "mib", "shm_mib"}."""
+    """Return the verdicts about the growth of memory between two samples {"requests", "mib", "shm_mib"}."""
     span = f"between request {before['requests']:,} and {after['requests']:,}"
     grown, shm = after["mib"] - before["mib"], after["shm_mib"] - before["shm_mib"]
     return [
@@ -142,7 +143,7 @@ def memory_verdicts(before: Row, after: Row) -> List[Verdict]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows for a screen, with their targets beside."""
+    """Return the rows and their targets as a table for the terminal."""
     head = (
         "case",
         "profile",
@@ -150,7 +151,7 @@ def table(rows: Sequence[Row]) -> str:
         "clients",
         "infer/s",
         "share",
-        "wanted",
+        "target",
         "p50",
         "p99",
         "over",
@@ -160,8 +161,8 @@ def table(rows: Sequence[Row]) -> str:
         "noise",
     )
     lines = [head]
-    for entry in sorted(rows, key=lambda found: (-found["device_ms"], found["case"], found["profile"] or "", found["concurrency"])):
-        share, overhead = wanted_share(entry), wanted_overhead(entry, rows)
+    for entry in sorted(rows, key=lambda row_: (-row_["device_ms"], row_["case"], row_["profile"] or "", row_["concurrency"])):
+        share, overhead = expected_share(entry), expected_overhead(entry, rows)
         lines.append(
             (
                 f"{entry['case']} {entry['triton']}" if entry["case"] in NO_NPU else entry["case"],
@@ -192,7 +193,7 @@ def mark(reached: bool, text: str) -> str:
 
 
 def noise(rows: Sequence[Row]) -> str:
-    """How far the figures can be trusted, in one line."""
+    """Return a line about the reliability of the results."""
     others = [entry["other_cores"] for entry in rows if entry["other_cores"] is not None]
     unstable = sum(not entry["stable"] for entry in rows)
     spread = max((entry["noise_percent"] for entry in rows), default=0.0)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How long the clients of one model wait while another one loads: `make bench-loading`.
+"""Measure how long the clients of one model wait while another model loads: `make bench-loading`.
 
-Real servers on this machine, one of each release, in mode explicit. Clients over HTTP that keep their connections, twice as many as
-Triton has threads for them, and one over gRPC ask a small model without a pause in three spans of equal length: while nothing
-loads (`idle`), while a load is open that was asked for as npufleet does (`grpc`), and over HTTP (`http`). Prints a table, writes
-build/bench/loading.json: milliseconds by span and client, and each span's longest wait as a multiple of the idle one.
+For each release, a real server runs on this machine in mode explicit. The clients send requests to a small model without a pause.
+Twice as many clients as Triton has HTTP threads use HTTP and keep their connections, and one client uses gRPC. The bench measures
+three spans of equal length. In `idle`, no model loads. In `grpc`, a model loads on a request over gRPC, as npufleet sends it. In
+`http`, a model loads on a request over HTTP. The bench prints a table and writes build/bench/loading.json: milliseconds by span and
+client, and the longest wait of each span as a multiple of the longest wait in `idle`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ sys.path[:0] = [str(ROOT / entry) for entry in ("collections", "tests", "tests/f
 from bare_server import CONNECTIONS, INFER, TIMEOUT, WHEELS, BareServer  # noqa: E402
 from tritonclient import grpc as triton  # noqa: E402
 
-# Seconds of each span, and between two requests of a client
+# Seconds of each span, and seconds between two requests of a client
 SPAN, PAUSE = 6.0, 0.05
 
 
 class Client(threading.Thread):
-    """Asks `alpha` over one connection until it is told to stop, and notes when each request began and ended."""
+    """A thread that sends requests to `alpha` over one connection, and records when each request began and ended."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -42,26 +43,26 @@ class Client(threading.Thread):
     def run(self) -> None:
         while not self.stopped.wait(PAUSE):
             began = time.monotonic()
-            self.ask()
+            self.send()
             self.waits.append((began, time.monotonic()))
 
-    def ask(self) -> None:
-        """One request; ends the bench where it has no answer."""
+    def send(self) -> None:
+        """Send one request. Raises SystemExit if it fails."""
         raise NotImplementedError
 
     def of(self, began: float, ended: float) -> List[float]:
-        """Milliseconds that each request of a span took, also one that was answered only after it."""
-        return [(answered - asked) * 1000 for asked, answered in self.waits if began <= asked <= ended]
+        """Return the milliseconds of each request that was sent in a span, even if its answer came after the span."""
+        return [(answered - sent) * 1000 for sent, answered in self.waits if began <= sent <= ended]
 
 
 class OverHttp(Client):
-    """One connection that is kept."""
+    """A client that keeps its HTTP connection."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
 
-    def ask(self) -> None:
+    def send(self) -> None:
         self.connection.request("POST", "/v2/models/alpha/infer", INFER)
         answer = self.connection.getresponse()
         body = answer.read()
@@ -70,7 +71,7 @@ class OverHttp(Client):
 
 
 class OverGrpc(Client):
-    """One channel."""
+    """A client with a gRPC channel."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -79,26 +80,26 @@ class OverGrpc(Client):
         self.inputs = [triton.InferInput(tensor["name"], tensor["shape"], tensor["datatype"])]
         self.inputs[0].set_data_from_numpy(np.array([tensor["data"]], np.float32))
 
-    def ask(self) -> None:
+    def send(self) -> None:
         self.client.infer("alpha", self.inputs, client_timeout=TIMEOUT)
 
 
 def over_grpc(place: BareServer) -> None:
-    """As npufleet asks for a load: the image's client, with the key."""
+    """Request a load as npufleet does it, with the gRPC client of the image and the key."""
     asker = place.host.asker()
     asker.timeout = TIMEOUT
     asker.request("slow", "load")
 
 
 def over_http(place: BareServer) -> None:
-    """One of Triton's threads for HTTP has to do with it until it is over."""
+    """Request a load over HTTP. One of Triton's HTTP threads is busy until the load ends."""
     status, body = place.ask("POST", "/v2/repository/models/slow/load", "{}", place.key())
     if status != 200:
         raise SystemExit(f"bench: the load was answered {status}: {body}")
 
 
 def held(place: BareServer, load: Callable[[BareServer], None]) -> None:
-    """Load `slow` for as long as a span is, and take it away again."""
+    """Keep `slow` loading for the time of a span, and unload it afterwards."""
     place.go.unlink(missing_ok=True)
     loading = threading.Thread(target=load, args=(place,))
     loading.start()
@@ -119,12 +120,12 @@ SPANS: Dict[str, Callable[[BareServer], None]] = {
 
 
 def figures(waits: List[float]) -> Dict[str, float]:
-    """Of one kind of client in one span."""
+    """Return the results of one kind of client in one span."""
     return {"requests": len(waits), "median_ms": round(statistics.median(waits), 2), "longest_ms": round(max(waits), 1)}
 
 
 def measure(release: str) -> List[Dict[str, Any]]:
-    """The rows of one release."""
+    """Return the rows of one release."""
     with tempfile.TemporaryDirectory() as directory:
         place = BareServer(Path(directory), release)
         try:
@@ -148,15 +149,15 @@ def measure(release: str) -> List[Dict[str, Any]]:
     for kind in (OverHttp, OverGrpc):
         idle = 0.0
         for span, (began, ended) in times.items():
-            found = figures([wait for client in clients if isinstance(client, kind) for wait in client.of(began, ended)])
-            idle = idle or found["longest_ms"]
-            ratio = round(found["longest_ms"] / idle, 1)
-            rows.append({"release": release, "clients": kind.__name__[4:].lower(), "load": span, **found, "ratio": ratio})
+            results = figures([wait for client in clients if isinstance(client, kind) for wait in client.of(began, ended)])
+            idle = idle or results["longest_ms"]
+            ratio = round(results["longest_ms"] / idle, 1)
+            rows.append({"release": release, "clients": kind.__name__[4:].lower(), "load": span, **results, "ratio": ratio})
     return rows
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
-    """What is shown."""
+    """Return the rows as a table for the terminal."""
     head = f"{'release':<8} {'clients':<8} {'load':<6} {'requests':>8} {'median ms':>10} {'longest ms':>11} {'to idle':>8}"
     line = "{release:<8} {clients:<8} {load:<6} {requests:>8} {median_ms:>10} {longest_ms:>11} {ratio:>8}"
     return "\n".join([head, *(line.format(**row) for row in rows)])

@@ -1,8 +1,8 @@
-"""A network of ResNet-50's shapes that costs next to nothing.
+"""A network with the shapes of ResNet-50 that needs almost no computation.
 
-What is measured is the server and its backend, so the time of the network itself is that of the (emulated) device alone. Yet an
-answer depends on its input: on values from the whole picture, the first and the last among them, so that a batch that was cut
-short, shifted or mixed up is seen.
+The bench measures the server and its backend, so only the emulated device should take time for the network. Still, an answer
+depends on values from the whole picture, including the first and the last value. So the bench notices a batch that was truncated,
+shifted or mixed up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEED = 20240101
 
 
 def as_onnx() -> bytes:
-    """The network: INPUT__0 float32 [batch, 3, 224, 224] -> OUTPUT__0 float32 [batch, 1000]."""
+    """Return the network: INPUT__0 float32 [batch, 3, 224, 224] -> OUTPUT__0 float32 [batch, 1000]."""
     size = int(np.prod(PICTURE))
     random = np.random.RandomState(SEED)
     constants = {

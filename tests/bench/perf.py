@@ -1,4 +1,4 @@
-"""perf_analyzer 2.41.1: its command line, and what it says, as one reading."""
+"""The command line of perf_analyzer 2.41.1, and its output as a reading."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import List
 
 OUTPUT_BYTES = 16384
 CSV = "/tmp/bench.csv"
-# So many seconds more than it needs it is given: a server that does not answer would keep it for ever. `timeout` ends with 124.
+# Seconds after the expected end at which perf_analyzer is stopped, because it would wait forever for a server that does not answer.
+# The command `timeout` then ends with 124.
 SECONDS = 60
 PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec")
 COUNT = re.compile(r"Client:.*?Request count: (\d+)", re.DOTALL)
-# Windows of a measurement; it is stable when each window's throughput is within so many percent of their mean.
+# The number of windows of a measurement. It is stable if the throughput of each window is within STABILITY percent of their mean.
 WINDOWS = 3
 STABILITY = 12
-# perf_analyzer gives no figures at all when its own judgement of stability, which is the same, is no: here it is always yes.
+# perf_analyzer prints no results for a measurement that it judges as unstable. With these options, it judges every one as stable.
 ANY = ("--stability-percentage=999", f"--max-trials={WINDOWS}")
 COLUMNS = {
     "infer_per_s": "Inferences/Second",
@@ -33,12 +34,12 @@ COLUMNS = {
 
 
 class Unreadable(Exception):
-    """perf_analyzer said something else than a measurement."""
+    """An output of perf_analyzer that is not a measurement."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement; latencies as the client sees them, and the server's parts of them, in milliseconds on average."""
+    """A measurement: latencies of the client, and the average latency of each part of the server, in milliseconds."""
 
     infer_per_s: float
     p50: float
@@ -49,15 +50,15 @@ class Reading:
     infer: float
     output: float
     network: float
-    # Requests that the client saw completed in the windows that count.
+    # Requests that the client completed in the windows of the measurement
     count: int
-    # How far the throughput of a window is from their mean, in percent, and whether that is little enough.
+    # The largest difference of a window's throughput from the mean, in percent, and True if this is at most STABILITY
     noise: float
     stable: bool
 
 
 def command(model: str, clients: int, window_ms: int) -> List[str]:
-    """Measure with `clients` requests in flight, each of one row, inputs and outputs in system shared memory."""
+    """Return the command that measures with `clients` requests in flight, each of one row, with tensors in system shared memory."""
     return [
         *(
             "timeout",
@@ -77,7 +78,7 @@ def command(model: str, clients: int, window_ms: int) -> List[str]:
 
 
 def requests_command(model: str, clients: int, requests: int) -> List[str]:
-    """Send at least `requests` requests, in three windows whose figures may differ as they like."""
+    """Return the command that sends at least `requests` requests, in three windows whose results may differ."""
     return [
         *("timeout", str(10 * SECONDS), "perf_analyzer", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
         *("--shared-memory=system", f"--output-shared-memory-size={OUTPUT_BYTES}", f"--concurrency-range={clients}"),
@@ -85,16 +86,16 @@ def requests_command(model: str, clients: int, requests: int) -> List[str]:
     ]
 
 
-def read(said: str, table: str) -> Reading:
-    """A reading out of the standard output (with -v) and the CSV file (with --verbose-csv)."""
+def read(output: str, table: str) -> Reading:
+    """Return the reading from the standard output (with -v) and the CSV file (with --verbose-csv). Raises Unreadable."""
     rows = list(csv.DictReader(io.StringIO(table)))
     missing = sorted(set(COLUMNS.values()) - set(rows[0])) if rows else []
-    count = COUNT.search(said)
-    passes = [float(word) for word in PASS.findall(said)]
+    count = COUNT.search(output)
+    passes = [float(word) for word in PASS.findall(output)]
     if len(rows) != 1 or missing or not count or not passes:
         raise Unreadable(
-            f"perf_analyzer: found {len(rows)} rows in its CSV file, columns missing: {', '.join(missing) or 'none'}, "
-            f"{len(passes)} windows; wanted one row with all columns and a request count. Its last words: {said.strip()[-300:]!r}"
+            f"perf_analyzer: its CSV file has {len(rows)} rows, columns missing: {', '.join(missing) or 'none'}, {len(passes)} "
+            f"windows; expected one row with all columns and a request count. Its output ends with: {output.strip()[-300:]!r}"
         )
     value = {name: float(rows[0][column]) for name, column in COLUMNS.items()}
     rate = value.pop("infer_per_s")
@@ -111,6 +112,6 @@ def read(said: str, table: str) -> Reading:
 
 
 def counter(text: str, name: str, model: str) -> int:
-    """Sum of a Prometheus counter over the versions of a model."""
-    found = re.findall(rf'^{name}\{{[^}}]*model="{re.escape(model)}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
-    return round(sum(float(entry) for entry in found))
+    """Return the sum of a Prometheus counter over the versions of a model."""
+    values = re.findall(rf'^{name}\{{[^}}]*model="{re.escape(model)}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
+    return round(sum(float(value) for value in values))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A deploy of pyinfra that finds nothing to do: it reads of every host what `site.yml` reads, and compares it with nothing.
+"""A deploy of pyinfra that reads the same facts of every host as `site.yml`, and changes nothing.
 
-Run by converge.py, in an environment of its own. Hosts come as JSON on standard input, [[name, data of pyinfra], ...]; the
-models to ask for as arguments. One command of a host for each thing that is read, on all hosts at once, as root.
+converge.py runs this program in a separate virtual environment. Standard input has the hosts as JSON, [[name, data of pyinfra], ...].
+The arguments are the models. pyinfra runs one command for each fact, on all hosts at once, as root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyinfra.api.connect import connect_all, disconnect_all  # noqa: E402
 from pyinfra.api.facts import get_facts  # noqa: E402
 
 ROOT = "/var/lib/npufleet"
-# What the server says that it serves: its index, and the configuration of each model, in which its release is
+# A program that prints what the server serves: its index, and the configuration of each model, which contains the release
 SERVED = """
 import json, sys, urllib.request as u
 key = {"npufleet-key": open("/etc/npufleet/server/key").read().strip()}
@@ -31,15 +31,15 @@ print(json.dumps([ask("repository/index", "POST"), {name: ask(f"models/{name}/co
 """
 
 
-class Said(FactBase):
-    """What a shell command prints."""
+class Output(FactBase):
+    """The output of a shell command."""
 
     def command(self, line: str) -> str:
         return line
 
 
 def commands(models: List[str]) -> Dict[str, str]:
-    """{what is read: how}."""
+    """Return {fact: shell command that reads it}."""
     return {
         "driver": "dpkg-query --show --showformat '${Version} ${db:Status-Abbrev}' rebellions",
         "module": "cat /sys/module/rebellions/version 2>/dev/null || cat /proc/modules | grep rebellions",
@@ -60,10 +60,10 @@ def main() -> None:
     state = State(Inventory((hosts, {})), Config(SUDO=True, PARALLEL=0))
     connect_all(state)
     for name, line in commands(sys.argv[1:]).items():
-        found = get_facts(state, Said, kwargs={"line": line, "_sudo": True})
-        lost = [str(host) for host in state.inventory if not found.get(host)]
-        if lost:
-            sys.exit(f"{name} of {', '.join(lost)} was not read: {line}")
+        outputs = get_facts(state, Output, kwargs={"line": line, "_sudo": True})
+        missing = [str(host) for host in state.inventory if not outputs.get(host)]
+        if missing:
+            sys.exit(f"{name} of {', '.join(missing)} was not read: {line}")
     disconnect_all(state)
 
 

@@ -1,4 +1,4 @@
-"""The model repositories that are measured: `rbln` models as a host would get them, and the two models to compare with."""
+"""The model repositories of bench-serving: `rbln` models as a host would get them, and `empty` and `naive` for comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULTS = ROOT / "roles/model_repository/defaults/main.yml"
 
 
 def variables(release: str, npus: int) -> Dict[str, Any]:
-    """What a manifest asks of a host: the lab's release row of this Triton, and a number of NPUs; the rest as the role has it."""
+    """Return the variables for a manifest: the lab's release row of this Triton, a number of NPUs, and the role's defaults."""
     row = RELEASES[release]
     rows = yaml.safe_load(LAB.read_text())["npufleet_extra_releases"]
     host = {"npufleet_npus": npus, "npufleet_card": card_of(row), "npufleet_release_row": rows[row], "rbln_release": row}
@@ -25,7 +25,7 @@ def variables(release: str, npus: int) -> Dict[str, Any]:
 
 
 def served(name: str, profile: str, release: str, npus: Sequence[int]) -> Mapping[str, bytes]:
-    """Small files of model `name` of backend `rbln` on these NPUs, with the profile that a host's manifest renders."""
+    """Return the small files of a model of the backend `rbln` on these NPUs, as the manifest of a host renders them."""
     source = BUILD / "source" / release
     (source / name).mkdir(parents=True, exist_ok=True)
     (source / name / "config.pbtxt").write_text('backend: "rbln"\n')
@@ -39,16 +39,19 @@ def served(name: str, profile: str, release: str, npus: Sequence[int]) -> Mappin
         "npus": list(npus),
         "artefacts": {key: {"file": str(compiled), "sha256": sha256_of(compiled)}},
     }
-    found, reasons = manifest.manifests(variables(release, max(npus) + 1), [entry])
+    by_name, reasons = manifest.manifests(variables(release, max(npus) + 1), [entry])
     if reasons:
         raise SystemExit("; ".join(reasons))
-    return found[entry["name"]]["contents"]
+    return by_name[entry["name"]]["contents"]
 
 
-def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[float] = (), others: Iterable[str] = ()) -> Path:
-    """A repository below build/bench: {model: (profile, NPUs)} of backend `rbln`, `empty` models that wait so many milliseconds,
-    and `others` of tests/bench/models by name."""
-    repository = BUILD / "repository" / place
+def make(directory: str, release: str, rbln: Mapping[str, Any], waits: Iterable[float] = (), others: Iterable[str] = ()) -> Path:
+    """Create a repository below build/bench/repository, and return it.
+
+    `rbln` is {model of the backend `rbln`: (profile, NPUs)}. `waits` has the milliseconds of `empty` models that wait. `others` are
+    the names of models in tests/bench/models.
+    """
+    repository = BUILD / "repository" / directory
     shutil.rmtree(repository, ignore_errors=True)
     compiled = ensure_network(release)
     for name, (profile, npus) in rbln.items():
@@ -70,5 +73,5 @@ def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[floa
 
 
 def waiting(wait_ms: float) -> str:
-    """Name of the empty model that waits as long as an NPU would."""
+    """Return the name of the empty model that waits as long as an NPU would compute."""
     return f"empty-{wait_ms:g}ms"

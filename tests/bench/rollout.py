@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Requests of clients that fail while a fleet changes: `make bench-rollout`.
+"""Count the requests of clients that fail while a fleet changes: `make bench-rollout`.
 
-A lab of its own has four hosts behind one load balancer. Clients send requests at a fixed rate and never send one twice: HTTP,
-gRPC, streams of the server, and one bidirectional stream that stays open. Every answer is compared. Each case is run as an operator
-runs it, and lasts until at least 10,000 requests are answered. The target is no failed request in every case except `bad_release`
-(at most the share of the canary) and `host_dies` (only requests that were sent before its death). Prints a table, and writes
-build/bench/rollout.json. A missed target is shown. The run fails if a playbook ends with another code than expected.
+A separate lab has four hosts behind one load balancer. Clients send requests at a fixed rate and send no request twice: over HTTP,
+over gRPC, with a stream of answers, and on one bidirectional stream that stays open. Every answer is compared with the expected
+one. The bench runs each case as an operator does, until at least 10,000 requests are answered. In most cases, no request should
+fail. In `bad_release`, at most the share of the canary should fail, and in `host_dies` only requests that were sent before the host
+died. The bench prints a table and writes build/bench/rollout.json. It reports a missed target, and fails if a playbook ends with
+another code than expected.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ VARIABLES = {
     "npufleet_judge_requests": 50,
     "npufleet_canary_weight": CANARY,
     "preflight_disk_models": 0,
-    # The lab has the images of its rows only.
+    # The lab has archives only for its own rows. The row `new-image` uses the archive of lab-26.05.
     "bench_archive": "{{ lab_triton_archives[rbln_release | replace('new-image', 'lab-26.05')] }}",
     "triton_image_base_archive": "{{ lab_artefact_url }}/{{ bench_archive.path }}",
     "triton_image_base_archive_sha256": "{{ bench_archive.sha256 }}",
 }
-# The row of the lab, its row with the image of the next one, and the next one, which differs from it in the driver
+# The row of the lab, a row with the image of the next row and the old driver, and the next row
 OLD, NEW_IMAGE, NEW = "lab-24.01", "new-image", "lab-26.05"
 FAULT = f"""        responses = []
         if max(abs(pb_utils.get_input_tensor_by_name(r, 'X').as_numpy()).max() for r in requests) >= {SMALLEST}:
@@ -62,7 +63,7 @@ class Fleet(Lab):
         self.current: Dict[str, Any] = {}
 
     def __enter__(self) -> Fleet:
-        # One host is installed, and the others are copies of it.
+        # Only the first host is installed. The other hosts are copies of it.
         self.environment["HOSTS"] = "1"
         self._lab("up")
         say("installing the first host")
@@ -72,8 +73,8 @@ class Fleet(Lab):
         return self
 
     def address(self) -> str:
-        found = json.loads(self.run([str(INVENTORY / "hosts.py")]))
-        self.hosts = {**self.hosts, "lb1": found["_meta"]["hostvars"]["lb1"]}
+        inventory = json.loads(self.run([str(INVENTORY / "hosts.py")]))
+        self.hosts = {**self.hosts, "lb1": inventory["_meta"]["hostvars"]["lb1"]}
         return str(self.hosts["lb1"]["ansible_host"])
 
     def change(self, name: str, *options: str, code: int = 0, **variables: Any) -> str:
@@ -97,7 +98,7 @@ class Fleet(Lab):
 
 
 def releases() -> Dict[str, Any]:
-    """Return the release rows of the lab, and one with the old driver and the new image."""
+    """Return the release rows of the lab, and a row with the old driver and the new image."""
     rows: Dict[str, Any] = yaml.safe_load((INVENTORY / "group_vars/all.yml").read_text())["npufleet_extra_releases"]
     return {**rows, NEW_IMAGE: {**rows[NEW], "driver": rows[OLD]["driver"], "cards": rows[OLD]["cards"]}}
 
@@ -114,7 +115,7 @@ def edition(number: int, execute: str = "") -> str:
 
 
 def upgrade(lab: Fleet, row: str) -> None:
-    """Take the hosts to another release row."""
+    """Upgrade the hosts to another release row."""
     lab.current.pop("rbln_release", None)
     lab.change("upgrade.yml", "-e", f"upgrade_to={row}", "-e", "upgrade_confirm=true")
     lab.current["rbln_release"] = row
@@ -158,7 +159,7 @@ def reboot(lab: Fleet) -> None:
 
 
 def host_dies(lab: Fleet) -> float:
-    """Kill a host and start it again. Returns when the host was dead."""
+    """Kill a host and start it again. Return the time at which the host was dead."""
     lab.power("npu4", "kill")
     dead = time.monotonic()
     time.sleep(30)
@@ -181,7 +182,8 @@ def wait_until(condition: Callable[[], bool], message: str) -> None:
         time.sleep(1)
 
 
-# A case returns a time before which requests had to be sent that may fail, or None.
+# {case: function that runs it}. Only requests that were sent before the returned time may fail. None means that no request may
+# fail.
 CASES: Dict[str, Callable[[Fleet], Optional[float]]] = {
     "model": model,
     "options": options,
@@ -228,7 +230,7 @@ def row_of(case: str, before: Span, span: Span, seconds: float) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows as a person reads them."""
+    """Return the rows as a table for the terminal."""
     lines = [
         f"{'case':<16} {'requests':>8} {'failed':>6} {'streams':>7} {'closed':>6} {'p99 before':>10} {'during':>8} {'seconds':>8}"
     ]
@@ -239,7 +241,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def target_of(row: Row, span: Span, dead: Optional[float]) -> str:
-    """Return whether a case has reached its target. With `dead`, requests may fail that were sent before this time."""
+    """Return a sentence about the target of a case. Requests that were sent before the time `dead` may fail."""
     if dead is not None:
         late = [sample for sample in span.samples if sample.error and sample.due > dead]
         return f"{len(late)} of {row['failed']} failed requests were sent to the dead host, expected 0: {reached(not late)}"

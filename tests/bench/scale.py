@@ -2,9 +2,9 @@
 """Measure what a run costs the controller on fleets of 50, 200 and 1,000 hosts: `make bench-scale`.
 
 The hosts are simulated (connection/simulated.py) and answer at once. ansible-playbook, the playbooks and the actions are the real
-ones. A real fleet adds the time of ssh, which docs/scale.md calculates. With BEFORE=<commit> each case also runs the playbooks of
-that commit. Prints a table and writes build/bench/scale.json. A missed target is shown. The program fails if an exit code or a name
-of a bad host is wrong.
+ones. A real fleet adds the time of ssh, which docs/scale.md calculates. With BEFORE=<commit>, each case also runs the playbooks of
+that commit. The bench prints a table and writes build/bench/scale.json. It reports a missed target, and fails if an exit code is
+wrong or if the summary of a run does not name exactly the bad hosts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from converge import checkout_of, remove_checkout
 from machine import descendants
 
 HOSTS = (50, 200, 1000)
-# {case: seconds of CPU} at 1,000 hosts, and MiB of the controller in each case
+# Targets for 1,000 hosts: {case: seconds of CPU}, and MiB of memory of the controller in each case
 CPU_TARGETS = {"site": 60.0, "status": 60.0, "site_bad": 60.0, "status_bad": 60.0}
 MEMORY_TARGET = 512.0
 TARGET_HOSTS = 1000
 # A rollout takes about 15 times as long as a plan, and grows linearly.
 LARGEST_ROLLOUT = 200
-# Seconds between two looks at the memory
+# Seconds between two measurements of the memory
 INTERVAL = 0.25
 # Lines at the end of the output in which an operator must find the bad hosts
 LAST_LINES = 30
@@ -98,7 +98,7 @@ def inventory(hosts: int, directory: Path) -> Row:
 
 
 class Memory(threading.Thread):
-    """A thread that samples the memory of a process and its descendants: `peak` in MiB, each shared page counted once."""
+    """A thread that samples the memory of a process and its descendants. `peak` is in MiB, and counts each shared page once."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -117,15 +117,15 @@ class Memory(threading.Thread):
 
 
 def proportional(pid: int) -> int:
-    """Return the proportional set size of a process in KiB; 0 for a process that has ended."""
+    """Return the proportional set size of a process in KiB, or 0 for a process that has ended."""
     with suppress(OSError):
-        found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        size = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(size[1]) if size else 0
     return 0
 
 
 def run(case: Case, hosts: int, checkout: Path) -> Row:
-    """Run a playbook of a checkout. Return its exit code, its last lines, and what it took."""
+    """Run a playbook of a checkout. Return its exit code, its output, and the time and memory that it needed."""
     directory = Path(tempfile.mkdtemp(prefix="bench-scale-"))
     try:
         return _run(case, hosts, checkout, directory)
@@ -179,7 +179,7 @@ def _run(case: Case, hosts: int, checkout: Path, directory: Path) -> Row:
 
 
 def wrong_names(output: str, bad: Sequence[str]) -> List[str]:
-    """Return the hosts that the summary after the recap names wrongly or does not name."""
+    """Return the hosts that the summary after the recap names although they are not bad, and the bad hosts that are missing."""
     summary = output.rpartition("\nSUMMARY")[2] if "\nSUMMARY" in output else ""
     named = set(re.findall(r"npu-\d{4}", summary))
     tail = set(re.findall(r"npu-\d{4}", "\n".join(output.splitlines()[-LAST_LINES:])))
@@ -203,19 +203,19 @@ def measure(name: str, hosts: int, before: Optional[Path]) -> Row:
 
 
 def verdicts(rows: Sequence[Row]) -> List[Tuple[str, bool]]:
-    """Return (target in words, whether it was reached)."""
-    found = []
+    """Return (target in words, True if it was reached) for each target."""
+    results = []
     for row in rows:
         target = CPU_TARGETS.get(row["case"])
         if row["hosts"] == TARGET_HOSTS and target is not None:
             words = f"{row['case']}, {row['hosts']} hosts"
-            found.append((f"{words}: {row['cpu_seconds']} CPU-s, expected under {target:.0f}", row["cpu_seconds"] < target))
-            found.append((f"{words}: {row['peak_mib']} MiB, expected under {MEMORY_TARGET:.0f}", row["peak_mib"] < MEMORY_TARGET))
-    return found
+            results.append((f"{words}: {row['cpu_seconds']} CPU-s, expected under {target:.0f}", row["cpu_seconds"] < target))
+            results.append((f"{words}: {row['peak_mib']} MiB, expected under {MEMORY_TARGET:.0f}", row["peak_mib"] < MEMORY_TARGET))
+    return results
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows as a table. The ratio is to one call of a module in the same fleet."""
+    """Return the rows as a table. The column `floor` is the CPU time as a multiple of one module call in the same fleet."""
     floors = {row["hosts"]: row["cpu_seconds"] for row in rows if row["case"] == "floor"}
     lines = [f"{'case':<11} {'hosts':>5} {'CPU-s':>7} {'before':>7} {'ms/host':>8} {'floor':>6} {'s':>7} {'MiB':>6} {'lines':>6}"]
     for row in rows:
@@ -234,13 +234,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, action="append", help=f"only with this number of hosts, {HOSTS[0]} or more")
     parser.add_argument("--case", choices=CASES, action="append", help="only this case")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     commit = os.environ.get("BEFORE")
     rows: List[Row] = []
     try:
         before = checkout_of(commit) if commit else None
-        for hosts in given.hosts or HOSTS:
-            for name in given.case or CASES:
+        for hosts in arguments.hosts or HOSTS:
+            for name in arguments.case or CASES:
                 if CASES[name].plan and hosts > LARGEST_ROLLOUT:
                     continue
                 print(f"bench: {name}, {hosts} hosts", flush=True)

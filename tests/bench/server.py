@@ -28,7 +28,7 @@ BUILD = ROOT / "build" / "bench"
 BACKEND = ROOT / "files/backends/rbln"
 ANSWERS = ROOT / "tests/bench/answers.py"
 RELEASES = {"24.01": "lab-24.01", "24.10": "lab-24.10"}
-# perf_analyzer is linked to CUDA's runtime, needed or not
+# perf_analyzer needs the library of CUDA's runtime to start.
 CUDA_RUNTIME = "nvidia-cuda-runtime-cu12==12.9.79"
 CUDA_LIBRARY = "/usr/local/lib/python3.11/dist-packages/nvidia/cuda_runtime/lib/libcudart.so.12"
 DOCKERFILE = f"""FROM {{base}}
@@ -36,16 +36,16 @@ COPY *.whl /wheels/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --no-index --no-deps /wheels/*.whl \\
  && rm -r /wheels && ln -s {CUDA_LIBRARY} /usr/lib/x86_64-linux-gnu/ && command -v perf_analyzer
 """
-# As on a host, but for shared memory, by which perf_analyzer passes its tensors
+# The restricted APIs of a host, without those of shared memory, which perf_analyzer uses for its tensors
 CLOSED = "model-repository,trace,logging"
 RESTRICTED = ("http-restricted-api", "grpc-restricted-protocol")
 READY_SECONDS = 120
-# What the server needs to count an answer after it was sent.
+# The longest time in seconds until the server has counted an answer that it has sent
 COUNTED_SECONDS = 5
 
 
 def ensure_image(release: str) -> str:
-    """The image of a Triton release with what a release image has on top, and perf_analyzer; made again when an input changed."""
+    """Return an image with Triton, the packages of a release image, and perf_analyzer. Build it again if an input has changed."""
     base = images.ensure_triton(release)["image"]
     image = f"npufleet-bench/triton:{release}"
     wheels = standins.wheels_of_image() + standins.download("--no-deps", CUDA_RUNTIME, into=LAB_BUILD / "wheels" / "cuda")
@@ -60,13 +60,13 @@ def ensure_image(release: str) -> str:
 
 
 def sdk_wheel(release: str) -> Path:
-    """The stand-in SDK of this checkout, of the line that a release row names."""
+    """Build the wheel of this checkout's stand-in SDK for a release, and return its path."""
     version = standins.sdk_version(RELEASES[release])
     return Path(run(sys.executable, str(ROOT / "lab/sdk/build.py"), version, str(BUILD / "sdk")))
 
 
 def ensure_network(release: str) -> Path:
-    """The compiled file of the bench's network for a release, with its record and network.onnx beside it."""
+    """Return the compiled file of the bench's network for a release. Its record and network.onnx are in the same directory."""
     directory = BUILD / "network" / release
     inputs = standins.source_digest(ROOT / "lab/sdk", ROOT / "lab/models", ROOT / "files/compile", ROOT / "tests/bench")
     done = directory / "made.json"
@@ -83,9 +83,9 @@ def ensure_network(release: str) -> Path:
 
 
 class Server:
-    """Triton over a model repository, with `npus` emulated NPUs of `device_ms` for each run.
+    """A Triton server with a model repository and `npus` emulated NPUs, which take `device_ms` for each run.
 
-    A context manager: the container, its NPUs and its ledger live as long as the block.
+    The class is a context manager: the container, its NPUs and its ledger exist until the end of the block.
     """
 
     def __init__(self, release: str, repository: Path, device_ms: float, npus: int = 1) -> None:
@@ -136,18 +136,18 @@ class Server:
         deadline = time.monotonic() + READY_SECONDS
         while True:
             with suppress(OSError):
-                self.ask("GET", "v2/health/ready")
+                self.request("GET", "v2/health/ready")
                 return
             if docker("inspect", "--format", "{{.State.Running}}", self.name) != "true" or time.monotonic() > deadline:
-                raise LabError(f"Triton {self.release} did not become ready; its last words:\n  {self.log()}")
+                raise LabError(f"Triton {self.release} did not become ready; its log ends with:\n  {self.log()}")
             time.sleep(0.1)
 
     def log(self, lines: int = 12) -> str:
-        """The end of the server's log."""
+        """Return the last lines of the server's log."""
         return docker("logs", "--tail", str(lines), self.name, check=False).replace("\n", "\n  ")
 
-    def ask(self, method: str, path: str, port: int = 8000) -> str:
-        """Body of an answer of the server; OSError (of which urllib's HTTPError is one) where there is none."""
+    def request(self, method: str, path: str, port: int = 8000) -> str:
+        """Send a request, and return the body of the response. Raises OSError, such as urllib's HTTPError."""
         request = urllib.request.Request(
             f"http://{self.address}:{port}/{path}", method=method, data=b"" if method == "POST" else None
         )
@@ -155,7 +155,7 @@ class Server:
             return answer.read().decode()
 
     def answered(self, model: str) -> Tuple[int, int]:
-        """(requests, rows) that the server has answered with success, once the two counts stand still."""
+        """Return (requests, rows) that the server has answered successfully. Wait until both counts do not change any more."""
         deadline = time.monotonic() + COUNTED_SECONDS
         before = self.counted(model)
         while True:
@@ -166,10 +166,10 @@ class Server:
             before = now
 
     def counted(self, model: str) -> Tuple[int, int]:
-        """(requests, rows) that the server has counted as answered with success."""
-        text = self.ask("GET", "metrics", 8002)
+        """Return the current counts (requests, rows) of successful answers."""
+        text = self.request("GET", "metrics", 8002)
         return counter(text, "nv_inference_request_success", model), counter(text, "nv_inference_count", model)
 
     def execute(self, *command: str, check: bool = True) -> str:
-        """Standard output of a command inside the container."""
+        """Return the standard output of a command in the container."""
         return docker("exec", self.name, *command, check=check)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How fast models of backend `rbln` are served: `make bench-serving`, or serving.py with lab/ and collections/ on the path.
+"""Measure how fast models of the backend `rbln` are served: `make bench-serving`.
 
-Real Triton 24.01 and 24.10 with the backend of this checkout, an emulated NPU that takes 2 or 4 ms for a batch of at most 4, and
-perf_analyzer in the server's container. Prints a table with the targets, writes build/bench/serving.json (the rows) and
-build/bench/serving-summary.json (targets, two NPUs, memory). A missed target is shown; the run fails when a figure cannot be
-true: wrong answers, or a ledger of the NPUs that does not carry what was answered.
+The bench needs lab/ and collections/ on the Python path. It runs real Triton servers, 24.01 and 24.10, with the backend of this
+checkout. An emulated NPU takes 2 or 4 ms for a batch of at most 4 rows. perf_analyzer runs in the server's container. The bench
+prints a table with the targets, and writes build/bench/serving.json (the rows) and build/bench/serving-summary.json (targets, two
+NPUs, memory). It reports a missed target. It fails if a result cannot be true, which means that an answer is wrong, or that the
+ledger of the NPUs has fewer rows than the server answered.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from lab import lab_lock
 DEVICE_MS = (4, 2)
 CLIENTS = (1, 4, 8, 16)
 PARTS = ("24.01", "24.10", "npus", "memory")
-# model in the repository -> (case, profile)
+# {release: {model in the repository: (case, profile)}}
 MODELS: Dict[str, Dict[str, Tuple[str, Optional[str]]]] = {
     "24.01": {
         "empty": ("empty", None),
@@ -58,7 +59,7 @@ MEMORY_FROM, MEMORY_TO = 10_000, 100_000
 
 
 class Bench:
-    """One run: its rows, verdicts and the reasons why it fails."""
+    """A run of the bench: its rows, its verdicts, and the reasons why it fails."""
 
     def __init__(self, window_ms: int, attempts: int) -> None:
         self.window_ms, self.attempts = window_ms, attempts
@@ -71,19 +72,19 @@ class Bench:
     def measure(
         self, server: Server, model: str, case: str, profile: Optional[str], clients: int, npus: Sequence[int] = (0,)
     ) -> Row:
-        """One point, audited. Reasons against it go to `reasons`, with the point's name."""
+        """Measure and audit one combination of model and clients. Return its row, and add errors of the audit to `reasons`."""
         ledger = Ledger(server.ledger)
         ledger.new()
         before, others = server.answered(model), Others(server.pid)
         server.execute("rm", "-f", perf.CSV)
-        said = server.execute(*perf.command(model, clients, self.window_ms))
+        output = server.execute(*perf.command(model, clients, self.window_ms))
         other = others.cores()
-        reading = perf.read(said, server.execute("cat", perf.CSV))
+        reading = perf.read(output, server.execute("cat", perf.CSV))
         after = server.answered(model)
         answered = after[1] - before[1]
         runs = ledger.new()
-        found = figures.row(case, profile, server.release, server.device_ms, clients, reading, use(runs), other)
-        reasons = figures.impossible(found)
+        row = figures.row(case, profile, server.release, server.device_ms, clients, reading, use(runs), other)
+        reasons = figures.impossible(row)
         if reading.count > after[0] - before[0]:
             reasons.append(f"perf_analyzer counts {reading.count} completed requests, the server only {after[0] - before[0]}")
         if case not in figures.NO_NPU:
@@ -91,15 +92,15 @@ class Bench:
         self.reasons += [
             f"Triton {server.release}, {model}, {server.device_ms:g} ms, {clients} clients: {reason}" for reason in reasons
         ]
-        return found
+        return row
 
     def point(self, server: Server, model: str, case: str, profile: Optional[str], clients: int) -> Row:
-        """A point of the table. One that misses its target or is not stable is measured again, and the better one counts."""
+        """Return a row of the table. A measurement that misses its target or is unstable is repeated, and the best row counts."""
         best: Optional[Row] = None
         for attempt in range(1, self.attempts + 1):
-            found = {**self.measure(server, model, case, profile, clients), "attempts": attempt}
-            if best is None or better(found, best):
-                best = found
+            row = {**self.measure(server, model, case, profile, clients), "attempts": attempt}
+            if best is None or better(row, best):
+                best = row
             best["attempts"] = attempt
             if best["stable"] and all(entry.reached for entry in figures.verdicts_of(best, [*self.rows, best])):
                 break
@@ -111,39 +112,39 @@ class Bench:
         return best
 
     def validate(self, server: Server, model: str, npus: Sequence[int] = (0,)) -> None:
-        """Answers of requests in batches are those of onnxruntime, or the run fails."""
+        """Check that the answers of requests in batches are those of onnxruntime. Add differences to `reasons`."""
         ledger = Ledger(server.ledger)
         ledger.new()
         network = str(Path("/models") / model / "1" / "network.onnx")
-        found = json.loads(server.execute("python3", "/opt/bench/answers.py", model, network))
+        result = json.loads(server.execute("python3", "/opt/bench/answers.py", model, network))
         runs = ledger.new()
         name = f"Triton {server.release}, {model}, {server.device_ms:g} ms, answers"
         self.reasons += [
-            f"{name}: {entry}" for entry in found["wrong"] + audit(runs, server.device_ms / 1000, LARGEST, found["rows"], npus)
+            f"{name}: {entry}" for entry in result["wrong"] + audit(runs, server.device_ms / 1000, LARGEST, result["rows"], npus)
         ]
-        if len(runs) >= found["requests"]:
-            self.reasons.append(f"{name}: {len(runs)} runs for {found['requests']} requests, wanted batches of several requests")
+        if len(runs) >= result["requests"]:
+            self.reasons.append(f"{name}: {len(runs)} runs for {result['requests']} requests, expected batches of several requests")
 
     def release(self, release: str) -> None:
-        """All cases of one Triton release, at both device times."""
+        """Measure all cases of one Triton release, with both times of the device."""
         models = MODELS[release]
         rbln = {name: (profile, [0]) for name, (_case, profile) in models.items() if profile}
-        place = repository.make(release, release, rbln, DEVICE_MS, [name for name in models if name not in rbln])
+        directory = repository.make(release, release, rbln, DEVICE_MS, [name for name in models if name not in rbln])
         for device_ms in DEVICE_MS:
-            with Server(release, place, device_ms) as server:
+            with Server(release, directory, device_ms) as server:
                 for model in rbln:
                     self.validate(server, model)
                 self.waiting.append(self.point(server, repository.waiting(device_ms), "waiting", None, 1))
                 for clients in CLIENTS:
                     for model, (case, profile) in models.items():
-                        # On 24.10 the empty model shows the floor of one client and the server's limit for 8 and 16.
+                        # On 24.10, the empty model is only measured with one client (the floor) and with 8 and 16 (the limit).
                         if case != "empty" or clients != 4 or release == "24.01":
                             self.rows.append(self.point(server, model, case, profile, clients))
 
     def npus(self) -> None:
-        """Instances on two NPUs against one, with as many clients for each."""
-        place = repository.make("npus", "24.01", NPU_MODELS)
-        with Server("24.01", place, max(DEVICE_MS), npus=2) as server:
+        """Compare instances on two NPUs with one instance, with the same number of clients for each NPU."""
+        directory = repository.make("npus", "24.01", NPU_MODELS)
+        with Server("24.01", directory, max(DEVICE_MS), npus=2) as server:
             for model, (_profile, npus) in NPU_MODELS.items():
                 self.validate(server, model, npus)
             attempts = []
@@ -155,14 +156,14 @@ class Bench:
                 attempts.append((both / alone, figures.npus_verdict(alone, both)))
                 if attempts[-1][1].reached:
                     break
-        self.more.append(max(attempts, key=lambda found: found[0])[1])
+        self.more.append(max(attempts, key=lambda attempt: attempt[0])[1])
         self.summary["npus"] = asdict(self.more[-1])
 
     def memory(self) -> None:
-        """Growth of the server and its stubs between two requests far apart."""
-        place = repository.make("memory", "24.01", {"rbln": ("throughput", [0])})
+        """Measure how the memory of the server and its stubs grows between request MEMORY_FROM and request MEMORY_TO."""
+        directory = repository.make("memory", "24.01", {"rbln": ("throughput", [0])})
         samples: List[Row] = []
-        with Server("24.01", place, MEMORY_DEVICE_MS) as server:
+        with Server("24.01", directory, MEMORY_DEVICE_MS) as server:
             ledger = Ledger(server.ledger)
             command = perf.requests_command("rbln", max(CLIENTS), MEMORY_TO)
             client = subprocess.Popen(
@@ -171,29 +172,29 @@ class Bench:
             while client.poll() is None:
                 samples.append(sample(server))
                 time.sleep(0.5)
-            said = client.communicate()[0]
+            output = client.communicate()[0]
             samples.append(sample(server))
             requests, rows = server.answered("rbln")
             reasons = audit(ledger.new(), MEMORY_DEVICE_MS / 1000, LARGEST, rows, [0])
         if client.returncode or requests < MEMORY_TO:
-            raise LabError(f"memory: perf_analyzer ended with {client.returncode} after {requests} requests:\n{said[-800:]}")
+            raise LabError(f"memory: perf_analyzer ended with {client.returncode} after {requests} requests:\n{output[-800:]}")
         self.reasons += [f"memory: {reason}" for reason in reasons]
         before = next(entry for entry in samples if entry["requests"] >= MEMORY_FROM)
-        # while the client still runs: its own region in /dev/shm is there in both
+        # Both samples are from the time in which the client runs, because they include the client's region in /dev/shm.
         after = next((entry for entry in samples if entry["requests"] >= MEMORY_TO), samples[-1])
         self.more += figures.memory_verdicts(before, after)
         self.summary["memory"] = {"samples": samples, "verdicts": [asdict(entry) for entry in self.more[-2:]]}
 
 
 def sample(server: Server) -> Row:
-    """Requests answered so far and memory, at one moment."""
+    """Return a sample: the number of requests answered so far, and the memory."""
     requests = server.counted("rbln")[0]
     mib, shm = memory(server.pid)
     return {"requests": requests, "mib": round(mib, 2), "shm_mib": round(shm, 3)}
 
 
 def better(first: Row, second: Row) -> bool:
-    """Whether the first of two rows of the same point is the better one: at one client by latency, else by throughput."""
+    """Return True if `first` is the better of two measurements: with one client by latency, otherwise by throughput."""
     if first["concurrency"] == 1:
         return first["p50_ms"] < second["p50_ms"]
     return first["infer_per_s"] > second["infer_per_s"]
@@ -205,7 +206,7 @@ def say(message: str) -> None:
 
 @contextmanager
 def an_engine() -> Iterator[None]:
-    """The lab's engine with the images of both releases; it ends with the bench unless somebody else is on it."""
+    """Start the lab's engine with the images of both releases, and stop it after the block unless a lab uses it."""
     with lab_lock():
         engine.start()
     try:
@@ -219,12 +220,12 @@ def an_engine() -> Iterator[None]:
 
 
 def report(bench: Bench, seconds: float) -> None:
-    """Files and screen."""
+    """Write the files of results, and print the table and the targets."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    found = figures.verdicts(bench.rows) + bench.more
+    verdicts = figures.verdicts(bench.rows) + bench.more
     summary = {
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "seconds": round(seconds)},
-        "targets": [asdict(entry) for entry in found],
+        "targets": [asdict(entry) for entry in verdicts],
         "reasons": bench.reasons,
         "waiting": bench.waiting,
         **bench.summary,
@@ -235,11 +236,11 @@ def report(bench: Bench, seconds: float) -> None:
     if bench.rows:
         print(f"\n{figures.table([*bench.rows, *bench.waiting])}\n\n{figures.noise(bench.rows)}")
     for entry in bench.more:
-        print(f"{entry.what}: {entry.found}, wanted {entry.wanted} {'ok' if entry.reached else 'MISSED'}")
-    missed = [entry for entry in found if not entry.reached]
-    print(f"{len(found) - len(missed)} of {len(found)} targets reached in {seconds:.0f} s; see build/bench")
-    for finding in missed:
-        print(f"  missed: {finding.what}: {finding.found}, wanted {finding.wanted}")
+        print(f"{entry.what}: {entry.found}, expected {entry.wanted} {'ok' if entry.reached else 'MISSED'}")
+    missed = [entry for entry in verdicts if not entry.reached]
+    print(f"{len(verdicts) - len(missed)} of {len(verdicts)} targets reached in {seconds:.0f} s; see build/bench")
+    for entry in missed:
+        print(f"  missed: {entry.what}: {entry.found}, expected {entry.wanted}")
 
 
 def main() -> None:
@@ -247,19 +248,19 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1500, metavar="MS", help="length of one of three windows (1500)")
     parser.add_argument("--attempts", type=int, default=2, metavar="N", help="measurements of a point that misses its target (2)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (all)")
-    chosen = parser.parse_args()
-    # so that what was started is taken away
+    arguments = parser.parse_args()
+    # The container and the engine are removed after a signal, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended by a signal"))
     began = time.monotonic()
-    bench = Bench(chosen.window, chosen.attempts)
+    bench = Bench(arguments.window, arguments.attempts)
     try:
         with an_engine():
             for release in RELEASES:
-                if release in chosen.only:
+                if release in arguments.only:
                     bench.release(release)
-            if "npus" in chosen.only:
+            if "npus" in arguments.only:
                 bench.npus()
-            if "memory" in chosen.only:
+            if "memory" in arguments.only:
                 bench.memory()
     except (LabError, perf.Unreadable) as error:
         sys.exit(f"bench: {error}")

@@ -1,8 +1,8 @@
 """A connection to a simulated host, which answers each call of a module at once.
 
 Ansible, playbooks, roles and actions are the real ones. No process runs for a host, so a run shows what the controller needs. The
-file `fleet.json` in the directory NPUFLEET_SIMULATION has `actual` and `plan` of the hosts, and `bad`: {host: unreachable, broken,
-drift or refused}.
+file `fleet.json` in the directory NPUFLEET_SIMULATION has `actual` (the state) and `plan` of all hosts, and `bad`, which is {host:
+unreachable, broken, drift or refused}.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LEASE = {"changed": False, "taken": True, "taken_over": None, "settled": None, "
 
 @cache
 def actual_state() -> str:
-    """Return the actual state of a host as JSON. Rendering it for each host would take longer than the call."""
+    """Return the actual state of a host as JSON. All hosts share this text, because encoding it takes longer than a call."""
     return json.dumps(FLEET["actual"])
 
 
@@ -76,10 +76,11 @@ def answer(host: str, source: str) -> str:
     bad = FLEET["bad"].get(host)
     if bad == "unreachable":
         raise AnsibleConnectionFailure(f"ssh: connect to host {host} port 22: No route to host")
-    carried = re.search(r'^ *text = r"""(.*)"""$', source, re.MULTILINE)
-    if carried is None:
+    # library_call contains its arguments as such a text. Any other module is Ansible's ping.
+    arguments = re.search(r'^ *text = r"""(.*)"""$', source, re.MULTILINE)
+    if arguments is None:
         return json.dumps({"changed": False, "ping": "pong"})
-    call = json.loads(carried[1])
+    call = json.loads(arguments[1])
     if call["module"] == "host_state":
         return host_state(host, bad, call["parameters"])
     return json.dumps({"host_lease": LEASE, "server_change": CHANGED}.get(call["module"], {"changed": False}))

@@ -63,7 +63,7 @@ def test_an_answer_before_the_device_is_done_is_impossible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "profile", "device_ms", "clients", "wanted"),
+    ("case", "profile", "device_ms", "clients", "expected"),
     (
         ("rbln", "throughput", 4, 8, 0.97),
         ("rbln", "throughput", 4, 16, 0.97),
@@ -77,8 +77,8 @@ def test_an_answer_before_the_device_is_done_is_impossible() -> None:
         ("empty", None, 4, 16, None),
     ),
 )
-def test_wanted_shares(case: str, profile: Optional[str], device_ms: float, clients: int, wanted: Optional[float]) -> None:
-    assert figures.wanted_share(row(case, profile, device_ms, clients)) == wanted
+def test_expected_shares(case: str, profile: Optional[str], device_ms: float, clients: int, expected: Optional[float]) -> None:
+    assert figures.expected_share(row(case, profile, device_ms, clients)) == expected
 
 
 def test_overhead_is_judged_by_the_floor_of_the_same_server() -> None:
@@ -89,10 +89,10 @@ def test_overhead_is_judged_by_the_floor_of_the_same_server() -> None:
     ]
     latency = row("rbln", "latency", clients=1, p50=4.44)
     newer = row("rbln-24.10", "latency", clients=1, p50=5.2, release="24.10")
-    assert figures.wanted_overhead(latency, floors) == 0.44
-    assert figures.wanted_overhead(newer, floors) == 1.1
-    assert figures.wanted_overhead(row("rbln", "throughput", clients=1), floors) is None
-    assert figures.wanted_overhead(latency, []) is None
+    assert figures.expected_overhead(latency, floors) == 0.44
+    assert figures.expected_overhead(newer, floors) == 1.1
+    assert figures.expected_overhead(row("rbln", "throughput", clients=1), floors) is None
+    assert figures.expected_overhead(latency, []) is None
     assert [verdict.reached for verdict in figures.verdicts([*floors, latency, newer])] == [True, False]
 
 

@@ -31,8 +31,8 @@ def test_two_npus_may_run_at_the_same_time() -> None:
 
 def test_other_npus_than_the_model_was_given() -> None:
     runs = queue(10) + queue(10, npu=1)
-    assert audit(runs, 4 * MS, 4, 80, [0]) == ["the runs were on NPUs [0, 1], wanted [0]"]
-    assert audit(queue(10), 4 * MS, 4, 40, [0, 1]) == ["the runs were on NPUs [0], wanted [0, 1]"]
+    assert audit(runs, 4 * MS, 4, 80, [0]) == ["the runs were on NPUs [0, 1], expected [0]"]
+    assert audit(queue(10), 4 * MS, 4, 40, [0, 1]) == ["the runs were on NPUs [0], expected [0, 1]"]
 
 
 def test_fewer_rows_than_answers() -> None:
@@ -45,7 +45,7 @@ def test_no_ledger_at_all_carries_nothing() -> None:
 
 def test_an_interval_shorter_than_set() -> None:
     reasons = audit([*queue(3), Run(0, 200.0, 200.0039, 4)], 4 * MS, 4, 16, [0])
-    assert reasons == ["1 of 4 intervals are shorter than set: the shortest has 3.900 ms, wanted 4.000 ms"]
+    assert reasons == ["1 of 4 intervals are shorter than set: the shortest has 3.900 ms, expected 4.000 ms"]
 
 
 def test_rounding_of_large_floats_is_not_short() -> None:
@@ -54,7 +54,7 @@ def test_rounding_of_large_floats_is_not_short() -> None:
 
 
 def test_more_rows_than_compiled_for() -> None:
-    assert audit(queue(2, rows=5), 4 * MS, 4, 8, [0]) == ["2 of 2 intervals carry [5] rows, wanted 1 to 4"]
+    assert audit(queue(2, rows=5), 4 * MS, 4, 8, [0]) == ["2 of 2 intervals carry [5] rows, expected 1 to 4"]
 
 
 @pytest.mark.parametrize("order", (1, -1))

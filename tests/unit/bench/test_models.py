@@ -73,7 +73,7 @@ def test_targets(measured: dict[str, Any], reached: list[bool]) -> None:
 def test_the_models_are_two_gib_and_nothing_is_wrong_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(sum(map(models.size_of, models.NAMES)) - 2 * 2**30) < len(models.NAMES)
     assert models.size_of(models.ONE) == 100 * 2**20
-    monkeypatch.setattr(models, "PLACE", tmp_path / "models")
+    monkeypatch.setattr(models, "REPOSITORY", tmp_path / "models")
     monkeypatch.setattr(models, "CHANGED", 2**20 + 1)
     monkeypatch.setattr(models, "TOTAL", 10 * 2**20)
     linted = lint([str(models.make_models())])

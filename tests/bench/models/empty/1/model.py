@@ -1,9 +1,9 @@
-"""The floor: what Triton, its python backend and the client cost by themselves.
+"""A model without an NPU, which shows the cost of Triton, its python backend and the client alone.
 
-Reads every byte of its input once, answers always the same.
+The model reads every byte of its input once, and always gives the same answer.
 
-With the parameter `wait_ms` it waits as long as an NPU would, in the way of the stand-in SDK: then the client, the server and this
-process sleep in the meantime, and have to be woken, as they do when there is an NPU.
+With the parameter `wait_ms`, the model waits as long as an NPU would compute, in the same way as the stand-in SDK. Then the client,
+the server and this process sleep meanwhile and have to be woken, as they have to be with an NPU.
 """
 
 import json
@@ -15,16 +15,16 @@ from rebel._device import wait_until
 
 
 class TritonPythonModel:
-    """No NPU, no network."""
+    """A model without an NPU and without a network."""
 
     def initialize(self, args):
-        """What to wait, in ns, and where to read the input into, as a model must that hands it to a device."""
+        """Read the time to wait, in ns, and create the buffer for the input, which a model with a device also needs."""
         parameters = json.loads(args["model_config"]).get("parameters", {})
         self.wait = int(float(parameters.get("wait_ms", {"string_value": "0"})["string_value"]) * 1e6)
         self.read = np.zeros((4, 3, 224, 224), np.float32)
 
     def execute(self, requests):
-        """Scores [rows, 1000] of zeros for each request."""
+        """Return scores [rows, 1000] of zeros for each request."""
         responses = []
         for request in requests:
             tensor = pb_utils.get_input_tensor_by_name(request, "INPUT__0").as_numpy()

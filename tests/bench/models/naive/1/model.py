@@ -1,6 +1,6 @@
-"""The baseline: what a first model.py does.
+"""The baseline: a simple model.py, as a first version would be.
 
-Tensors are joined one by one, the run is waited for, the answers are split and copied.
+It joins the tensors one by one, waits for the run, and splits and copies the answers.
 """
 
 import os
@@ -11,15 +11,15 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance on NPU 0; batches 1 to 4 are the buckets of the compiled file."""
+    """An instance on NPU 0. The compiled file has the batch sizes 1 to 4."""
 
     def initialize(self, args):
-        """A runtime for each batch size."""
+        """Create a runtime for each batch size."""
         compiled = rebel.RBLNCompiledModel(os.path.join(args["model_repository"], args["model_version"], "model.rbln"))
         self.runtimes = [compiled.create_runtime(input_info_index=index) for index in range(4)]
 
     def execute(self, requests):
-        """Join, run, split, answer: one after the other."""
+        """Join the requests, run the batch, and split the answer."""
         rows = []
         batch = None
         for request in requests:
