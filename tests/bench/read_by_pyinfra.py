@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A deploy of pyinfra that reads the same facts of every host as `site.yml`, and changes nothing.
 
-converge.py runs this program in a separate virtual environment. Standard input has the hosts as JSON, [[name, data of pyinfra], ...].
-The arguments are the models. pyinfra runs one command for each fact, on all hosts at once, as root.
+converge.py runs this program in a separate virtual environment. Standard input has the hosts as JSON: [[name, data for pyinfra],
+...]. The arguments are the models. pyinfra runs one command for each fact, on all hosts at once, as root.
 """
 
 from __future__ import annotations
