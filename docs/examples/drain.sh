@@ -1,13 +1,14 @@
 #!/bin/sh
-# A drain hook for a HAProxy that npufleet does not manage: drain.sh drain|undrain|is_drained. BALANCER is a command that runs a shell
-# on the balancer, such as "ssh root@lb.example.com". The names of the servers are inventory names.
+# A drain hook for a HAProxy that npufleet does not manage: drain.sh drain|undrain|is_drained. npufleet runs this script on the
+# controller, with NPUFLEET_HOST in the environment. BALANCER is a command that runs a shell on the balancer, such as "ssh root@lb.example.com".
+# The server names in haproxy.cfg have to be the names of the hosts in the inventory.
 set -eu
 : "${BALANCER:?is a command that runs a shell on the balancer}" "${NPUFLEET_HOST:?is set by npufleet}"
 SOCKET=${SOCKET:-/run/haproxy/admin.sock}
 BACKENDS=${BACKENDS:-npufleet_http npufleet_grpc}
 
 haproxy() {
-  # HAProxy answers an error with a text, and a change with an empty line.
+  # HAProxy's answer is a text after an error, and an empty line after a successful change.
   printf '%s\n' "$1" | $BALANCER "socat - UNIX-CONNECT:$SOCKET"
 }
 
@@ -27,7 +28,7 @@ undrain)
   done
   ;;
 is_drained)
-  # 0: no request is in flight. 1: the host still has requests. The fields of a row are backend, server, queue, ..., current sessions.
+  # Exit code 0: no request is in flight. 1: the host has requests. The fifth field of a row is the number of current sessions.
   for backend in $BACKENDS; do
     row=$(haproxy 'show stat' | grep "^$backend,$NPUFLEET_HOST,") || { echo "haproxy: $backend has no server $NPUFLEET_HOST" >&2; exit 2; }
     [ "$(echo "$row" | cut -d, -f5)" = 0 ] || exit 1
