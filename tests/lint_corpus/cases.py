@@ -273,7 +273,7 @@ def chain(
 def ensembles() -> Iterator[tuple[str, Files]]:
     good = (("s", "A", "x"), ("t", "x", "B"))
 
-    def made(text: str, s: str = config(), t: str = config()) -> Files:
+    def build(text: str, s: str = config(), t: str = config()) -> Files:
         steps = {
             f"{name}/{path}": content
             for name, text in (("s", s), ("t", t))
@@ -281,12 +281,12 @@ def ensembles() -> Iterator[tuple[str, Files]]:
         }
         return {"m/config.pbtxt": text, "m/1/README": "", **steps}
 
-    yield "", made(chain(*good))
-    yield "", made(chain(("s", "A", "B")))
-    yield "", made(chain(*good, batch="2"))
-    yield "", made(chain(*good), t=config(a=tensor("A", "-1")))
-    yield "", made(chain(*good), t=config("model_transaction_policy { decoupled: true }"))
-    yield "ensemble", made(chain(*good), t='backend: "python" max_batch_size: 4')
+    yield "", build(chain(*good))
+    yield "", build(chain(("s", "A", "B")))
+    yield "", build(chain(*good, batch="2"))
+    yield "", build(chain(*good), t=config(a=tensor("A", "-1")))
+    yield "", build(chain(*good), t=config("model_transaction_policy { decoupled: true }"))
+    yield "ensemble", build(chain(*good), t='backend: "python" max_batch_size: 4')
     for steps in (
         (("s", "A", "x"), ("u", "x", "B")),
         (("s", "A", "x"), ("t", "y", "B")),
@@ -297,29 +297,29 @@ def ensembles() -> Iterator[tuple[str, Files]]:
         (("m", "A", "B"),),
         (("", "A", "B"),),
     ):
-        yield "ensemble", made(chain(*steps))
+        yield "ensemble", build(chain(*steps))
     for extra in ("instance_group { kind: KIND_CPU }", "optimization { }", warm("")):
-        yield "ensemble", made(chain(*good, extra=extra))
-    yield "backend", made(chain(*good, extra='backend: "python"'))
-    yield "ensemble", made(chain(*good, batch="8"))
+        yield "ensemble", build(chain(*good, extra=extra))
+    yield "backend", build(chain(*good, extra='backend: "python"'))
+    yield "ensemble", build(chain(*good, batch="8"))
     for other in (tensor("A", "4"), tensor("A", "3, 1"), tensor("A", dtype="INT32"), tensor("C")):
-        yield "ensemble", made(chain(*good), t=config(a=other))
-    yield "ensemble", made(chain(*good), t=config(b=tensor("B", dtype="FP64")))
-    yield "ensemble", made(chain(*good), t=config(b=tensor("C")))
+        yield "ensemble", build(chain(*good), t=config(a=other))
+    yield "ensemble", build(chain(*good), t=config(b=tensor("B", dtype="FP64")))
+    yield "ensemble", build(chain(*good), t=config(b=tensor("C")))
     # Two branches of the ensemble whose outputs are the inputs of one step
     decoupled = config("model_transaction_policy { decoupled: true }")
     maps = 'input_map { key: "A" value: "x" } input_map { key: "C" value: "y" } output_map { key: "B" value: "B" }'
     meet = chain(("s", "A", "x"), ("t", "A", "y"), last=f', {{ model_name: "u" model_version: -1 {maps} }}')
     both = {"u/config.pbtxt": config(a=f"{tensor('A')}, {tensor('C')}"), "u/1/model.py": PROGRAM}
-    yield "", {**made(meet), **both}
-    yield "ensemble", {**made(meet, decoupled), **both}
-    yield "ensemble", {**made(meet, decoupled, decoupled), **both}
-    yield "ensemble", made(config(head='platform: "ensemble"'))
-    yield "ensemble", made(chain(*good).replace("model_version: -1", ""))
-    yield "ensemble", made(chain(*good).replace("model_version: -1", "model_version: 2"))
+    yield "", {**build(meet), **both}
+    yield "ensemble", {**build(meet, decoupled), **both}
+    yield "ensemble", {**build(meet, decoupled, decoupled), **both}
+    yield "ensemble", build(config(head='platform: "ensemble"'))
+    yield "ensemble", build(chain(*good).replace("model_version: -1", ""))
+    yield "ensemble", build(chain(*good).replace("model_version: -1", "model_version: 2"))
     # An output of the ensemble that is also its input
-    yield "", made(chain(("s", "A", "B"), b=f"{tensor('A')}, {tensor('B')}"))
-    yield "ensemble", made(chain(("s", "A", "x"), b=tensor("A")))
+    yield "", build(chain(("s", "A", "B"), b=f"{tensor('A')}, {tensor('B')}"))
+    yield "ensemble", build(chain(("s", "A", "x"), b=tensor("A")))
 
 
 def names() -> Iterator[tuple[str, Files]]:

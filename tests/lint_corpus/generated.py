@@ -43,129 +43,129 @@ def each(*texts: str) -> Iterator[Case]:
 
 def spellings() -> Iterator[Case]:
     """Yield valid and invalid cases of separators, comments, quotes, escapes and delimiters."""
-    whole = plain()
+    valid = plain()
     for text in (
         "",
         "\n",
         "# nothing\n",
         "# nothing",
-        whole.replace("\n", " "),
-        whole.replace("\n", "\r"),
-        whole.replace(" ", ""),
-        whole.replace(" ", "\t"),
-        whole.replace(" ", "\f\v"),
-        whole.replace("\n", ",\n", 1),
-        whole.replace("\n", ";\n", 1),
-        whole.replace("\n", ";;\n", 1),
-        whole.replace("\n", ",;\n", 1),
-        whole.replace(": ", " : "),
-        whole.replace(": ", "\n:\n"),
-        whole.replace(": ", "# c\n:# c\n"),
-        whole.replace(": ", "::", 1),
-        whole.replace("{", "<").replace("}", ">"),
-        whole.replace("}", ">", 1),
-        whole.replace("{", "<", 1),
-        whole.replace("{", "{{", 1),
-        whole.replace("}", "}}", 1),
-        whole.replace("}", "", 1),
-        whole.replace("] }", "]", 1),
-        whole.replace("input [", "input: [").replace("output [", "output: ["),
-        whole.replace("input [", "input : [ # c\n"),
-        whole.replace("input [ {", "input: {").replace("} ]\noutput", "}\noutput"),
-        whole.replace("input [ {", "input {").replace("} ]\noutput", "},\noutput"),
-        whole.replace("input [ {", "input [ [ {").replace("} ]\noutput", "} ] ]\noutput"),
-        whole.replace("} ]\noutput", "} };\noutput"),
-        whole.replace("[ 3 ]", "3"),
-        whole.replace("[ 3 ]", "[3]"),
-        whole.replace("[ 3 ]", "[3,3]"),
-        whole.replace("[ 3 ]", "[3 3]"),
-        whole.replace("[ 3 ]", "[3;3]"),
-        whole.replace("[ 3 ]", "[,3]"),
-        whole.replace("[ 3 ]", "[3,,3]"),
-        whole.replace("[ 3 ]", "[]"),
-        whole.replace("[ 3 ]", "[] dims: 3"),
-        whole.replace("[ 3 ]", "3 dims: [ 2 ] dims: 1"),
-        whole.replace("[ 3 ]", "3, 3"),
-        whole.replace("dims: [", "dims ["),
-        whole.replace("dims: [", "dims {"),
-        whole.replace('"', "'"),
-        whole.replace('"A"', "'A\""),
-        whole.replace('"A"', "\"\" 'A' ''"),
-        whole.replace('"identity"', '"iden" "tity"'),
-        whole.replace('"identity"', "'iden'\n  # c\n  \"tity\""),
-        whole.replace('"identity"', '"iden", "tity"'),
-        whole.replace('"identity"', '"iden" + "tity"'),
-        whole.replace('"identity"', "`identity`"),
-        whole.replace('"identity"', '"""identity"""'),
-        whole.replace('"identity"', '"identity'),
-        whole.replace('"identity"', '"identity\\"'),
-        whole.replace('"identity"', '"\\x69\\144entity"'),
-        whole.replace('"identity"', '"\\u0069dentity"'),
-        whole.replace('"identity"', '"\\U00000069dentity"'),
-        whole.replace('"identity"', '"iden\\\ntity"'),
-        whole.replace("backend:", "Backend:"),
-        whole.replace("backend:", "BACKEND:"),
-        whole.replace("backend:", "1:"),
-        whole.replace("backend:", "19:"),
-        whole.replace("backend:", '"backend":'),
-        whole.replace("backend:", "backend"),
-        whole.replace("backend:", "backend ="),
-        whole.replace("backend:", "inference.ModelConfig.backend:"),
-        whole.replace("backend:", "[inference.backend]:"),
-        "[a.b.c]: 1 " + whole,
-        "[a.b.c] { x: 1 } " + whole,
-        "[type.googleapis.com/inference.ModelConfig] { } " + whole,
-        "{ " + whole + " }",
-        "{ " + whole,
-        whole + " }",
-        whole + "\0",
-        "#\0\n" + whole,
-        "\0" + whole,
-        "# \x01\n" + whole,
-        "\x01" + whole,
-        "\x7f" + whole,
-        "\u00a0" + whole,
-        "\ufeff" + whole,
-        "# \ufeff\u3000\n" + whole,
-        "//\n" + whole,
-        whole + "/* c */",
-        whole + "-- c",
-        whole + "% c",
-        whole + "; c",
-        whole + "#",
-        "%YAML 1.2\n" + whole,
-        "---\n" + whole,
-        "syntax: 'proto3'\n" + whole,
+        valid.replace("\n", " "),
+        valid.replace("\n", "\r"),
+        valid.replace(" ", ""),
+        valid.replace(" ", "\t"),
+        valid.replace(" ", "\f\v"),
+        valid.replace("\n", ",\n", 1),
+        valid.replace("\n", ";\n", 1),
+        valid.replace("\n", ";;\n", 1),
+        valid.replace("\n", ",;\n", 1),
+        valid.replace(": ", " : "),
+        valid.replace(": ", "\n:\n"),
+        valid.replace(": ", "# c\n:# c\n"),
+        valid.replace(": ", "::", 1),
+        valid.replace("{", "<").replace("}", ">"),
+        valid.replace("}", ">", 1),
+        valid.replace("{", "<", 1),
+        valid.replace("{", "{{", 1),
+        valid.replace("}", "}}", 1),
+        valid.replace("}", "", 1),
+        valid.replace("] }", "]", 1),
+        valid.replace("input [", "input: [").replace("output [", "output: ["),
+        valid.replace("input [", "input : [ # c\n"),
+        valid.replace("input [ {", "input: {").replace("} ]\noutput", "}\noutput"),
+        valid.replace("input [ {", "input {").replace("} ]\noutput", "},\noutput"),
+        valid.replace("input [ {", "input [ [ {").replace("} ]\noutput", "} ] ]\noutput"),
+        valid.replace("} ]\noutput", "} };\noutput"),
+        valid.replace("[ 3 ]", "3"),
+        valid.replace("[ 3 ]", "[3]"),
+        valid.replace("[ 3 ]", "[3,3]"),
+        valid.replace("[ 3 ]", "[3 3]"),
+        valid.replace("[ 3 ]", "[3;3]"),
+        valid.replace("[ 3 ]", "[,3]"),
+        valid.replace("[ 3 ]", "[3,,3]"),
+        valid.replace("[ 3 ]", "[]"),
+        valid.replace("[ 3 ]", "[] dims: 3"),
+        valid.replace("[ 3 ]", "3 dims: [ 2 ] dims: 1"),
+        valid.replace("[ 3 ]", "3, 3"),
+        valid.replace("dims: [", "dims ["),
+        valid.replace("dims: [", "dims {"),
+        valid.replace('"', "'"),
+        valid.replace('"A"', "'A\""),
+        valid.replace('"A"', "\"\" 'A' ''"),
+        valid.replace('"identity"', '"iden" "tity"'),
+        valid.replace('"identity"', "'iden'\n  # c\n  \"tity\""),
+        valid.replace('"identity"', '"iden", "tity"'),
+        valid.replace('"identity"', '"iden" + "tity"'),
+        valid.replace('"identity"', "`identity`"),
+        valid.replace('"identity"', '"""identity"""'),
+        valid.replace('"identity"', '"identity'),
+        valid.replace('"identity"', '"identity\\"'),
+        valid.replace('"identity"', '"\\x69\\144entity"'),
+        valid.replace('"identity"', '"\\u0069dentity"'),
+        valid.replace('"identity"', '"\\U00000069dentity"'),
+        valid.replace('"identity"', '"iden\\\ntity"'),
+        valid.replace("backend:", "Backend:"),
+        valid.replace("backend:", "BACKEND:"),
+        valid.replace("backend:", "1:"),
+        valid.replace("backend:", "19:"),
+        valid.replace("backend:", '"backend":'),
+        valid.replace("backend:", "backend"),
+        valid.replace("backend:", "backend ="),
+        valid.replace("backend:", "inference.ModelConfig.backend:"),
+        valid.replace("backend:", "[inference.backend]:"),
+        "[a.b.c]: 1 " + valid,
+        "[a.b.c] { x: 1 } " + valid,
+        "[type.googleapis.com/inference.ModelConfig] { } " + valid,
+        "{ " + valid + " }",
+        "{ " + valid,
+        valid + " }",
+        valid + "\0",
+        "#\0\n" + valid,
+        "\0" + valid,
+        "# \x01\n" + valid,
+        "\x01" + valid,
+        "\x7f" + valid,
+        "\u00a0" + valid,
+        "\ufeff" + valid,
+        "# \ufeff\u3000\n" + valid,
+        "//\n" + valid,
+        valid + "/* c */",
+        valid + "-- c",
+        valid + "% c",
+        valid + "; c",
+        valid + "#",
+        "%YAML 1.2\n" + valid,
+        "---\n" + valid,
+        "syntax: 'proto3'\n" + valid,
         "max_batch_size: 4\nmax_batch_size: 4\nbackend: 'identity'",
         "max_batch_size: 0\nmax_batch_size: 4\nbackend: 'identity'",
         "backend: '' backend: 'identity'",
         "backend: 'identity' backend: 'identity'",
         "backend: 'identity' backend: ''",
-        whole.replace('name: "A"', 'name: "" name: "A"'),
-        whole.replace('name: "A"', 'name: "A" name: "A"'),
-        whole.replace("data_type: TYPE_FP32", "data_type: TYPE_INVALID data_type: TYPE_FP32"),
-        whole.replace("data_type: TYPE_FP32", "data_type: 0 data_type: TYPE_FP32"),
-        whole.replace("data_type: TYPE_FP32", "data_type: TYPE_FP32 data_type: TYPE_FP32"),
-        whole.replace("data_type: TYPE_FP32", "data_type: 11"),
-        whole.replace("data_type: TYPE_FP32", "data_type: 0xB"),
-        whole.replace("data_type: TYPE_FP32", "data_type: 013"),
-        whole.replace("data_type: TYPE_FP32", "data_type: 11.0"),
-        whole.replace("data_type: TYPE_FP32", "data_type: -11"),
-        whole.replace("data_type: TYPE_FP32", "data_type: DataType.TYPE_FP32"),
-        whole.replace("data_type: TYPE_FP32", "data_type: TYPE_FP32_"),
-        whole.replace("data_type: TYPE_FP32", "data_type: inference.TYPE_FP32"),
-        whole.replace("data_type: TYPE_FP32", "data_type: [ TYPE_FP32 ]"),
-        whole.replace("data_type: TYPE_FP32", "data_type { TYPE_FP32 }"),
-        whole.replace("data_type: TYPE_FP32", "data_type TYPE_FP32"),
-        whole.replace("data_type: TYPE_FP32", "dataType: TYPE_FP32"),
-        whole.replace("data_type: TYPE_FP32", "data-type: TYPE_FP32"),
+        valid.replace('name: "A"', 'name: "" name: "A"'),
+        valid.replace('name: "A"', 'name: "A" name: "A"'),
+        valid.replace("data_type: TYPE_FP32", "data_type: TYPE_INVALID data_type: TYPE_FP32"),
+        valid.replace("data_type: TYPE_FP32", "data_type: 0 data_type: TYPE_FP32"),
+        valid.replace("data_type: TYPE_FP32", "data_type: TYPE_FP32 data_type: TYPE_FP32"),
+        valid.replace("data_type: TYPE_FP32", "data_type: 11"),
+        valid.replace("data_type: TYPE_FP32", "data_type: 0xB"),
+        valid.replace("data_type: TYPE_FP32", "data_type: 013"),
+        valid.replace("data_type: TYPE_FP32", "data_type: 11.0"),
+        valid.replace("data_type: TYPE_FP32", "data_type: -11"),
+        valid.replace("data_type: TYPE_FP32", "data_type: DataType.TYPE_FP32"),
+        valid.replace("data_type: TYPE_FP32", "data_type: TYPE_FP32_"),
+        valid.replace("data_type: TYPE_FP32", "data_type: inference.TYPE_FP32"),
+        valid.replace("data_type: TYPE_FP32", "data_type: [ TYPE_FP32 ]"),
+        valid.replace("data_type: TYPE_FP32", "data_type { TYPE_FP32 }"),
+        valid.replace("data_type: TYPE_FP32", "data_type TYPE_FP32"),
+        valid.replace("data_type: TYPE_FP32", "dataType: TYPE_FP32"),
+        valid.replace("data_type: TYPE_FP32", "data-type: TYPE_FP32"),
     ):
         yield "", bare(text)
-    yield "", bare(whole.encode("utf-16"))
-    yield "", bare(whole.encode("utf-16-le"))
-    yield "", bare(b"\xff" + whole.encode())
-    yield "", bare(b"# \xff\xfe\n" + whole.encode())
-    yield from (("", bare(b'parameters { key: "k" value { string_value: "' + raw + f'" }} }}\n{whole}'.encode())) for raw in RAW)
+    yield "", bare(valid.encode("utf-16"))
+    yield "", bare(valid.encode("utf-16-le"))
+    yield "", bare(b"\xff" + valid.encode())
+    yield "", bare(b"# \xff\xfe\n" + valid.encode())
+    yield from (("", bare(b'parameters { key: "k" value { string_value: "' + raw + f'" }} }}\n{valid}'.encode())) for raw in RAW)
     yield from each(
         "version_policy { all { } all { } }",
         "version_policy { all { } } version_policy { all { } }",
@@ -676,44 +676,44 @@ COMPLETED = ("model.onnx", "model.plan", "model.graphdef", "model.savedmodel/x",
 def identities() -> Iterator[Case]:
     """Yield cases with the values from which Triton derives the backend: platform, backend, file names, and the model's name."""
 
-    def made(platform: str, backend: str, file: str = "", more: str = "") -> str:
+    def build_config(platform: str, backend: str, file: str = "", more: str = "") -> str:
         head = (f'platform: "{platform}"\n' if platform else "") + (f'backend: "{backend}"\n' if backend else "")
         return config((f'default_model_filename: "{file}"\n' if file else "") + more, head=head)
 
     every = {f"m/1/{file}": PROGRAM for file in NAMED}
     for platform, backend in product(PLATFORMS, BACKENDS):
-        yield "", {"m/config.pbtxt": made(platform, backend), **(every if platform or backend else {"m/1/": ""})}
+        yield "", {"m/config.pbtxt": build_config(platform, backend), **(every if platform or backend else {"m/1/": ""})}
     for file in NAMED:
         name = file.partition("/")[0]
-        yield "", {"m/config.pbtxt": made("", ""), f"m/1/{file}": PROGRAM}
-        yield "", {"m/config.pbtxt": made("", "", name), f"m/1/{file}": PROGRAM}
-        yield "", {"m/config.pbtxt": made("x", ""), f"m/1/{file}": PROGRAM}
-        yield "", {"m/config.pbtxt": made("x", "", name), f"m/1/{file}": PROGRAM}
-        yield "", {"m/config.pbtxt": made("", "identity", name), f"m/1/{file}": PROGRAM}
+        yield "", {"m/config.pbtxt": build_config("", ""), f"m/1/{file}": PROGRAM}
+        yield "", {"m/config.pbtxt": build_config("", "", name), f"m/1/{file}": PROGRAM}
+        yield "", {"m/config.pbtxt": build_config("x", ""), f"m/1/{file}": PROGRAM}
+        yield "", {"m/config.pbtxt": build_config("x", "", name), f"m/1/{file}": PROGRAM}
+        yield "", {"m/config.pbtxt": build_config("", "identity", name), f"m/1/{file}": PROGRAM}
         if file not in COMPLETED:
             yield "", {f"m/1/{file}": PROGRAM}
         yield "", {"m/config.pbtxt": "", f"m/1/{file}": PROGRAM}
-        yield "", {"m/config.pbtxt": made("", ""), f"m/3/{file}": PROGRAM, "m/2/x": ""}
-        yield "", {"m/config.pbtxt": made("", ""), f"m/1/{file}": PROGRAM, "m/.git/x": ""}
-        yield "", {"m/config.pbtxt": made("", ""), f"m/1/{name}/": ""}
+        yield "", {"m/config.pbtxt": build_config("", ""), f"m/3/{file}": PROGRAM, "m/2/x": ""}
+        yield "", {"m/config.pbtxt": build_config("", ""), f"m/1/{file}": PROGRAM, "m/.git/x": ""}
+        yield "", {"m/config.pbtxt": build_config("", ""), f"m/1/{name}/": ""}
     for name in ("m.identity", "m.", "m.x.identity", ".identity", "identity", "m.python"):
-        yield "", {f"{name}/config.pbtxt": made("", ""), f"{name}/1/": ""}
-        yield "", {f"{name}/config.pbtxt": made("", "identity"), f"{name}/1/": ""}
+        yield "", {f"{name}/config.pbtxt": build_config("", ""), f"{name}/1/": ""}
+        yield "", {f"{name}/config.pbtxt": build_config("", "identity"), f"{name}/1/": ""}
         if not name.endswith("onnxruntime"):
             yield "", {f"{name}/1/x": ""}
     for runtime, backend in product(
         ("", "libtriton_identity.so", "libtriton_onnxruntime.so", "libtriton_python.so", "gone.so", "x"),
         ("identity", "onnxruntime", "pytorch"),
     ):
-        yield "", {"m/config.pbtxt": made("", backend, more=f'runtime: "{runtime}"'), **every}
-    yield "", bare(made("", "identity", more='runtime: "model.py"'))
+        yield "", {"m/config.pbtxt": build_config("", backend, more=f'runtime: "{runtime}"'), **every}
+    yield "", bare(build_config("", "identity", more='runtime: "model.py"'))
     # The backend's library is in the model's directory.
     for place in ("", "1/"):
-        yield "", bare(made("", "ours"), **{f"{place}libtriton_ours.so": Library()})
-        yield "", bare(made("", "ours", more='runtime: "other.so"'), **{f"{place}other.so": Library()})
-    yield "", bare(made("", "ours"), **{"lib/libtriton_ours.so": Library()})
-    yield "", bare(made("", "ours"), **{"libtriton_ours.so": "no library"})
-    yield "", bare(made("", "ours"), **{"2/libtriton_ours.so": Library(), "1/x": ""})
+        yield "", bare(build_config("", "ours"), **{f"{place}libtriton_ours.so": Library()})
+        yield "", bare(build_config("", "ours", more='runtime: "other.so"'), **{f"{place}other.so": Library()})
+    yield "", bare(build_config("", "ours"), **{"lib/libtriton_ours.so": Library()})
+    yield "", bare(build_config("", "ours"), **{"libtriton_ours.so": "no library"})
+    yield "", bare(build_config("", "ours"), **{"2/libtriton_ours.so": Library(), "1/x": ""})
 
 
 def _steps(*steps: str) -> str:
@@ -731,7 +731,7 @@ def step(name: str, reads: dict[str, str], writes: dict[str, str], version: str 
 def meetings() -> Iterator[Case]:
     """Yield ensembles: flows, versions, batches, shapes, reshapes, optional inputs, decoupled steps and ensembles in ensembles."""
 
-    def made(
+    def build(
         text: str, a: str = tensor("A"), b: str = tensor("B"), batch: str = "4", head: str = 'platform: "ensemble"', **models: str
     ) -> Files:
         files: dict[str, Any] = {"m/config.pbtxt": config(text, a, b, batch, head), "m/1/": ""}
@@ -741,25 +741,25 @@ def meetings() -> Iterator[Case]:
         return files
 
     s, t = step("s", {"A": "A"}, {"B": "x"}), step("t", {"A": "x"}, {"B": "B"})
-    yield "", made(_steps(s, t))
-    yield "", made(_steps(t, s))
+    yield "", build(_steps(s, t))
+    yield "", build(_steps(t, s))
     for version in ("", "0", "1", "2", "-1", "-2", "01", "-01"):
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"}, version)))
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"}, version)))
     for policy in (
         "version_policy { all { } }",
         "version_policy { latest { num_versions: 2 } }",
         "version_policy { specific { versions: 7 } }",
     ):
-        yield "", {**made(_steps(step("s", {"A": "A"}, {"B": "B"}, "1")), s=plain(policy)), "s/7/": ""}
-        yield "", {**made(_steps(step("s", {"A": "A"}, {"B": "B"}, "7")), s=plain(policy)), "s/7/": ""}
+        yield "", {**build(_steps(step("s", {"A": "A"}, {"B": "B"}, "1")), s=plain(policy)), "s/7/": ""}
+        yield "", {**build(_steps(step("s", {"A": "A"}, {"B": "B"}, "7")), s=plain(policy)), "s/7/": ""}
     for batch, other in product("0148", repeat=2):
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), batch=batch, s=plain(batch=other))
-        yield "", made(_steps(s, t), batch=batch, s=plain(batch=other))
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), batch=batch, s=plain(batch=other))
+        yield "", build(_steps(s, t), batch=batch, s=plain(batch=other))
     shapes = ("3", "-1", "3, 1", "1, 3", "-1, 3")
     for mine, theirs, batch, other in product(shapes, shapes, "04", "04"):
         yield (
             "",
-            made(
+            build(
                 _steps(step("s", {"A": "A"}, {"B": "B"})),
                 a=tensor("A", mine),
                 batch=batch,
@@ -767,13 +767,13 @@ def meetings() -> Iterator[Case]:
             ),
         )
     for mine, theirs in product(("FP32", "INT32", "STRING"), repeat=2):
-        yield "", made(_steps(s, t), s=plain(b=tensor("B", dtype=mine)), t=plain(a=tensor("A", dtype=theirs)))
+        yield "", build(_steps(s, t), s=plain(b=tensor("B", dtype=mine)), t=plain(a=tensor("A", dtype=theirs)))
     for shape in ("3", "1, 3", "3, 1", ""):
         extra = f"reshape {{ shape: [ {shape} ] }}"
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), a=tensor("A", more=extra))
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), s=plain(a=tensor("A", more=extra)))
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), b=tensor("B", more=extra))
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), a=tensor("A", shape or "3", more="reshape { shape: [ 3 ] }"))
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), a=tensor("A", more=extra))
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), s=plain(a=tensor("A", more=extra)))
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), b=tensor("B", more=extra))
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), a=tensor("A", shape or "3", more="reshape { shape: [ 3 ] }"))
     flows = (
         [step("s", {"A": "A"}, {"B": "A"})],
         [step("s", {"A": "A"}, {"B": "B"}), step("t", {"A": "A"}, {"B": "B"})],
@@ -802,28 +802,28 @@ def meetings() -> Iterator[Case]:
         [],
     )
     for flow in flows:
-        yield "", made(_steps(*flow))
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('A')}, {tensor('B')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('A', '4')}, {tensor('B')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('B')}, {tensor('B')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), a=f"{tensor('A')}, {tensor('A')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), a=f"{tensor('A')}, {tensor('C')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('B')}, {tensor('C')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), a=tensor("A", more="optional: true"))
+        yield "", build(_steps(*flow))
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('A')}, {tensor('B')}")
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('A', '4')}, {tensor('B')}")
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('B')}, {tensor('B')}")
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), a=f"{tensor('A')}, {tensor('A')}")
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), a=f"{tensor('A')}, {tensor('C')}")
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('B')}, {tensor('C')}")
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), a=tensor("A", more="optional: true"))
     wide = plain(a=f"{tensor('A')}, {tensor('C', more='optional: true')}")
     need = plain(a=f"{tensor('A')}, {tensor('C')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), s=wide)
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), s=need)
-    yield "", made(_steps(step("s", {"A": "A", "C": "A"}, {"B": "B"})), s=need)
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), s=wide)
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), s=need)
+    yield "", build(_steps(step("s", {"A": "A", "C": "A"}, {"B": "B"})), s=need)
     pair = plain(b=f"{tensor('B')}, {tensor('C')}")
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), s=pair)
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B", "C": "B"})), s=pair)
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B", "C": "z"})), s=pair)
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), s=pair)
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B", "C": "B"})), s=pair)
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B", "C": "z"})), s=pair)
     for head, more in product(
         ('platform: "ensemble"', "", 'backend: "ensemble"', 'platform: "ensemble" backend: "identity"', 'platform: "x"', IDENTITY),
         ("", *EXTRAS),
     ):
-        yield "", made(f"{_steps(step('s', {'A': 'A'}, {'B': 'B'}))} {more}", head=head)
+        yield "", build(f"{_steps(step('s', {'A': 'A'}, {'B': 'B'}))} {more}", head=head)
     for files in (
         {"1/": ""},
         {"1/x": ""},
@@ -837,38 +837,38 @@ def meetings() -> Iterator[Case]:
         yield (
             "",
             {
-                **{path: text for path, text in made(_steps(step("s", {"A": "A"}, {"B": "B"}))).items() if path != "m/1/"},
+                **{path: text for path, text in build(_steps(step("s", {"A": "A"}, {"B": "B"}))).items() if path != "m/1/"},
                 **{f"m/{path}": text for path, text in files.items()},
             },
         )
     for broken in ("backend: ", plain("strange: 1"), plain(batch="-1"), plain("instance_group { kind: KIND_GPU }")):
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), s=broken)
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), s=IDENTITY)
-    yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), s=f"{IDENTITY} max_batch_size: 4")
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), s=broken)
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), s=IDENTITY)
+    yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), s=f"{IDENTITY} max_batch_size: 4")
     inner = config(_steps(step("s", {"A": "A"}, {"B": "B"})), head='platform: "ensemble"')
-    yield "", made(_steps(step("e", {"A": "A"}, {"B": "B"})), e=inner)
-    yield "", made(_steps(step("e", {"A": "A"}, {"B": "x"}), step("t", {"A": "x"}, {"B": "B"})), e=inner)
-    yield "", made(_steps(step("e", {"A": "A"}, {"B": "B"})), e=inner.replace('"s"', '"m"'))
-    yield "", made(_steps(step("e", {"A": "A"}, {"B": "B"})), e=inner.replace('"s"', '"gone"'))
+    yield "", build(_steps(step("e", {"A": "A"}, {"B": "B"})), e=inner)
+    yield "", build(_steps(step("e", {"A": "A"}, {"B": "x"}), step("t", {"A": "x"}, {"B": "B"})), e=inner)
+    yield "", build(_steps(step("e", {"A": "A"}, {"B": "B"})), e=inner.replace('"s"', '"m"'))
+    yield "", build(_steps(step("e", {"A": "A"}, {"B": "B"})), e=inner.replace('"s"', '"gone"'))
     # Decoupled steps: branches, joins and outputs
-    some, many = plain(), plain(DECOUPLED)
+    coupled, decoupled = plain(), plain(DECOUPLED)
     double = plain(a=f"{tensor('A')}, {tensor('C')}")
     both = f"{tensor('B')}, {tensor('D')}"
-    for left, right in product((some, many), repeat=2):
+    for left, right in product((coupled, decoupled), repeat=2):
         one, two = step("s", {"A": "A"}, {"B": "x"}), step("t", {"A": "A"}, {"B": "y"})
-        yield "", made(_steps(one, two, step("u", {"A": "x", "C": "y"}, {"B": "B"})), s=left, t=right, u=double)
-        yield "", made(_steps(one, step("u", {"A": "x", "C": "A"}, {"B": "B"})), s=left, u=double)
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"}), step("t", {"A": "A"}, {"B": "D"})), b=both, s=left, t=right)
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"}), step("t", {"A": "B"}, {"B": "D"})), b=both, s=left, t=right)
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "x"}), step("t", {"A": "x"}, {"B": "B"})), s=left, t=right)
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('A')}, {tensor('B')}", s=left)
+        yield "", build(_steps(one, two, step("u", {"A": "x", "C": "y"}, {"B": "B"})), s=left, t=right, u=double)
+        yield "", build(_steps(one, step("u", {"A": "x", "C": "A"}, {"B": "B"})), s=left, u=double)
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"}), step("t", {"A": "A"}, {"B": "D"})), b=both, s=left, t=right)
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"}), step("t", {"A": "B"}, {"B": "D"})), b=both, s=left, t=right)
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "x"}), step("t", {"A": "x"}, {"B": "B"})), s=left, t=right)
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"})), b=f"{tensor('A')}, {tensor('B')}", s=left)
         yield (
             "",
-            made(_steps(step("e", {"A": "A"}, {"B": "B"}), step("t", {"A": "A"}, {"B": "D"})), b=both, e=inner, s=left, t=right),
+            build(_steps(step("e", {"A": "A"}, {"B": "B"}), step("t", {"A": "A"}, {"B": "D"})), b=both, e=inner, s=left, t=right),
         )
         yield (
             "",
-            made(
+            build(
                 _steps(step("s", {"A": "A"}, {"B": "B", "C": "D"})),
                 b=both,
                 s=left.replace(tensor("B"), f"{tensor('B')}, {tensor('C')}"),
@@ -876,13 +876,13 @@ def meetings() -> Iterator[Case]:
         )
         yield (
             "",
-            made(
+            build(
                 _steps(step("s", {"A": "A"}, {"B": "x", "C": "y"}), step("u", {"A": "x", "C": "y"}, {"B": "B"})),
                 s=left.replace(tensor("B"), f"{tensor('B')}, {tensor('C')}"),
                 u=double,
             ),
         )
-        yield "", made(_steps(step("s", {"A": "A"}, {"B": "B"}), step("s", {"A": "A"}, {"B": "D"})), b=both, s=left)
+        yield "", build(_steps(step("s", {"A": "A"}, {"B": "B"}), step("s", {"A": "A"}, {"B": "D"})), b=both, s=left)
 
 
 EXTRAS = (
@@ -1041,7 +1041,7 @@ def programs() -> Iterator[Case]:
     execute = "    def execute(self, requests):\n        return []\n"
     head = "class TritonPythonModel:\n"
 
-    def of(body: str, before: str = "", after: str = "", first: str = head) -> Case:
+    def case(body: str, before: str = "", after: str = "", first: str = head) -> Case:
         return "", {"m/config.pbtxt": config(), "m/1/model.py": before + first + body + execute + after}
 
     for signature in (
@@ -1060,37 +1060,37 @@ def programs() -> Iterator[Case]:
         "self, args, /",
         "self, args, *, more",
     ):
-        yield of(f"    def initialize({signature}):\n        pass\n")
-        yield of(f"    @staticmethod\n    def initialize({signature}):\n        pass\n")
-    yield of("    @classmethod\n    def initialize(cls, args):\n        pass\n")
-    yield of("    @classmethod\n    def initialize(cls):\n        pass\n")
-    yield of("    async def initialize(self, args):\n        pass\n")
-    yield of("    initialize = None\n")
-    yield of("    initialize = lambda self, args: None\n")
-    yield of("    initialize = lambda self: None\n")
+        yield case(f"    def initialize({signature}):\n        pass\n")
+        yield case(f"    @staticmethod\n    def initialize({signature}):\n        pass\n")
+    yield case("    @classmethod\n    def initialize(cls, args):\n        pass\n")
+    yield case("    @classmethod\n    def initialize(cls):\n        pass\n")
+    yield case("    async def initialize(self, args):\n        pass\n")
+    yield case("    initialize = None\n")
+    yield case("    initialize = lambda self, args: None\n")
+    yield case("    initialize = lambda self: None\n")
     for signature, answer in product(
         ("config", "self, config", "", "config, more", "config=None", "*configs", "cls, config", "config, *, more=1"),
         ("return config", "return", "pass", "return None", "return 1", "yield config"),
     ):
         name = next((word for word in ("config", "configs") if word in signature.replace("*", "").split(", ")), "1")
         text = answer.replace("config", f"{name}[0]" if "*configs" in signature else name.partition("=")[0])
-        yield of(f"    @staticmethod\n    def auto_complete_config({signature}):\n        {text}\n")
+        yield case(f"    @staticmethod\n    def auto_complete_config({signature}):\n        {text}\n")
         if answer in ("return config", "pass"):
-            yield of(f"    def auto_complete_config({signature}):\n        {text}\n")
-            yield of(f"    @classmethod\n    def auto_complete_config({signature}):\n        {text}\n")
-    yield of("    @staticmethod\n    def auto_complete_config(config):\n        if config:\n            return config\n")
-    yield of("    @staticmethod\n    def auto_complete_config(config):\n        if not config:\n            return config\n")
-    yield of("    @staticmethod\n    def auto_complete_config(config):\n        raise ValueError('no')\n")
-    yield of("    @staticmethod\n    def auto_complete_config(config):\n        def inner():\n            return config\n")
-    yield of("    @staticmethod\n    async def auto_complete_config(config):\n        return config\n")
-    yield of("    auto_complete_config = staticmethod(lambda config: config)\n")
+            yield case(f"    def auto_complete_config({signature}):\n        {text}\n")
+            yield case(f"    @classmethod\n    def auto_complete_config({signature}):\n        {text}\n")
+    yield case("    @staticmethod\n    def auto_complete_config(config):\n        if config:\n            return config\n")
+    yield case("    @staticmethod\n    def auto_complete_config(config):\n        if not config:\n            return config\n")
+    yield case("    @staticmethod\n    def auto_complete_config(config):\n        raise ValueError('no')\n")
+    yield case("    @staticmethod\n    def auto_complete_config(config):\n        def inner():\n            return config\n")
+    yield case("    @staticmethod\n    async def auto_complete_config(config):\n        return config\n")
+    yield case("    auto_complete_config = staticmethod(lambda config: config)\n")
     for signature in ("self", "self, args", "self, args=None", "self, *args", ""):
-        yield of(f"    def __init__({signature}):\n        pass\n")
-    yield of("    def __init__(self):\n        return 1\n")
-    yield of("    def __init__(self):\n        raise ValueError('no')\n")
-    yield of("    def initialize(self, args):\n        raise ValueError('no')\n")
-    yield of("    def finalize(self, args):\n        pass\n")
-    yield of("    def finalize(self):\n        pass\n")
+        yield case(f"    def __init__({signature}):\n        pass\n")
+    yield case("    def __init__(self):\n        return 1\n")
+    yield case("    def __init__(self):\n        raise ValueError('no')\n")
+    yield case("    def initialize(self, args):\n        raise ValueError('no')\n")
+    yield case("    def finalize(self, args):\n        pass\n")
+    yield case("    def finalize(self):\n        pass\n")
     for first in (
         "class TritonPythonModel(object):\n",
         "class TritonPythonModel():\n",
@@ -1101,7 +1101,7 @@ def programs() -> Iterator[Case]:
         "class TritonPythonModel(gone):\n",
         "class TritonPythonModel(metaclass=type):\n",
     ):
-        yield of("", before="class Base:\n    pass\n\n\ndef decorate(cls):\n    return cls\n\n\n", first=first)
+        yield case("", before="class Base:\n    pass\n\n\ndef decorate(cls):\n    return cls\n\n\n", first=first)
     for before in (
         *(
             "import gone\n",
@@ -1175,9 +1175,9 @@ def programs() -> Iterator[Case]:
             "class B(x for x in y): pass\n",
         ),
     ):
-        yield of("", before=before)
-    yield of("", after="del TritonPythonModel\n")
-    yield of("", after="TritonPythonModel = None\n")
+        yield case("", before=before)
+    yield case("", after="del TritonPythonModel\n")
+    yield case("", after="TritonPythonModel = None\n")
     yield "", {"m/config.pbtxt": config(), "m/1/model.py": ("# \u00e9\n" + head + execute).encode("latin-1")}
     yield (
         "",
@@ -1223,7 +1223,7 @@ def programs() -> Iterator[Case]:
 def environments() -> Iterator[Case]:
     """Yield cases with the parameters of the Python backend: EXECUTION_ENV_PATH and its options."""
 
-    def of(key: str, value: str, **files: Any) -> Case:
+    def case(key: str, value: str, **files: Any) -> Case:
         text = f'parameters {{ key: "{key}" value {{ {value} }} }}'
         return "", {
             "m/config.pbtxt": config(text),
@@ -1232,14 +1232,14 @@ def environments() -> Iterator[Case]:
         }
 
     for word in ("yes", "no", "", "Yes", "YES", "true", "false", "1", "0", "on", " yes", "yes ", "n"):
-        yield of("FORCE_CPU_ONLY_INPUT_TENSORS", f'string_value: "{word}"')
-    yield of("FORCE_CPU_ONLY_INPUT_TENSORS", "")
-    yield of("force_cpu_only_input_tensors", 'string_value: "x"')
-    yield of("FORCE_CPU_ONLY_INPUT_TENSOR", 'string_value: "x"')
+        yield case("FORCE_CPU_ONLY_INPUT_TENSORS", f'string_value: "{word}"')
+    yield case("FORCE_CPU_ONLY_INPUT_TENSORS", "")
+    yield case("force_cpu_only_input_tensors", 'string_value: "x"')
+    yield case("FORCE_CPU_ONLY_INPUT_TENSOR", 'string_value: "x"')
     yield "", bare(plain('parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "x" } }'))
     key, own = "EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY"
     good = archive({"bin/activate": "", "lib/x": ""})
-    yield of(key, "")
+    yield case(key, "")
     for path in (
         "",
         own,
@@ -1257,7 +1257,7 @@ def environments() -> Iterator[Case]:
         "~/e",
         "s3://x/e.tar.gz",
     ):
-        yield of(key, f'string_value: "{path}"')
+        yield case(key, f'string_value: "{path}"')
     for content in (
         *(
             "no archive",
@@ -1281,16 +1281,16 @@ def environments() -> Iterator[Case]:
             b"\0" * 1024,
         ),
     ):
-        yield of(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": content})
+        yield case(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": content})
     for name in ("e.zip", "e", "e.tgz", "x/e.tar.gz", "1/e.tar.gz"):
-        yield of(key, f'string_value: "{own}/{name}"', **{name: good})
-    yield of(key, f'string_value: "{own}/../e.tar.gz"', **{"../e.tar.gz": good})
-    yield of(key, f'string_value: "{own}/../n/e.tar.gz"', **{"../n/e.tar.gz": good})
-    yield of(key, f'string_value: "{own}/x/../e.tar.gz"', **{"e.tar.gz": good})
-    yield of(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Link("f.tar.gz"), "f.tar.gz": good})
-    yield of(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Link("../f.tar.gz"), "../f.tar.gz": good})
-    yield of(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Link("gone")})
-    yield of(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Pipe()})
+        yield case(key, f'string_value: "{own}/{name}"', **{name: good})
+    yield case(key, f'string_value: "{own}/../e.tar.gz"', **{"../e.tar.gz": good})
+    yield case(key, f'string_value: "{own}/../n/e.tar.gz"', **{"../n/e.tar.gz": good})
+    yield case(key, f'string_value: "{own}/x/../e.tar.gz"', **{"e.tar.gz": good})
+    yield case(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Link("f.tar.gz"), "f.tar.gz": good})
+    yield case(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Link("../f.tar.gz"), "../f.tar.gz": good})
+    yield case(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Link("gone")})
+    yield case(key, f'string_value: "{own}/e.tar.gz"', **{"e.tar.gz": Pipe()})
     for files in (
         {"e/": ""},
         {"e/bin/activate": ""},
@@ -1299,12 +1299,12 @@ def environments() -> Iterator[Case]:
         {"e/bin/": ""},
         {"e/bin/activate": Link("gone")},
     ):
-        yield of(key, f'string_value: "{own}/e"', **files)
-        yield of(key, f'string_value: "{own}/e/"', **files)
-    yield of(key, f'string_value: "{own}/../n/e"', **{"../n/e/bin/activate": ""})
-    yield of(key, f'string_value: "{own}/e"', **{"e": Link("f"), "f/bin/activate": ""})
-    yield of("EXECUTION_ENV_PATHS", 'string_value: "gone"')
-    yield of("execution_env_path", 'string_value: "gone"')
+        yield case(key, f'string_value: "{own}/e"', **files)
+        yield case(key, f'string_value: "{own}/e/"', **files)
+    yield case(key, f'string_value: "{own}/../n/e"', **{"../n/e/bin/activate": ""})
+    yield case(key, f'string_value: "{own}/e"', **{"e": Link("f"), "f/bin/activate": ""})
+    yield case("EXECUTION_ENV_PATHS", 'string_value: "gone"')
+    yield case("execution_env_path", 'string_value: "gone"')
     yield "", bare(plain(f'parameters {{ key: "{key}" value {{ string_value: "gone" }} }}'))
     yield "", bare(plain(f'parameters {{ key: "{key}" value {{ string_value: "{own}/gone" }} }}'))
 
