@@ -174,9 +174,9 @@ def outputs_of(
         return [[{**tensor, "shape": shaped(tensor, batch)} for tensor in spec["outputs"]] for batch in batches]
     if hasattr(rebel.RBLNCompiledModel, "inspect"):
         found = rebel.RBLNCompiledModel.inspect(path)
-        every = field(found, "input_info")
-        if every and len(every) == len(info):
-            return [[described(name) for name in field(bucket, "outputs")] for bucket in every]
+        described_buckets = field(found, "input_info")
+        if described_buckets and len(described_buckets) == len(info):
+            return [[described(name) for name in field(bucket, "outputs")] for bucket in described_buckets]
         # This SDK returns only the outputs of the first bucket. The outputs of other buckets differ only in the batch size.
         first = [described(name) for name in field(found, "outputs")]
         if not spec["batches"]:

@@ -74,18 +74,18 @@ def apply_holds(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
     `desired` is the desired state that the module host_state gets. Its concerns `models` and `server` are changed in place.
     """
-    parts = [desired[concern] for concern in ("models", "server") if "models" in desired.get(concern, {})]
-    root = next((part["root"] for part in parts if "root" in part), None)
+    states = [desired[concern] for concern in ("models", "server") if "models" in desired.get(concern, {})]
+    root = next((state["root"] for state in states if "root" in state), None)
     found = {}
     for name, hold in sorted(read_holds(root).items()) if root else []:
-        entries = [part["models"] for part in parts if name in part["models"]]
-        if not entries or any(part[name].get("source") != hold["source"] for part in entries):
+        models_by_concern = [state["models"] for state in states if name in state["models"]]
+        if not models_by_concern or any(models[name].get("source") != hold["source"] for models in models_by_concern):
             continue
         try:
             held_model = desired_model(read_record(root or "", name, hold["label"]))
         except StoreError:
             continue
-        for model in entries:
-            model[name] = {**model[name], **{key: value for key, value in held_model.items() if key in model[name]}}
+        for models in models_by_concern:
+            models[name] = {**models[name], **{key: value for key, value in held_model.items() if key in models[name]}}
         found[name] = {**hold, **{key: held_model[key] for key in FACTS}, "rejected": hold["source"]}
     return found

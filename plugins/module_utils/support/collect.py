@@ -311,9 +311,9 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     def configs() -> Dict[str, Any]:
         found: Dict[str, Any] = {}
         index = _http_answer(address, port, limits, "/v2/repository/index", "POST", key)
-        for part in index if not shapes.mismatch(index, [{"name": str}]) else ():
-            path = "/v2/models/{}/versions/{}/config".format(part["name"], part.get("version", 1))
-            if not is_url_safe(part["name"]):
+        for entry in index if not shapes.mismatch(index, [{"name": str}]) else ():
+            path = "/v2/models/{}/versions/{}/config".format(entry["name"], entry.get("version", 1))
+            if not is_url_safe(entry["name"]):
                 found[path] = {"error": URL_UNSAFE}
                 continue
             try:

@@ -155,31 +155,31 @@ class Observer:
         """Return the IDs of a model's processes (stubs). Leave out processes that may also belong to another model."""
         ready = self.ready(self.index() or {})
         living = stubs.running_stubs(init)
-        own, others = self._assign_processes(living, ready.served)
+        assigned, unassigned = self._assign_processes(living, ready.served)
         own_versions = [entry for entry in ready.served if entry.model == model]
-        pids = {pid for entry in own_versions for pid in own.get(entry, ())}
-        names = {name for entry in own_versions if entry not in own for name in entry.instances}
-        other_models = [entry for entry in ready.served if entry.model != model and entry not in own]
+        pids = {pid for entry in own_versions for pid in assigned.get(entry, ())}
+        names = {name for entry in own_versions if entry not in assigned for name in entry.instances}
+        other_models = [entry for entry in ready.served if entry.model != model and entry not in assigned]
         # A model whose config the server did not return may have instances of any name.
         if ready.unknown - {model} or any(names & set(entry.instances) for entry in other_models):
             return pids
-        return pids | {pid for pid in others if living[pid].instance in names}
+        return pids | {pid for pid in unassigned if living[pid].instance in names}
 
     def missing_instances(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
         """Return {model: names of its instances that have no process}."""
         living = stubs.running_stubs(init) if ready else {}
-        own, others = self._assign_processes(living, ready)
-        alive = collections.Counter(living[pid].instance for pid in others)
-        needed = collections.Counter(name for entry in ready if entry not in own for name in entry.instances)
+        assigned, unassigned = self._assign_processes(living, ready)
+        process_counts = collections.Counter(living[pid].instance for pid in unassigned)
+        expected_counts = collections.Counter(name for entry in ready if entry not in assigned for name in entry.instances)
         dead: Dict[str, Set[str]] = {}
         for entry in ready:
-            if entry in own:
-                lacking = set(
-                    collections.Counter(entry.instances) - collections.Counter(living[pid].instance for pid in own[entry])
+            if entry in assigned:
+                missing = set(
+                    collections.Counter(entry.instances) - collections.Counter(living[pid].instance for pid in assigned[entry])
                 )
             else:
-                lacking = {name for name in entry.instances if needed[name] > alive[name]}
-            dead.setdefault(entry.model, set()).update(lacking)
+                missing = {name for name in entry.instances if expected_counts[name] > process_counts[name]}
+            dead.setdefault(entry.model, set()).update(missing)
         return {model: sorted(names) for model, names in dead.items() if names}
 
     def _assign_processes(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:

@@ -268,13 +268,13 @@ def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
     if not rows and not tensors and can_batch(facts.buckets):
         rows = max(bucket.inputs[0].shape[0] for bucket in facts.buckets)
         added["max_batch_size"] = rows
-    for side, prefix, own in (("input", "INPUT", first.inputs), ("output", "OUTPUT", first.outputs)):
-        if not config.get(side) and own:
+    for side, prefix, file_tensors in (("input", "INPUT", first.inputs), ("output", "OUTPUT", first.outputs)):
+        if not config.get(side) and file_tensors:
             added[side] = []
-            for index, tensor in enumerate(own):
+            for index, tensor in enumerate(file_tensors):
                 # Without a batch dimension, buckets may differ in any dimension, which then becomes -1.
-                same = [getattr(bucket, side + "s")[index].shape for bucket in facts.buckets]
-                shape = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*same)]
+                shapes = [getattr(bucket, side + "s")[index].shape for bucket in facts.buckets]
+                shape = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes)]
                 name = tensor.name or f"{prefix}__{index}"
                 added[side].append({"name": name, "data_type": TYPES[tensor.dtype], "dims": shape[1:] if rows else shape})
     return added
@@ -318,8 +318,8 @@ def _shapes(buckets: Sequence[Bucket]) -> str:
 
 def _order(
     side: str,
-    named: Sequence[Mapping[str, Any]],
-    found: Sequence[Sequence[Tensor]],
+    configured: Sequence[Mapping[str, Any]],
+    compiled_tensors: Sequence[Sequence[Tensor]],
     batched: bool,
     wrong: List[str],
     unknown: bool,
@@ -329,16 +329,18 @@ def _order(
     If the outputs of the file are `unknown`, the order of the config counts.
     """
     if unknown:
-        return [name["name"] for name in named]
-    first = found[0]
-    if len(named) != len(first):
-        theirs = [entry.name or "?" for entry in first]
-        wrong.append(f"config has {len(named)} {side}s {[name['name'] for name in named]}, the file {len(first)} {theirs}")
+        return [name["name"] for name in configured]
+    first = compiled_tensors[0]
+    if len(configured) != len(first):
+        file_names = [entry.name or "?" for entry in first]
+        wrong.append(
+            f"config has {len(configured)} {side}s {[name['name'] for name in configured]}, the file {len(first)} {file_names}"
+        )
         return []
-    by_name = {name["name"]: name for name in named}
-    if all(POSITION.match(name["name"]) for name in named):
+    by_name = {name["name"]: name for name in configured}
+    if all(POSITION.match(name["name"]) for name in configured):
         # The number in the name is the position in the file. The order in the config does not matter.
-        ordered = sorted(named, key=lambda name: int(POSITION.match(name["name"]).group(1)))  # type: ignore[union-attr]
+        ordered = sorted(configured, key=lambda name: int(POSITION.match(name["name"]).group(1)))  # type: ignore[union-attr]
     elif all(entry.name for entry in first):
         missing = [entry.name for entry in first if entry.name not in by_name]
         if missing:
@@ -346,9 +348,9 @@ def _order(
             return []
         ordered = [by_name[str(entry.name)] for entry in first]
     else:
-        ordered = list(named)
+        ordered = list(configured)
     for index, named_tensor in enumerate(ordered):
-        for tensors in found:
+        for tensors in compiled_tensors:
             actual = tensors[index]
             kind, dims = TYPES.get(actual.dtype, actual.dtype), list(actual.shape[1:] if batched else actual.shape)
             if named_tensor["data_type"] != kind:
@@ -363,9 +365,11 @@ def _order(
 
 def sdk_mismatches(facts: Facts, version: str) -> List[str]:
     """Return the reasons why this SDK cannot run the file. The file must have been compiled with the same minor version."""
-    mine, theirs = (re.match(r"\d+\.\d+", text or "") for text in (version, facts.compiler))
-    if mine and theirs and mine.group() != theirs.group():
-        return [f"the file was compiled with SDK {facts.compiler}, the image has {version}: compile it again with {mine.group()}"]
+    image_line, file_line = (re.match(r"\d+\.\d+", text or "") for text in (version, facts.compiler))
+    if image_line and file_line and image_line.group() != file_line.group():
+        return [
+            f"the file was compiled with SDK {facts.compiler}, the image has {version}: compile it again with {image_line.group()}"
+        ]
     return []
 
 
@@ -380,15 +384,15 @@ def card_mismatches(facts: Facts, cards: Mapping[int, Optional[str]], npus: int)
     return wrong
 
 
-def npus_of(instance: str, usable: Sequence[int], each: int) -> List[int]:
-    """Return the NPUs of an instance. The index at the end of its name selects a group of `each` usable NPUs."""
+def npus_of(instance: str, usable: Sequence[int], group_size: int) -> List[int]:
+    """Return the NPUs of an instance. The index at the end of its name selects a group of `group_size` usable NPUs."""
     index = instance.rsplit("_", 1)[-1]
     if not index.isdigit():
         raise Fault(f"the name of instance {instance} does not end with an index, which selects its NPU")
     if not usable:
         raise Fault("no NPU is visible: the container needs /dev/rbln* and /dev/rsd0")
-    groups = len(usable) // each
+    groups = len(usable) // group_size
     if not groups:
-        raise Fault(f"parameter npus_per_instance is {each}, the model may use {len(usable)} NPUs: {list(usable)}")
-    first = int(index) % groups * each
-    return list(usable[first : first + each])
+        raise Fault(f"parameter npus_per_instance is {group_size}, the model may use {len(usable)} NPUs: {list(usable)}")
+    first = int(index) % groups * group_size
+    return list(usable[first : first + group_size])

@@ -82,7 +82,7 @@ class Runner:
         self.process: Optional[subprocess.Popen[bytes]] = None
         self._passed: Optional[List[Any]] = None
         self._job, self._isolated = job, isolated
-        self._others = [control, channel]
+        self._worker_ends = [control, channel]
 
     def start(self) -> None:
         """Load the model. The caller has to call `end` later, also after a failure, because the process may exist."""
@@ -93,11 +93,11 @@ class Runner:
         self.buffers = BatchBuffers(self._channel, Views(self._memory, self.plan), self._passed)
 
     def _start_process(self) -> Dict[str, Any]:
-        descriptors = [entry.fileno() for entry in self._others]
+        descriptors = [entry.fileno() for entry in self._worker_ends]
         arguments = [",".join(str(descriptor) for descriptor in descriptors), str(os.getpid()), "\n".join(sys.path)]
         self.process = subprocess.Popen([_python(), "-c", CODE, *arguments], pass_fds=descriptors, stdin=subprocess.DEVNULL)
-        for other in self._others:
-            other.close()
+        for end in self._worker_ends:
+            end.close()
         self.control.settimeout(LOAD_TIMEOUT_S)
         try:
             self.control.send(json.dumps(dict(self._job)).encode())
@@ -120,8 +120,8 @@ class Runner:
         from .worker import Worker
 
         worker = Worker(self._job)
-        self._others[0].close()
-        threading.Thread(target=worker.serve, args=(self._others[1],), name="runs", daemon=True).start()
+        self._worker_ends[0].close()
+        threading.Thread(target=worker.serve, args=(self._worker_ends[1],), name="runs", daemon=True).start()
         os.close(worker.descriptor)
         self._memory, self._passed = worker.memory, worker.passed
         return worker.hello()

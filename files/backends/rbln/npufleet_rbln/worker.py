@@ -38,11 +38,11 @@ class Worker:
         self.npus: List[int] = []
         config = job["config"]
         sdk = SDK()
-        each = compiled.number(config, "npus_per_instance", 1)
+        npus_per_instance = compiled.number(config, "npus_per_instance", 1)
         named = compiled.parameter(config, "npus")
         count = sdk.count()
         usable = compiled.numbers(named, "npus") if named else list(range(count))
-        self.npus = compiled.npus_of(job["instance"], usable, each)
+        self.npus = compiled.npus_of(job["instance"], usable, npus_per_instance)
         self.npu = ",".join(str(npu) for npu in self.npus)
         if max(self.npus) >= count:
             raise Fault(f"parameter npus names NPU {max(self.npus)}, {count} are visible")
@@ -53,7 +53,7 @@ class Worker:
         facts = compiled.facts_of(job["path"], config, inspected)
         per_bucket = sdk.per_bucket(compiled.parameter(config, "runtime_per_bucket"))
         wrong = compiled.sdk_mismatches(facts, sdk.version)
-        wrong += compiled.card_mismatches(facts, {npu: sdk.card(npu) for npu in self.npus}, each)
+        wrong += compiled.card_mismatches(facts, {npu: sdk.card(npu) for npu in self.npus}, npus_per_instance)
         try:
             self.plan = compiled.plan_of(config, facts)
         except Fault as error:

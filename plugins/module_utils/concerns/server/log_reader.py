@@ -29,8 +29,8 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
     lines = log_lines(engine, name, _log_start(desired["root"], inspect))
     failed = [reason for reason in reasons(lines, sorted(desired["models"])).values() if reason.startswith("failed to load ")]
     # A restarted server has logged why it ended. A server that still starts has logged its progress.
-    rest = ending_reason(engine, name) if restarted else progress(lines, sorted(desired["models"]))
-    return {"log": "; ".join(failed) or rest, "cut_off": interrupted_loads(engine, desired, state) if restarted else []}
+    reason = ending_reason(engine, name) if restarted else progress(lines, sorted(desired["models"]))
+    return {"log": "; ".join(failed) or reason, "cut_off": interrupted_loads(engine, desired, state) if restarted else []}
 
 
 def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
