@@ -17,15 +17,15 @@ options:
     type: dict
     required: true
   current:
-    description: The result of M(npufleet.triton.host_state) after the last step. Before the first step, it is the input itself.
+    description: The result of M(npufleet.triton.host_state) after the latest step. Before the first step, pass the input itself.
     type: dict
     required: true
   loads:
-    description: Whether the kernel module of the driver is loaded again.
+    description: Whether the steps load the kernel module of the driver again.
     type: bool
     required: true
   installs:
-    description: Whether a package is installed.
+    description: Whether the role installs a package.
     type: bool
     required: true
   reload:

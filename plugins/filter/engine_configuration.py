@@ -71,7 +71,7 @@ def engine_configuration(
         text = json.dumps(merged, indent=4, sort_keys=True) + "\n"
         files.append({"path": DAEMON_JSON, "content": text, "mode": "0600" if private else "0644", "validate": validate})
     changed = {name for name in names if name == "daemon.json" or name in desired["drop_ins"]}
-    # The order of units (action `order`) applies at the next boot.
+    # A changed order of units (action `order`) needs no restart, because it applies at the next boot.
     at_boot = {entry["name"] for entry in state["plan"] if entry["action"] == "order"}
     # A bare host has no engine that could be restarted.
     restart = [*_units(desired["drop_ins"], changed), ENGINE_UNIT] if program is not None and changed - at_boot else []

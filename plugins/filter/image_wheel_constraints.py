@@ -18,7 +18,7 @@ options:
     elements: str
     required: true
   locked:
-    description: The base image and the wheels of the first build, from the lock file. The map is empty before the first build.
+    description: The base image and the wheels of the first build, from the lock file. Before the first build, the map is empty.
     type: dict
     required: true
 """

@@ -11,8 +11,9 @@ description:
   - Compares the requests of clients on a changed host during a period, the window, with a reference. The reference is the requests
     on the unchanged hosts of the same load balancers in the same window. If these are too few, the reference is the requests on the
     changed host before its drain.
-  - The change is bad if a larger share of the requests fails, or if the median or the 90 % quantile of the latency is clearly
-    higher. It is also bad if Triton counts more failures of a model, or if requests for a model stay in the queue.
+  - The change is bad if a larger share of the requests fails than in the reference, or if the median or the 90 % quantile of the
+    latency is clearly higher. It is also bad if Triton counts more failures of a model, or if requests for a model stay in the
+    queue.
   - Requests that clients cancel do not count. Errors from 400 to 499 count only for models that answered before the change.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

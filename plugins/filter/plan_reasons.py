@@ -17,17 +17,17 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: Every host of the play, C(ansible_play_hosts_all).
+    description: All hosts of the play (C(ansible_play_hosts_all)).
     type: list
     elements: str
     required: true
   remaining:
-    description: The hosts of the play that have not failed, C(ansible_play_hosts).
+    description: The hosts of the play that have not failed (C(ansible_play_hosts)).
     type: list
     elements: str
     required: true
   hostvars:
-    description: The variables of the hosts, C(hostvars).
+    description: The variables of the hosts (C(hostvars)).
     type: dict
     required: true
   result:

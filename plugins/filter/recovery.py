@@ -53,7 +53,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 STEPS = ["serve", "restart", "reload"]
 # Differences of the cards that a reload of the kernel module may repair. All other differences of the cards need an operator.
 RELOAD_REPAIRS = ("cards", "/dev/rsd0", "/dev/rbln*")
-# Changes of the driver and of its files for containers
+# Actions that change the driver or its files for containers
 ROLE_ACTIONS = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
 NEEDS_SITE = "a recovery does not replace drivers or containers: run playbooks/site.yml"
 
