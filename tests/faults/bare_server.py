@@ -1,4 +1,4 @@
-"""A real server as a host starts it, in explicit mode with its key, and a model that loads for as long as somebody wants."""
+"""A real server as a host starts it, in explicit mode with its key, and a model whose load lasts until a test ends it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pytriton_wheel import tritonserver
 
 HERE = Path(__file__).parent
 WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
-# Seconds that only what never comes takes, however slow the machine is
+# Seconds after which an event counts as missing, even on a slow machine
 TIMEOUT = 600
-# Twice the threads that Triton has for HTTP
+# Twice the number of Triton's HTTP threads
 CONNECTIONS = 16
 INFER = json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3]}]})
 
 
 class BareServer:
-    """A server in explicit mode that serves `alpha`, beside which `slow` loads for as long as its file `go` is not there."""
+    """A server in explicit mode that serves `alpha`. A load of the model `slow` lasts until the file `go` exists."""
 
     def __init__(self, directory: Path, release: str) -> None:
         self.host = Host("explicit", directory, tritonserver(HERE.parents[1] / "build/faults", WHEELS[release]))
@@ -41,9 +41,9 @@ class BareServer:
         assert nothing in model.read_text()
         model.write_text(model.read_text().replace(nothing, nothing + waits))
 
-    def wait(self, so: Any) -> None:
+    def wait(self, condition: Any) -> None:
         deadline = time.monotonic() + TIMEOUT
-        while not so():
+        while not condition():
             assert time.monotonic() < deadline, self.host.log.read_text()[-2000:]
             time.sleep(0.05)
 

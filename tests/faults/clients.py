@@ -1,4 +1,4 @@
-"""Clients that ask every model of every server without a pause, and what they heard."""
+"""Clients that send requests to every model of every server without a pause, and judge the answers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import numpy as np
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-# Seconds from the end of an answer to the next request, and for which one is waited for, however slow the machine is
+# Seconds from an answer to the next request, and the longest time in seconds for an answer, even on a slow machine
 PAUSE, PATIENCE = 0.3, 30.0
-# A request of a number, and who judges the answer to it: (edition, what is wrong)
+# The inputs of a request, and a function that judges its answer: it returns (edition, what is wrong or "")
 Asked = tuple[list[triton.InferInput], Callable[[triton.InferResult], tuple[int, str]]]
-# What no client may be told: places of the store, and the inside of a model
+# Texts that no client should see: paths of the store, and code of a model
 INSIDE = re.compile(r"/var/lib/|/opt/|Traceback|File \"|\.py\b")
 
 
 class Sample(NamedTuple):
-    """One request: when it began and ended, and either the edition that answered right, or what was wrong, or the error."""
+    """One request: its begin and its end, and either the edition of a right answer, or what was wrong, or the error."""
 
     began: float
     ended: float
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 
 def doubling(number: float) -> Asked:
-    """Of models/."""
+    """Return a request to a model of models/, which has to double a number."""
     x = triton.InferInput("X", [1, 1], "FP32")
     x.set_data_from_numpy(np.array([[number]], np.float32))
 
@@ -50,7 +50,7 @@ def doubling(number: float) -> Asked:
 
 
 class Client(threading.Thread):
-    """Asks one model of one server, over a connection of its own, until it is told to stop."""
+    """A thread that sends requests to one model of one server, over a separate connection, until it is stopped."""
 
     def __init__(self, url: str, model: str, request: Callable[[int], Asked], pause: float) -> None:
         super().__init__(daemon=True)
@@ -66,7 +66,7 @@ class Client(threading.Thread):
                     number += 1
                     self.samples.append(self.sample(client, number))
                     if self.samples[-1].error:
-                        # A new connection: what comes late on this one is of another request.
+                        # The client opens a new connection, because a late answer on this one would belong to another request.
                         break
 
     def sample(self, client: triton.InferenceServerClient, number: int) -> Sample:
@@ -79,12 +79,12 @@ class Client(threading.Thread):
         return Sample(began, time.monotonic(), edition, wrong)
 
 
-# One client's are in this order
+# The samples of a client are in the order of this time.
 sent = operator.attrgetter("began")
 
 
 class Heard:
-    """What one client heard in a span of time."""
+    """The samples of one client in a span of time."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         self.samples = list(samples)
@@ -103,7 +103,7 @@ class Heard:
 
 
 class Clients:
-    """A client of each model of each server: {mode: where it listens to gRPC}, {model: how it is asked}."""
+    """Clients for each model of each server. `urls` is {mode: gRPC address}, `requests` is {model: function for its requests}."""
 
     def __init__(self, urls: dict[str, str], requests: dict[str, Callable[[int], Asked]], pause: float = PAUSE) -> None:
         self.each = {
@@ -122,12 +122,12 @@ class Clients:
             client.join()
 
     def heard(self, mode: str, model: str, began: float, ended: float) -> Heard:
-        """What came of the requests that were sent in this span."""
+        """Return the samples of the requests that were sent in a span of time."""
         samples = self.each[mode, model].samples
         first = bisect.bisect_left(samples, began, key=sent)
         return Heard(samples[first : bisect.bisect_right(samples, ended, first, key=sent)])
 
     def answered(self, mode: str, model: str, since: float, edition: int | None = None) -> bool:
-        """Whether the last request since then had a good answer."""
-        found = self.heard(mode, model, since, time.monotonic()).samples
-        return bool(found) and found[-1].good and edition in (None, found[-1].edition)
+        """Return True if the last request since a time had a right answer, of the given edition if any."""
+        samples = self.heard(mode, model, since, time.monotonic()).samples
+        return bool(samples) and samples[-1].good and edition in (None, samples[-1].edition)

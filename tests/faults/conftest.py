@@ -1,4 +1,4 @@
-"""Where the collection is found, and what tests share."""
+"""The import paths of the collection and of the shared helpers of tests."""
 
 import sys
 from pathlib import Path

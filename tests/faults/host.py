@@ -1,7 +1,7 @@
-"""A host without a host: the project's own store and modules beside a real tritonserver on this machine.
+"""A simulated host: the project's store and modules with a real tritonserver on this machine.
 
-What runs here is what runs on a host: manifests, blobs, releases, the transaction, the loads, reading digests back. The order is
-that of the roles. What is left out is Ansible, ssh, Docker and the watchdog, which the lab scenarios have.
+The code is that of a real host: manifests, blobs, releases, the transaction, the loads, and reading of digests. The order of the
+steps is that of the roles. Ansible, ssh, Docker and the watchdog are missing. The scenarios with a lab test them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ VARIABLES = {
     "model_repository_fetch": "controller",
     "rbln_release": "lab-24.10",
 }
-# Seconds for a change to be served on a machine that starts three servers quickly, for a server to end its work, and for that start
+# Seconds until a change is served on a fast machine, until a server ends after SIGTERM, and until all servers have started
 PATIENCE, EXIT, STARTS = 12, 3, 600
 # Bytes of a server's log that are searched for the reason of a failure
 MAX_LOG = 1 << 20
-# The linter parses Python, which a CPython before 3.11.8 does in one thread at a time alone (its issue 106905)
+# The linter parses Python. CPython before 3.11.8 must not do this in several threads at once (its issue 106905).
 ONE_PARSER = threading.Lock()
 
 
@@ -61,8 +61,8 @@ def shared_memory() -> set[Path]:
 
 
 def forget_shared_memory(before: set[Path]) -> None:
-    """Remove the regions that servers left which were killed, and that no process has open."""
-    # Listed first: a region that a server of another run makes meanwhile is not in the maps that were read before.
+    """Remove the shared memory of killed servers, if no process has it open."""
+    # The regions are listed first. A region that another run creates later is not in this list, so it is not removed.
     left = shared_memory() - before
     for path in Path("/proc").glob("[0-9]*/maps"):
         # A process may end meanwhile.
@@ -74,10 +74,10 @@ def forget_shared_memory(before: set[Path]) -> None:
 
 
 class Failed(Exception):
-    """Why a run failed, in the words that an operator reads."""
+    """The reason why a run failed, as an operator reads it."""
 
 
-# Below those that the kernel gives to whoever asks for any: one of these stays free until its server starts
+# These ports are below the range from which the kernel chooses ports, so a port stays free until its server starts.
 PORTS = iter(random.sample(range(20000, 32000), 12000))
 
 
@@ -86,28 +86,28 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as free:
             free.bind(("127.0.0.1", port))
             return port
-    raise Failed("found no free port from 20000 to 32000")
+    raise Failed("no port from 20000 to 32000 is free")
 
 
 class Host:
-    """One host in one mode of control: `run` is a run of models.yml on it."""
+    """A simulated host in one mode of model control. The method `run` does what a run of models.yml does."""
 
-    def __init__(self, mode: str, place: Path, program: Path) -> None:
+    def __init__(self, mode: str, directory: Path, program: Path) -> None:
         self.mode = mode
-        # Where Triton is unpacked
+        # The directory of Triton
         self.program = program
-        place.mkdir(parents=True, exist_ok=True)
-        self.root = str(place / "store")
-        # As the container sees it: read-only, or Python would write bytecode beside the models
-        self.seen = str(place / "seen")
-        self.incoming = str(place / "store/incoming")
-        self.log = place / "log"
+        directory.mkdir(parents=True, exist_ok=True)
+        self.root = str(directory / "store")
+        # The store as the container sees it. It is read-only, because Python would write bytecode into the directories of models.
+        self.seen = str(directory / "seen")
+        self.incoming = str(directory / "store/incoming")
+        self.log = directory / "log"
         self.port, self.grpc_port = free_port(), free_port()
         self.runs = self.starts = 0
         self.patience = float(PATIENCE)
-        self.key = {"name": "npufleet-key", "path": str(place / "server/key")}
+        self.key = {"name": "npufleet-key", "path": str(directory / "server/key")}
         self.server: subprocess.Popen[bytes] | None = None
-        self.wanted: dict[str, Any] = {}
+        self.desired: dict[str, Any] = {}
 
     # The server
 
@@ -125,10 +125,10 @@ class Host:
             f"--exit-timeout-secs={EXIT}",
         ]
         if keys.content(self.key["path"]) is None:
-            place = Path(self.key["path"])
-            place.parent.mkdir()
-            place.write_text(secrets.token_hex(32))
-        # As the container's shell reads it
+            key_file = Path(self.key["path"])
+            key_file.parent.mkdir()
+            key_file.write_text(secrets.token_hex(32))
+        # A shell reads the key, as in the container.
         closed = {"triton_server_restricted_apis": CLOSED, "triton_server_api_key_name": self.key["name"]}
         command = [
             word.replace(keys.FILE, self.key["path"]) for word in server_key.command(closed, [str(word) for word in command])
@@ -143,7 +143,7 @@ class Host:
             )
 
     def stop(self, drain: bool = True) -> None:
-        """As the engine stops a container: told first, killed with all of its processes when its time is over."""
+        """Stop the server as the engine stops a container: send SIGTERM, and after a time limit kill all its processes."""
         if self.server is None:
             return
         if drain:
@@ -160,17 +160,17 @@ class Host:
         self.start()
 
     def revive(self) -> None:
-        """A server that ended by itself is started again, as the engine does it."""
+        """Start the server again if it has ended by itself, as the engine does."""
         if self.server is not None and self.server.poll() is not None:
             self.restart()
 
     def served(self) -> dict[str, Any]:
-        """What the server has loaded."""
+        """Return the models that the server serves."""
         self.revive()
         return read_served({"address": "127.0.0.1", "http_port": self.port, "key": self.key}) or {}
 
     def asker(self) -> repository_api.Server:
-        """What loads and unloads: the client of the image, run here in the place of its container."""
+        """Return an object that loads and unloads models with the client of the image, which runs here and not in a container."""
 
         def run(command: list[str], seconds: float) -> tuple[int, str]:
             here = [sys.executable, *command[1:3], json.dumps({**json.loads(command[3]), "port": self.grpc_port})]
@@ -179,20 +179,20 @@ class Host:
 
         return repository_api.Server("127.0.0.1", self.port, self.patience, self.key, run)
 
-    def wait(self, wanted: dict[str, Any], seconds: float = 0) -> None:
-        """Until these releases are served, by the digests that the server has in memory."""
+    def wait(self, desired: dict[str, Any], seconds: float = 0) -> None:
+        """Wait until the server serves these releases, according to the digests in its memory. Raises Failed."""
         deadline = time.monotonic() + (seconds or self.patience)
         while True:
             served = self.served()
-            lacking = sorted(name for name, release in wanted.items() if not repository_api.in_sync(served.get(name, {}), release))
+            lacking = sorted(name for name, release in desired.items() if not repository_api.in_sync(served.get(name, {}), release))
             if not lacking:
                 return
             if time.monotonic() >= deadline:
-                raise Failed(f"{self.mode}: start {self.starts} does not serve {', '.join(lacking)}: {self.words(lacking)}")
+                raise Failed(f"{self.mode}: start {self.starts} does not serve {', '.join(lacking)}: {self.log_errors(lacking)}")
             time.sleep(0.2)
 
-    def words(self, names: list[str]) -> str:
-        """Triton's own, out of its log: what it says of these models, or last."""
+    def log_errors(self, names: list[str]) -> str:
+        """Return the errors about these models in Triton's log, or else its last lines."""
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - MAX_LOG))
             lines = log.read(MAX_LOG).decode(errors="replace").splitlines()
@@ -202,17 +202,17 @@ class Host:
     # A run
 
     def begin(self, repository: Path) -> None:
-        """From nothing: what is switched is there when the server starts."""
+        """Install the first releases before the server starts."""
         self.run(repository, dies=True)
         began = time.monotonic()
         self.start()
-        self.wait(self.wanted, STARTS)
-        # A change takes less than the first start of all servers at once, on this machine too.
+        self.wait(self.desired, STARTS)
+        # On any machine, a change takes less time than the first start of all servers at once.
         self.patience = max(self.patience, 2 * (time.monotonic() - began))
         self.run(repository)
 
     def drift(self, repository: Path) -> str:
-        """What the concern `models` has to say."""
+        """Return the drift of the concern `models` as a text."""
         return "; ".join(map(sentence, self.plan(self.manifests(repository))))
 
     def plan(self, found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -222,24 +222,24 @@ class Host:
         return models.diff(desired, models.read(desired))
 
     def run(self, repository: Path, dies: bool = False, between: Callable[[], None] | None = None, changed: bytes = b"") -> bool:
-        """One ordinary run; whether it changed anything. Raises Failed, after what served was put back.
+        """Do an ordinary run, and return True if it changed anything. Raises Failed, after a restore of the previous releases.
 
-        `dies`: it is killed when it has switched. `between`: what somebody does at that moment. `changed`: bytes that the large
-        files have on their way.
+        With `dies`, the run ends after it has moved the links. `between` is called at this moment. `changed` are bytes that replace
+        the begin of the large files during the transfer.
         """
         self.runs += 1
         me = store.Run(f"here/{self.runs}", "tests@here", self.mode)
-        found = self.manifests(repository)
-        self.wanted = {name: {key: model[key] for key in ("versions", "release", "steps")} for name, model in found.items()}
-        plan = self.plan(found)
+        manifests = self.manifests(repository)
+        self.desired = {name: {key: model[key] for key in ("versions", "release", "steps")} for name, model in manifests.items()}
+        plan = self.plan(manifests)
         if not plan:
             return False
         names = [item["name"] for item in plan if item["action"] == "release"]
         try:
             store.prepare(self.root)
-            self.transfer([found[name] for name in names], changed)
-            made = {name: manifest.to_release(found[name]) for name in names}
-            releases.release(self.root, me, {"releases": made, "withdraw": [], "incoming": self.incoming})
+            self.transfer([manifests[name] for name in names], changed)
+            new = {name: manifest.to_release(manifests[name]) for name in names}
+            releases.release(self.root, me, {"releases": new, "withdraw": [], "incoming": self.incoming})
         except (store.StoreError, OSError) as error:
             raise Failed(f"{self.mode}: {error}") from error
         if dies:
@@ -247,46 +247,46 @@ class Host:
         if between:
             between()
         try:
-            self.serve(self.wanted)
+            self.serve(self.desired)
             self.prove()
         except (Failed, repository_api.Refused) as error:
-            self.put_back(me, str(error))
+            self.restore(me, str(error))
             raise Failed(f"{self.mode}: the previous releases serve again: {error}") from error
         releases.prove(self.root, me, {"why": "", "keep": 5})
         return True
 
     def manifests(self, repository: Path) -> dict[str, Any]:
-        """What the controller makes of the repository: where it refuses, nothing has changed yet."""
+        """Return {model: manifest} of a repository. Raises Failed if the controller refuses a model, before anything changes."""
         variables = {**VARIABLES, "npufleet_model_repository": str(repository), "inventory_hostname": self.mode, "group_names": []}
         variables["triton_models"] = [{"name": name} for name in MODELS]
         with ONE_PARSER:
-            found, reasons = manifest.manifests(variables)
+            by_name, reasons = manifest.manifests(variables)
         if reasons:
             raise Failed(f"{self.mode}: refused: {'; '.join(reasons)}")
-        return found
+        return by_name
 
-    def transfer(self, wanted: list[dict[str, Any]], changed: bytes) -> None:
-        """Large files into incoming/, as rsync leaves them."""
+    def transfer(self, manifests: list[dict[str, Any]], changed: bytes) -> None:
+        """Write the large files into incoming/, as rsync does."""
         os.makedirs(self.incoming, exist_ok=True)
-        for digest, origin in ((digest, origin) for requirement in wanted for digest, origin in requirement["origins"].items()):
+        for digest, origin in ((digest, origin) for model in manifests for digest, origin in model["origins"].items()):
             content = Path(origin["file"]).read_bytes()
             Path(self.incoming, digest).write_bytes(changed + content[len(changed) :])
 
-    def serve(self, wanted: dict[str, Any]) -> None:
-        """Have the server take what is linked, as the role does it in this mode."""
+    def serve(self, desired: dict[str, Any]) -> None:
+        """Let the server load the current releases, as the role does in this mode. Raises Failed."""
         opened = models.read({"root": self.root, "incoming": self.incoming, "verify": False, "models": {}})["transaction"]
         if self.mode == "none" or (opened and opened["stale"]):
             self.restart()
         elif self.mode == "explicit":
-            change = repository_api.Change(self.asker(), wanted)
+            change = repository_api.Change(self.asker(), desired)
             change.apply()
             if change.reasons:
                 raise Failed("; ".join(f"model {name}: {why}" for name, why in change.reasons.items()))
-        self.wait(wanted)
+        self.wait(desired)
 
     def prove(self) -> None:
-        """Every model answers right. The golden data is that twice 3 is 6."""
-        for name in self.wanted:
+        """Check the answer of every model: 2 * 3 must be 6. Raises Failed."""
+        for name in self.desired:
             x = triton.InferInput("X", [1, 1], "FP32")
             x.set_data_from_numpy(np.array([[3]], np.float32))
             with triton.InferenceServerClient(f"127.0.0.1:{self.grpc_port}") as client:
@@ -295,12 +295,12 @@ class Host:
                 except InferenceServerException as error:
                     raise Failed(f"model {name}: {error}") from error
             if y.tolist() != [[6.0]]:
-                raise Failed(f"model {name}: found {y.tolist()}, wanted [[6.0]]")
+                raise Failed(f"model {name}: the answer is {y.tolist()}, expected [[6.0]]")
 
-    def put_back(self, me: store.Run, why: str) -> None:
-        """Link and serve again what served before; where the server does not take it, it is started again."""
+    def restore(self, me: store.Run, why: str) -> None:
+        """Restore the previous links, and let the server load these releases. If this fails, restart the server."""
         releases.restore(self.root, me, {"why": why, "hung": []})
-        before = store.current_models(self.root, self.wanted)
+        before = store.current_models(self.root, self.desired)
         try:
             self.serve(before)
         except (Failed, repository_api.Refused):

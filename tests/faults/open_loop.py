@@ -1,6 +1,6 @@
 """Clients of a load balancer that send requests at a fixed rate, whether or not earlier requests are answered.
 
-No request is sent twice. Every answer is compared.
+No request is sent twice. Every answer is compared with the expected answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 # Seconds after which a request without an answer counts as failed
 PATIENCE = 30.0
-# The requests of clients have larger numbers than checks, so that a release can fail clients and pass its checks.
+# The requests of clients have larger numbers than those of checks, so that a bad release can pass its checks and still fail
+# clients.
 SMALLEST, NUMBERS = 1000, 1000
 WORDS = ["one", "two", "three"]
 # Answers of a stream of the server, and the milliseconds between them
@@ -34,12 +35,12 @@ ANSWERS, WAIT_MS = 5, 100
 EVERY = 0.5
 WORKERS = 64
 HTTP_PORT, GRPC_PORT = 8000, 8001
-# The name in a balancer's certificate of tests
+# The name in the balancer's certificate in tests
 CERTIFICATE_NAME = "balancer.lab"
 
 
 class Sample(NamedTuple):
-    """A finished request. `due` is the time at which it had to be sent, and `error` is empty if its answer was right."""
+    """A finished request. `due` is the time at which it had to be sent. `error` is "" for a right answer."""
 
     kind: str
     due: float
@@ -53,7 +54,7 @@ class WrongAnswer(Exception):
 
 
 def number_of(count: int) -> float:
-    """Return the number that the request with this count asks to double."""
+    """Return the number that the model has to double in the request with this count."""
     return float(SMALLEST + count % NUMBERS)
 
 
@@ -120,7 +121,7 @@ class HttpConnections:
 
 
 def grpc_channel(address: str, port: int, certificate: Path | None) -> grpc.Channel:
-    """Return a channel that sends no request twice. With a certificate it uses TLS."""
+    """Return a channel that sends no request twice. With a certificate, the channel uses TLS."""
     options: list[tuple[str, Any]] = [("grpc.enable_retries", 0)]
     if not certificate:
         return grpc.insecure_channel(f"{address}:{port}", options=options)
@@ -132,7 +133,7 @@ class OpenLoop:
     """Clients of the models `alpha` and `stream` behind a balancer.
 
     `rates` are requests per second by kind: http, grpc, stream. `certificate` is the file with the balancer's certificate for
-    CERTIFICATE_NAME, None without TLS.
+    CERTIFICATE_NAME, or None without TLS.
     """
 
     def __init__(self, address: str, rates: dict[str, float], certificate: Path | None = None) -> None:
@@ -146,7 +147,7 @@ class OpenLoop:
         self.channel = grpc_channel(address, GRPC_PORT, certificate)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self.stopped = threading.Event()
-        # Without this event, no stream stays open.
+        # While this event is not set, no stream stays open.
         self.streaming = threading.Event()
         self.streaming.set()
         self.pool = ThreadPoolExecutor(WORKERS)
@@ -187,11 +188,11 @@ class OpenLoop:
         edition, error = 0, ""
         try:
             edition = call(count)
-        except grpc.RpcError as found:
-            error = f"{found.code().name}: {found.details()}"
+        except grpc.RpcError as failure:
+            error = f"{failure.code().name}: {failure.details()}"
         # A failed request of any kind is a result.
-        except Exception as found:
-            error = f"{type(found).__name__}: {found}"
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
         self.samples.append(Sample(kind, due, time.monotonic(), edition, error))
 
     def _grpc(self, count: int) -> int:
@@ -209,7 +210,7 @@ class OpenLoop:
             request.inputs.add(name=name, datatype=datatype, shape=[1])
             request.raw_input_contents.append(raw)
         words = []
-        # Like tritonclient, ends the stream after the last answer.
+        # Like tritonclient, this client ends the stream after the last answer.
         requests: queue.Queue[Any] = queue.Queue()
         requests.put(request)
         try:
@@ -256,13 +257,13 @@ class OpenLoop:
 
     @contextlib.contextmanager
     def span(self) -> Iterator[Span]:
-        """Yield the requests of the block, which are complete after it."""
-        found = Span(self, time.monotonic())
-        yield found
-        found.ended = time.monotonic()
+        """Yield the requests that are sent during the block. Their samples are complete after the block."""
+        requests = Span(self, time.monotonic())
+        yield requests
+        requests.ended = time.monotonic()
         with self.lock:
             sent = self.sent
-        deadline = found.ended + 2 * PATIENCE
+        deadline = requests.ended + 2 * PATIENCE
         while len(self.samples) < sent and time.monotonic() < deadline:
             self.stopped.wait(0.1)
 
@@ -304,6 +305,6 @@ class Span:
         return self.began <= when <= (self.ended or time.monotonic())
 
     def quantile_ms(self, share: float) -> float:
-        """Return the time of an answer in milliseconds, from the moment when its request was due, over unary calls."""
+        """Return a quantile of the milliseconds from the time at which a request was due to its answer, without streams."""
         times = sorted(sample.ended - sample.due for sample in self.samples if sample.kind != "stream" and not sample.error)
         return round(times[min(len(times) - 1, int(share * len(times)))] * 1000, 1) if times else 0.0

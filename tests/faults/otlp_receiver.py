@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 class Receiver:
-    """The requests that were received, as (path, type of the content, body). They are answered while `open` is set."""
+    """A receiver and its requests, as (path, content type, body). It answers requests only while `open` is set."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, bytes]] = []
@@ -60,7 +60,7 @@ def _attributes(entry: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
-    """Run a receiver on a free port of the loopback."""
+    """Run a receiver on a free loopback port."""
     received = Receiver()
 
     class Handler(BaseHTTPRequestHandler):

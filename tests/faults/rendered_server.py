@@ -40,7 +40,7 @@ class RenderedServer:
         self.process, self.log, self.port, self.grpc_port = process, log, port, grpc_port
 
     def http(self, model: str, identity: str, inputs: Mapping[str, Any], timeout: float = TIMEOUT, **headers: str) -> str:
-        """Send a request of JSON. Return its error; empty if it was answered with its ID."""
+        """Send a JSON request over HTTP. Return its error, or "" if the response has the same ID."""
         tensors = [
             {"name": name, "datatype": "FP32", "shape": list(np.shape(value)), "data": value} for name, value in inputs.items()
         ]
@@ -54,7 +54,7 @@ class RenderedServer:
             return str(json.load(error)["error"])
 
     def grpc(self, model: str, identity: str, inputs: Mapping[str, Any], **headers: str) -> str:
-        """Send a request over gRPC. Return its error; empty if it was answered with its ID."""
+        """Send a request over gRPC. Return its error, or "" if the response has the same ID."""
         tensors = []
         for name, value in inputs.items():
             tensors.append(grpc.InferInput(name, list(np.shape(value)), "FP32"))
@@ -93,8 +93,8 @@ def rendered_server(
     """Run a server with these models, variables and settings of its environment. It ends with the block."""
     home = tritonserver(HERE.parents[1] / "build/faults", WHEELS[release])
     port, grpc_port = free_port(), free_port()
-    # What differs on this machine: the program, its ports and its backends. Before 24.04, the names of shared memory are numbers,
-    # by which servers of one machine would share it.
+    # On this machine, the program, its ports and its backends differ. The name of the shared memory is set, because servers before
+    # 24.04 have numbers as names, so that two servers on one machine would share their memory.
     here = {"tritonserver": str(home / "bin/tritonserver")}
     here |= {"--http-port=8000": f"--http-port={port}", "--grpc-port=8001": f"--grpc-port={grpc_port}"}
     own = {

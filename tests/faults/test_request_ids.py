@@ -1,4 +1,4 @@
-"""A request ID is followed from the client to the logs of Triton and of the backend `rbln`, on real servers."""
+"""Tests that the ID of a client's request appears in the logs of Triton and of the backend `rbln`, on real servers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Scene:
         return str(getattr(self.server, protocol)("twice", identity, inputs))
 
     def lines(self, *words: str) -> list[str]:
-        """Return the lines of the log with all of these words, as soon as there is one."""
+        """Return the lines of the log that contain all of these words. Wait until there is such a line."""
 
         def found() -> list[str]:
-            # Not splitlines(), which also splits at characters that a terminal does not
+            # splitlines() would also split at characters that a terminal does not treat as line breaks.
             lines = self.server.log.read_bytes().decode(errors="surrogateescape").split("\n")
             return [line for line in lines if all(word in line for word in words)]
 

@@ -1,4 +1,4 @@
-"""Real servers as a host starts them: what they answer without their key, who can see it, and whom a load keeps waiting."""
+"""Tests of real servers with restricted APIs: requests without the key, the secrecy of the key, and clients during a load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def payload(proof: Path) -> str:
-    """A model of a stranger's own, in one request."""
+    """Return the body of a load request that contains a model with foreign code."""
     code = base64.b64encode(OPEN.format(proof=proof).encode()).decode()
     config = json.dumps({"backend": "python", "max_batch_size": 0})
     return json.dumps({"parameters": {"config": config, "file:1/model.py": code}})
@@ -63,7 +63,7 @@ def test_a_strangers_code_does_not_run(place: BareServer, tmp_path: Path) -> Non
     proof = tmp_path / "proof"
     assert place.ask("POST", "/v2/repository/models/stranger/load", payload(proof))[0] == 403
     assert not proof.exists()
-    # It is the key alone that stands before it. How the load ends, which 24.01 never answers, is no matter here.
+    # With the key, the code runs. The end of this load does not matter. 24.01 never answers it.
     arguments = ("POST", "/v2/repository/models/stranger/load", payload(proof), place.key())
     threading.Thread(target=place.ask, args=arguments, daemon=True).start()
     place.wait(proof.exists)
@@ -97,13 +97,13 @@ def test_what_clients_ask_stays_open(place: BareServer) -> None:
 
 
 def holders(secret: str) -> set[bytes]:
-    """Command lines of the processes that have this there or in their environment.
+    """Return the command lines of the processes whose command line or environment contains a secret.
 
-    A child that has not become another program yet has its parent's.
+    A child process that has not executed another program yet has the command line of its parent.
     """
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        # Which may end meanwhile
+        # A process may end meanwhile.
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes()
             if secret.encode() in command + (process / "environ").read_bytes():
@@ -111,7 +111,7 @@ def holders(secret: str) -> set[bytes]:
     return found
 
 
-def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(place: BareServer) -> None:
+def test_a_load_delays_no_other_client_and_hides_the_key(place: BareServer) -> None:
     connections = [place.connection() for _number in range(CONNECTIONS)]
     assert place.host.server is not None
 
@@ -141,14 +141,14 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
     try:
         place.wait(lambda: place.state("slow") == "LOADING" or refused)
         assert refused == []
-        # Triton takes its key in its own command line alone.
+        # Only Triton's own command line contains the key.
         (secret,) = place.key().values()
         assert holders(secret) == {Path(f"/proc/{place.host.server.pid}/cmdline").read_bytes()}
         assert secret not in place.host.log.read_text()
         asking.start()
         place.wait(lambda: len(answers) == CONNECTIONS)
         assert (set(answers), loading.is_alive(), place.state("slow")) == ({200}, True, "LOADING")
-        assert [entry.sock for entry in connections] == sockets, "a connection was made anew"
+        assert [entry.sock for entry in connections] == sockets, "a connection was replaced"
     finally:
         place.go.touch()
         loading.join()

@@ -1,6 +1,6 @@
-"""A stub that loses its sign of life while it initializes: real servers hang for ever then, unless the load is ended and repeated.
+"""Tests of stuck loads: a stub gives no sign of life while it initializes, so server and stub wait for each other forever.
 
-Nothing here is a matter of time: a stub is stopped in its initialize until its server has given it up, then it goes on.
+The tests do not depend on timing: they stop a stub in its `initialize` until the server has given it up, and then let it continue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from host import forget_shared_memory, free_port, shared_memory
 from pytriton_wheel import environment, tritonserver
 
 HERE = Path(__file__).parent
-# Seconds that a load may be stuck here, and for which each step is waited for, however slow the machine is
+# Seconds after which a stuck load is ended, and the longest time in seconds for each step, even on a slow machine
 LIMIT, PATIENCE = 5, 600
 NOTHING = '        """There is nothing to load."""\n'
 WAITS = """        import os, time
@@ -46,7 +46,7 @@ WAITS = """        import os, time
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition. Returns what it returned."""
+    """Wait until a condition returns a true value, and return this value."""
     deadline = time.monotonic() + PATIENCE
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s"
@@ -71,7 +71,7 @@ class Scene:
             "--model-control-mode=explicit",
             *(["--load-model=alpha"] if starts else []),
             f"--backend-directory={home / 'backends'}",
-            # Before 24.04 the names of these are numbers, by which servers of one machine would share their memory.
+            # Servers before 24.04 number their shared memory, so two servers on one machine would share it without this prefix.
             f"--backend-config=python,shm-region-prefix-name=triton_python_backend_shm_region_{self.port}_",
             f"--http-port={self.port}",
             "--http-address=127.0.0.1",
@@ -85,11 +85,11 @@ class Scene:
         """The server's process."""
         raise NotImplementedError
 
-    # Why a thread of this scene has ended
+    # The error of a thread of this scene
     failed: BaseException | None = None
 
     def begin(self, act: Callable[[], Any]) -> None:
-        """Do this in a thread. What it raises fails the wait for the server."""
+        """Call a function in a thread. If it raises an error, serves() fails."""
 
         def run() -> None:
             try:
@@ -101,7 +101,7 @@ class Scene:
         threading.Thread(target=run, daemon=True).start()
 
     def request_load(self) -> None:
-        """Have somebody load the model."""
+        """Request a load of the model."""
         address = ("127.0.0.1", self.port, "POST", "/v2/repository/models/alpha/load", float(PATIENCE), "{}")
         self.begin(lambda: http_json(*address))
 
@@ -113,12 +113,12 @@ class Scene:
         return http_json("127.0.0.1", self.port, "POST", "/v2/models/alpha/infer", 5.0, INFER)[0] == 200
 
     def harm(self) -> int:
-        """Stop the stub in its initialize until its server gives it up, and let it go on. Returns its process."""
+        """Stop the stub in its `initialize` until the server gives it up, and then let it continue. Return its process ID."""
         (mark,) = until(lambda: list(self.place.glob("initializes-*")), "no stub initializes")
         stub = int(mark.name.partition("-")[2])
         os.kill(stub, signal.SIGSTOP)
         wait4 = stuck_load.CALL_NUMBERS[platform.machine()][0]
-        until(lambda: stub in stuck_load._waited_for(self.pid, wait4), "the server does not give it up")
+        until(lambda: stub in stuck_load._waited_for(self.pid, wait4), "the server does not give up the stub")
         (self.place / "go").touch()
         os.kill(stub, signal.SIGCONT)
         return stub
@@ -128,7 +128,7 @@ class Scene:
 
 
 class Bare(Scene):
-    """A server that is started again when it ends, as an engine does, and that nobody else looks after."""
+    """A server that is restarted when it ends, as an engine does, without a watchdog or a supervisor."""
 
     server: subprocess.Popen[bytes] | None = None
     over = False
@@ -157,7 +157,7 @@ class Bare(Scene):
 
 
 class Watched(Bare):
-    """The same with the watchdog, which finds it in the place of a container."""
+    """A server with the watchdog. The server takes the place of a container."""
 
     def start(self) -> None:
         if self.server is None:
@@ -189,7 +189,7 @@ class Watched(Bare):
 
 
 class Supervised(Scene):
-    """A server in the container that Ansible runs in, under its supervisor. A load is that of a change."""
+    """A server as a process in the container in which Ansible runs, with its supervisor. A change requests the load."""
 
     def start(self) -> None:
         config = supervised.configuration(self.command, self.environment, 5, archive.digest("process.supervisor"), LIMIT)
@@ -219,7 +219,7 @@ KINDS = {"alone": Bare, "watchdog": Watched, "supervisor": Supervised}
 
 @pytest.fixture(scope="module", params=sorted(WHEELS))
 def scenes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Any]]:
-    """Every server and the way to a stuck load, at once: {(who looks after it, "start" or "load"): it}, each harmed."""
+    """{(kind of server, "start" or "load"): scene}. Each server has a stuck load, either at its start or on a request."""
     before = shared_memory()
     found: dict[tuple[str, str], Any] = {}
     for who, kind in KINDS.items():
@@ -253,22 +253,22 @@ def test_a_load_that_is_stuck_is_ended_and_served(scenes: dict[tuple[str, str], 
 
 
 @pytest.mark.parametrize("way", ["start", "load"])
-def test_without_help_both_wait_for_ever(scenes: dict[tuple[str, str], Any], way: str) -> None:
-    """What the others are about. Then a guard looks, as that of a change with a container does."""
+def test_without_help_server_and_stub_wait_forever(scenes: dict[tuple[str, str], Any], way: str) -> None:
+    """The problem that watchdog and supervisor solve. Then a guard ends the load, as in a change with a container."""
     scene = scenes["alone", way]
-    (wait,) = until(lambda: stuck_load.take_sample(scene.pid).waits, "it is not stuck")
+    (wait,) = until(lambda: stuck_load.take_sample(scene.pid).waits, "the load is not stuck")
     assert (wait.stub.pid, wait.server.pid, wait.instance[:8]) == (scene.stub, scene.pid, "alpha_0_")
     for who in ("watchdog", "supervisor"):
-        until(scenes[who, way].serves, "the others serve")
+        until(scenes[who, way].serves, f"the server of the {who} does not serve")
     assert list(stuck_load.take_sample(scene.pid).waits) == [wait]
     assert not scene.serves()
     with stuck_load.Guard(lambda: scene.pid, LIMIT) as guard:
-        until(lambda: guard.ended_loads == [wait], "it is not ended")
+        until(lambda: guard.ended_loads == [wait], "the guard does not end the load")
     if way == "start":
-        # The load failed, and the server with it
-        until(lambda: scene.server.poll() is not None, "the server goes on")
+        # A failed load at the start also ends the server.
+        until(lambda: scene.server.poll() is not None, "the server does not end")
         scene.revive()
     else:
         until(lambda: "not healthy" in (scene.place / "log").read_text(), "the load did not fail")
         scene.request_load()
-    until(scene.serves, "it does not serve")
+    until(scene.serves, "the server does not serve")

@@ -21,7 +21,7 @@ PAGES = ("docs/monitoring.md", "docs/monitoring.ko.md")
 NAME = "triton_server_trace_config"
 COLLECTOR = "http://otel.example.com:4318/v1/traces"
 INPUTS = {"X": [[3.0]]}
-# Requests of which one has to have all of its spans
+# Number of attempts until a request has all of its spans
 ATTEMPTS = 10
 
 
@@ -57,7 +57,8 @@ class Scene:
     def traced(self, protocol: str, identity: str, sampled: bool = True) -> tuple[dict[str, Span], str]:
         """Return {name: span} of a request, and the ID of the client's span.
 
-        On a busy machine, Triton 24.10 has lost a batch of spans, and an exporter sends no batch twice. So the request is repeated.
+        On a busy machine, Triton 24.10 may lose a batch of spans, and its exporter sends no batch twice. So the request is
+        repeated.
         """
         for _attempt in range(ATTEMPTS):
             trace, parent = self.send(protocol, identity, sampled)
@@ -80,7 +81,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         settings = [trust_as_template(setting.replace(COLLECTOR, received.url)) for setting in EXAMPLE]
         assert settings != EXAMPLE
         if request.param != "24.01":
-            # In milliseconds, so that the tests do not wait 5 s for each batch of spans
+            # With a delay of 200 ms, the tests do not wait 5 s for each batch of spans.
             settings.append("opentelemetry,bsp_schedule_delay=200")
         with rendered_server(directory, request.param, directory / "models", triton_server_trace_config=settings) as server:
             yield Scene(request.param, server, received)
@@ -110,13 +111,13 @@ def test_spans_have_the_attributes_of_the_host(scene: Scene) -> None:
 def test_one_request_of_the_rate_is_traced(scene: Scene) -> None:
     for number in range(RATE):
         assert scene.server.http("alpha", f"sample-{number}", INPUTS) == ""
-    # Spans arrive in their order, so those of this request are the last ones.
+    # Spans arrive in the order of the requests, so the spans of this request arrive last.
     scene.traced("http", "last")
     identities = [str(span.attributes.get("triton.request_id")) for span in scene.received.all_spans()]
     assert len([identity for identity in identities if identity.startswith("sample-")]) == 1
 
 
-def test_each_request_with_a_traceparent_is_traced_also_unsampled_ones(scene: Scene) -> None:
+def test_each_request_with_a_traceparent_is_traced_even_if_unsampled(scene: Scene) -> None:
     for number in range(5):
         spans, _parent = scene.traced("http", f"client-{number}", sampled=False)
         assert spans["alpha"].attributes["triton.request_id"] == f"client-{number}"
@@ -133,7 +134,7 @@ def test_a_receiver_that_hangs_stops_the_model_only_on_24_01(scene: Scene) -> No
     try:
         trace, _parent = scene.send("http", "slow")
         scene.server.wait(lambda: len(scene.received.requests) > before, "the first span")
-        # 24.01 sends each span by itself, in the thread of the instance, and gives the receiver 10 s for it.
+        # 24.01 sends each span separately, in the thread of the model instance, and waits up to 10 s for the receiver.
         if scene.release == "24.01":
             with pytest.raises(TimeoutError):
                 scene.server.http("alpha", "next", INPUTS, timeout=3)

@@ -1,4 +1,4 @@
-"""Doubles what it gets, and tells its edition. The tests put faults in, into copies of this file."""
+"""A model that doubles its input and returns its edition. The tests put faults into copies of this file."""
 
 import threading
 from typing import Any, Dict, List
@@ -7,7 +7,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 EDITION = 1
-# Asked for this one it never answers
+# A request with this number is never answered.
 HANGS = -1000
 
 
@@ -18,7 +18,7 @@ class TritonPythonModel:
         """There is nothing to load."""
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Answer each request by itself."""
+        """Answer each request separately."""
         responses = []
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
