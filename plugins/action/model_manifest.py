@@ -74,7 +74,7 @@ class ActionModule(FleetAction):
         unknown = sorted(set(selected) - {entry["name"] for entry in placed})
         if unknown:
             raise Refusal([f"model {name}: triton_models does not place it on this host: correct the name" for name in unknown])
-        models, findings, other_errors = manifest.linted(host, selected)
+        models, findings, other_errors = manifest.lint_and_render(host, selected)
         keys = ("source", "release", "versions", "files")
         facts = {name: {key: value for key, value in model.items() if key in keys} for name, model in models.items()}
         return facts, findings, other_errors

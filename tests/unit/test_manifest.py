@@ -236,7 +236,7 @@ def test_python_model_without_a_group_is_left_alone(repository: Path) -> None:
 def test_a_source_is_rendered_for_two_hosts(repository: Path) -> None:
     entry = {"name": "digits", "artefacts": ARTEFACTS}
     small, large = (fleet(npufleet_model_repository=str(repository), npufleet_npus=npus) for npus in (1, 4))
-    source = subject.source(entry, small)
+    source = subject.read_model(entry, small)
     config, files = source.model.config.SerializeToString(), dict(source.files)
     for variables in (small, large):
         made, reasons = subject._rendered(source, entry, variables)

@@ -179,8 +179,8 @@ def test_models_are_read_once_for_all_hosts_that_get_the_same(tmp_path: Path, mo
     for name in ("digits", "faces"):
         write(repository / name, {"config.pbtxt": config, "1/model.py": PYTHON})
     read: list[str] = []
-    source = manifest.source
-    monkeypatch.setattr(manifest, "source", lambda entry, variables: read.append(entry["name"]) or source(entry, variables))
+    original = manifest.read_model
+    monkeypatch.setattr(manifest, "read_model", lambda entry, variables: read.append(entry["name"]) or original(entry, variables))
     models = [{"name": "digits"}, {"name": "faces", "hosts": ["npu4"]}]
 
     def releases(host: str, npus: int) -> dict[str, str]:

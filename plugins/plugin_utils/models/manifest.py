@@ -86,7 +86,7 @@ class Unreadable(Refusal):
         self.findings = findings
 
 
-def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
+def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     """Read and lint a model. Raises Refusal if it cannot be read."""
     name = entry["name"]
     directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
@@ -185,14 +185,14 @@ def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping
     return result, [*model_source.reasons, *(f"model {name}: {reason}" for reason in placement_errors)]
 
 
-def cloud(entry: Mapping[str, Any]) -> bool:
+def is_cloud_model(entry: Mapping[str, Any]) -> bool:
     """Return True if Triton itself reads this model from an object store."""
     return str(entry.get("repository") or "").startswith(CLOUD_PREFIXES)
 
 
 def cloud_models(variables: Mapping[str, Any]) -> List[str]:
     """Return the names of the models on this host that Triton reads from an object store."""
-    return [entry["name"] for entry in placed_here(variables) if cloud(entry)]
+    return [entry["name"] for entry in placed_here(variables) if is_cloud_model(entry)]
 
 
 def _cloud_errors(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Iterator[str]:
@@ -314,27 +314,27 @@ def manifests(
     variables: Mapping[str, Any], placed: Optional[List[Mapping[str, Any]]] = None
 ) -> Tuple[Dict[str, Manifest], List[str]]:
     """Return (manifests by model, errors). `placed` are entries of `triton_models`, by default the entries for this host."""
-    by_name, findings, other_errors = linted(variables, placed=placed)
+    by_name, findings, other_errors = lint_and_render(variables, placed=placed)
     return by_name, [*reasons(findings), *other_errors]
 
 
-def linted(
+def lint_and_render(
     variables: Mapping[str, Any], only: Collection[str] = (), placed: Optional[List[Mapping[str, Any]]] = None
 ) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
-    """Return (manifests by model, the linter's findings, other errors). `placed` is as in `manifests`.
+    """Return (manifests by model, the linter's findings, other errors). `placed` is the same argument as in `manifests`.
 
     If `only` is not empty, the result is limited to these models. All models are read, because an ensemble may need them.
     """
     placed = placed_here(variables) if placed is None else placed
     by_name: Dict[str, Manifest] = {}
     findings: List[Finding] = []
-    other_errors: List[str] = [reason for entry in placed if cloud(entry) for reason in _cloud_errors(entry, variables)]
+    other_errors: List[str] = [reason for entry in placed if is_cloud_model(entry) for reason in _cloud_errors(entry, variables)]
     read_models: Dict[str, Model] = {}
-    for entry in (element for element in placed if not cloud(element)):
+    for entry in (element for element in placed if not is_cloud_model(element)):
         name = entry["name"]
         selected = not only or name in only
         try:
-            model_source = source(entry, variables)
+            model_source = read_model(entry, variables)
         except Refusal as refusal:
             if selected:
                 findings += refusal.findings if isinstance(refusal, Unreadable) else []
