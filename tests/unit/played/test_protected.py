@@ -152,8 +152,8 @@ def test_a_protected_environment_is_asked_about(tmp_path: Path, way: str) -> Non
 OWN = (
     "npufleet_failed", "npufleet_state", "npufleet_lease", "npufleet_batch", "npufleet_hold_lease", "npufleet_unproven",
     "recover_proven_step", "recover", "triton_server_change", "triton_server_state", "triton_server_restored", "preflight_reasons",
-    "preflight_planned", "preflight_protected", "preflight_answer", "served", "rollout_server_stopped",
-    "rollout_changes", "differs", "adopt_result", "upgrade_change", "rbln_driver_stopped",
+    "preflight_planned", "preflight_protected", "preflight_answer", "server_was_running", "rollout_server_stopped",
+    "rollout_changes", "changing_concerns", "adopt_result", "upgrade_change", "rbln_driver_stopped",
 )  # fmt: skip
 
 
