@@ -116,7 +116,7 @@ def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options:
 
 
 def wants_shapes(rebel: Any) -> bool:
-    """Return True if the compiler takes a loaded ONNX model and shapes, according to its signature or, without one, its version."""
+    """Return True if the compiler takes a loaded ONNX model and shapes. If its function has no signature, the version decides."""
     try:
         known = inspect.signature(rebel.compile_from_onnx).parameters
     except (TypeError, ValueError):
@@ -132,7 +132,7 @@ def memory_of(compiled: Any, devices: int) -> List[int]:
 
 
 def shaped(entry: Mapping[str, Any], batch: Optional[int]) -> List[int]:
-    """Return the shape of an input or output for a batch size, without the batch dimension if it is None."""
+    """Return the shape of an input or output for a batch size, without the batch dimension if `batch` is None."""
     return [*([] if batch is None else [batch]), *entry["shape"]]
 
 

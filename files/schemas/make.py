@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write model_config.json: the newest schema of config.pbtxt, and since which version of tritonclient it has each newer field.
+"""Write model_config.json: the newest schema of config.pbtxt, and the first version of each field that OLDEST does not have.
 
     python files/schemas/make.py          downloads versions of tritonclient from PyPI, from OLDEST on
     python files/schemas/make.py --check  exits with 1 if the committed file differs

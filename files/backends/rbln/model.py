@@ -113,8 +113,8 @@ class TritonPythonModel:
             "version": args["model_version"],
             "npu": self._device.npu,
             "instance": args["model_instance_name"],
-            # During a reload, two instances of the same name exist. With equal labels they would share counters, and the end of
-            # the old instance would free the counters of the new one in the server.
+            # During a reload, two instances of the same name exist. Without this label they would share counters, and the server
+            # would remove these counters when the old instance ends.
             "process": str(os.getpid()),
         }
         self._metrics = Metrics(pb_utils, labels, parameter(config, "npufleet_source"), parameter(config, "npufleet_release"))

@@ -116,7 +116,7 @@ def failure_ratio(labels: str, by: str) -> str:
 
 
 def per_request(part: str, labels: str, by: str) -> str:
-    """Return the query of the mean time of a request in one part of the server, in microseconds."""
+    """Return the query of the mean time that a request spends in one part of Triton, in microseconds."""
     return f"sum by ({by}) ({DURATION % (part, labels)}) / (sum by ({by}) ({SUCCESS % labels}) > 0)"
 
 
@@ -726,7 +726,7 @@ def variable(name: str, query: str) -> dict[str, Any]:
         "sort": 3,
         "multi": True,
         "includeAll": True,
-        # A series without the label is shown as well.
+        # Series without the label match this value, too.
         "allValue": ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "options": [],

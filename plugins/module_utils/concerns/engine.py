@@ -63,7 +63,7 @@ def secret_file(content: str, mode: int, user: int, key: str) -> str:
 
 
 def missing_packages(desired: List[str], installed: List[str]) -> List[str]:
-    """Return the packages to install. Of an entry such as `docker.io|docker-ce`, one package is enough. The first is installed."""
+    """Return the packages to install. For an entry such as `docker.io|docker-ce`, return the first package if none is installed."""
     return [entry.split("|")[0] for entry in desired if not set(entry.split("|")) & set(installed)]
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The list of all concerns, in the order in which they are applied. Tests compare other lists of concerns with this one."""
+"""The list of all concerns, in the order in which they are applied. Tests compare other lists of concerns with this list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HostSide(Protocol):
     CONCERN: str
 
     def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the actual state. This runs as root and changes nothing. It also works on a new host."""
+        """Return the actual state. This function runs as root, changes nothing, and also works on a new host."""
 
     def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         """Return the differences between desired and actual state."""

@@ -54,7 +54,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """Make the connecting user the owner of the directory and its files, because rsync as this user resumes only its own files."""
+    """Make the connecting user the owner of the directory and its files. rsync runs as this user and resumes only own files."""
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
@@ -97,7 +97,7 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 def _pull(
     root: str, incoming: str, pulls: Dict[str, Mapping[str, Any]], order: Mapping[str, Any], secrets: Mapping[str, str]
 ) -> None:
-    # Most hosts download nothing, and this module imports TLS, which is slow. So it is imported only here.
+    # Most hosts download nothing, and the module `download` imports TLS, which is slow. So the module is imported only here.
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 
     options = order["fetch_options"]

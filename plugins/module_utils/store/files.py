@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST, LABEL, NAME
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
-# The file with the models whose load hangs, and the time at which a run noticed that. It is valid until the server restarts.
+# The file with the models whose load hangs, and the time at which a run noticed this. The file is valid until the server restarts.
 HUNG = "hung.json"
 # Fields of a time that is measured since boot (kernel/clock.py), so that nobody can set it. Earlier versions wrote only the time
 # of day.

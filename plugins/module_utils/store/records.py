@@ -54,7 +54,8 @@ class Record(TypedDict):
     files: Dict[str, File]
 
 
-# A switch of a model between two releases, which are given as labels or None. `failed` is the release that a rollback replaced.
+# A move of a model's link from one release to another. They are labels, or None for no release. `what` is the kind of change, and
+# `failed` is the unproven release that a restore replaced.
 Move = TypedDict(
     "Move",
     {"from": Optional[str], "to": Optional[str], "what": str, "failed": Optional[str]},

@@ -112,7 +112,7 @@ def _lease(handle: int) -> bool:
 
     Return False if the file system does not support leases.
     """
-    # The default signal of a broken lease, SIGIO, would end this process
+    # If the lease is broken, the kernel sends a signal. The default signal, SIGIO, would end this process.
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
     deadline = time.monotonic() + CLOSE_TIMEOUT
     while True:

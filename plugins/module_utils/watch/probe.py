@@ -65,8 +65,8 @@ def read_checks(path: str) -> Tuple[str, Dict[str, Any]]:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
         if head["document"] != hashlib.sha256(body).hexdigest():
             raise ValueError("its content was changed")
-        # Golden data may have infinite numbers, which only json.loads accepts. It is safe here, because the digest proves that this
-        # project wrote the body.
+        # Golden data may have infinite numbers, which shapes.parse refuses. json.loads is safe here, because the digest proves that
+        # this project wrote the body.
         document = json.loads(body)
         flaw = shapes.mismatch(document, REQUEST_SHAPE)
         if flaw:

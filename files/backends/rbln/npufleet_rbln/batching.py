@@ -15,8 +15,8 @@ from .errors import Fault
 class Item:
     """A valid request: its inputs in the order of the compiled file, its number of rows (entries of a batch), and its bucket.
 
-    A bucket is one set of shapes that the file was compiled for. With a batch dimension, `bucket` is the largest bucket. Otherwise
-    it is the bucket with the shapes of the request.
+    A bucket is one set of shapes that the file was compiled for. With a batch dimension, `bucket` is the largest bucket. Without a
+    batch dimension, it is the bucket with the shapes of the request.
     """
 
     request: Any

@@ -62,7 +62,7 @@ def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
 
 
 def supported(utils: Any) -> bool:
-    """Return True if the python backend of this Triton supports bfloat16, which it does since 24.08."""
+    """Return True if the python backend of this Triton supports bfloat16, as from release 24.08 on."""
     try:
         tensor_of(utils, "NONE", np.zeros(1, np.uint16))
     except utils.TritonModelException:

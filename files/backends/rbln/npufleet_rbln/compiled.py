@@ -38,7 +38,7 @@ TYPES = {
 }
 NUMPY = {triton: numpy for numpy, triton in TYPES.items()}
 BFLOAT16 = "bfloat16"
-# Triton's names for tensors by position, such as INPUT__0 and OUTPUT__1. The names in the file do not matter then.
+# Triton's names for tensors by position, such as INPUT__0 and OUTPUT__1. With such names, the names in the file do not matter.
 POSITION = re.compile(r"(?:IN|OUT)PUT__(\d+)$")
 
 
@@ -161,7 +161,7 @@ def _bucket(raw: Mapping[str, Any]) -> Bucket:
 
 
 def _record(path: str) -> Optional[Facts]:
-    """Return the record next to the file, or None if there is none. Raises Fault if it is unreadable or belongs to another file."""
+    """Return the record next to the file, or None without a record. Raises Fault if the record is unreadable or of another file."""
     name = os.path.basename(path) + ".json"
     try:
         with open(path + ".json", encoding="utf-8") as stream:
@@ -272,7 +272,7 @@ def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
         if not config.get(side) and file_tensors:
             added[side] = []
             for index, tensor in enumerate(file_tensors):
-                # Without a batch dimension, buckets may differ in any dimension, which then becomes -1.
+                # Without a batch dimension, buckets may differ in any dimension. Such a dimension becomes -1 in the config.
                 shapes = [getattr(bucket, side + "s")[index].shape for bucket in facts.buckets]
                 shape = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes)]
                 name = tensor.name or f"{prefix}__{index}"

@@ -16,7 +16,7 @@ from .errors import Fault
 
 # A function that runs one bucket: it takes the inputs and returns the outputs
 Run = Callable[[Sequence[np.ndarray]], List[np.ndarray]]
-# First version whose runtime serves all buckets. It selects the bucket by the shapes of the inputs.
+# First version whose runtime serves all buckets. The runtime selects the bucket by the shapes of the inputs.
 SHARED_FROM = (0, 11)
 
 
@@ -36,7 +36,7 @@ class SDK:
         found = getattr(self._rebel, "__version__", "")
         if found:
             return str(found)
-        # Imported here, so that a process imports this package only if it is needed
+        # Most processes do not need importlib.metadata, so it is imported only here.
         from importlib.metadata import PackageNotFoundError, version
 
         try:

@@ -107,7 +107,7 @@ def _mount_problems(query: Mapping[str, Any]) -> Iterator[str]:
         try:
             found = os.stat(path)
         except OSError:
-            # The path is a volume of the engine, or a missing source, which is reported as another reason.
+            # The path is the name of an engine's volume, or a missing source. The plan reports missing sources as `volumes`.
             continue
         bits = (4 if rights == "ro" else 6) | (1 if stat.S_ISDIR(found.st_mode) else 0)
         shift = 6 if found.st_uid == query["user"] else 3 if found.st_gid == query["user"] else 0
