@@ -1,4 +1,4 @@
-"""The Docker engine of the lab: the engine of the machine, or a separate engine that the lab starts and stops if none answers."""
+"""The Docker engine of the lab: the engine of the machine or, if none answers, a separate engine that the lab starts and stops."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def role_defaults() -> Dict[str, Any]:
 
 
 def _trusted(value: Any) -> Any:
-    """Return a value with its templates marked as trusted. Ansible's own loader takes five times as long."""
+    """Return a value whose templates are marked as trusted. Ansible's own loader would take five times as long for the same."""
     if isinstance(value, dict):
         return {key: _trusted(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -122,7 +122,7 @@ class FleetAction(ActionBase):
         return host_variables(self._templar, task_vars, self._results_prefix(task_vars))
 
     def _results_prefix(self, task_vars: Mapping[str, Any]) -> str:
-        """Return the path prefix of the files in which the hosts of this task share results, or "" for a single host."""
+        """Return the prefix of the paths of the results that hosts of a task share (shared_results.py), or "" for one host."""
         hosts = task_vars.get("ansible_play_batch") or []
         if len(hosts) < 2:
             return ""
@@ -211,7 +211,8 @@ class FleetAction(ActionBase):
 
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Run a module of this collection through Ansible, without a copy of its arguments in the system log."""
-        # In a module and its arguments, Ansible replaces the text `syslog.LOG_USER` by this facility. So the text stays the same.
+        # In a module and its arguments, Ansible replaces the text `syslog.LOG_USER` by `syslog.` and this facility. With LOG_USER,
+        # the text stays the same.
         call_vars = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
         return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=call_vars))
 

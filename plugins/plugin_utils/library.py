@@ -77,7 +77,7 @@ def module(name: str) -> ModuleType:
 
 
 def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
-    """Return the parameters for a call of the module `name`. Raises Refusal with every reason against its options."""
+    """Return the parameters for a call of the module `name`. Raises Refusal with every error of its options."""
     options_of_module, fields = module(name).OPTIONS, getattr(module(name), "REQUEST", None)
     spec = options_of_module if fields is None else {**options_of_module, request.NAME: {"type": "dict"}}
     values = _validated(name, spec, options)

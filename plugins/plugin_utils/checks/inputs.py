@@ -55,7 +55,10 @@ def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
 
 
 def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a server with the contents of its TLS files instead of their paths, and without unset values. Raises Refusal."""
+    """Return the description of a server with the contents of its TLS files, not their paths, and without unset values.
+
+    Raises Refusal.
+    """
     result = {name: value for name, value in server.items() if value is not None}
     reasons: List[str] = []
     for kind in TLS_OPTIONS:
@@ -142,7 +145,7 @@ def _file_digest(path: str) -> bytes:
 
 
 def _golden(path: str, model: str) -> str:
-    """Return the directory of golden data that a check file names. check_files.py reports errors of the file, so ignore them."""
+    """Return the directory of golden data that a check file names. Ignore errors in the file. check_files.py reports them."""
     try:
         golden = yaml_of(path).get("golden", model)
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):

@@ -14,7 +14,7 @@ class ConcernModule(Protocol):
     """The controller's Python module for a concern. Its file has the name of the concern."""
 
     def desired(self, variables: Mapping[str, Any], context: Context = ...) -> Dict[str, Any]:
-        """Return the desired state. Raises Refusal with every reason against the variables."""
+        """Return the desired state. Raises Refusal with every error of the variables."""
 
     def sealed(self, state: Mapping[str, Any], key: str) -> Dict[str, Any]:
         """Return a desired state with each secret replaced by its digest. Only concerns with secrets have this function.

@@ -63,7 +63,7 @@ def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return the reasons why an environment file cannot contain the proxies. They leave out values, which may contain a login."""
+    """Return the reasons why an environment file cannot contain the proxies. No reason shows a value, which may contain a login."""
     reasons = []
     for name in PROXY_VARIABLES:
         value = variables.get(name) or ""

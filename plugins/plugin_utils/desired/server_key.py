@@ -68,7 +68,7 @@ def volumes(variables: Mapping[str, Any]) -> List[str]:
 
 
 def reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return the reasons why the variables of the key or of the restricted APIs are refused, or open control of the models."""
+    """Return the reasons why the variables of the key, of the restricted APIs or of open model control are refused."""
     messages: List[str] = []
     apis = variables["triton_server_restricted_apis"]
     name, key = str(variables["triton_server_api_key_name"]), str(variables["triton_server_api_key"])

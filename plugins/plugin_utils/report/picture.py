@@ -21,7 +21,7 @@ def png(width: int, height: int, channels: int, pixels: bytes) -> bytes:
     line = width * channels
     if len(pixels) != line * height:
         raise ValueError(f"the picture has {len(pixels)} bytes, expected {line * height} for {width} x {height} x {channels}")
-    # Each line starts with its filter, 0 for none.
+    # In a PNG, each line starts with the number of its filter. 0 means no filter.
     lines = b"".join(b"\0" + pixels[start : start + line] for start in range(0, len(pixels), line))
     header = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(lines, 9)) + _chunk(b"IEND", b"")

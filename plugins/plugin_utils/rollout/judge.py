@@ -202,7 +202,7 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
 
 
 def _tolerance(share: float, *windows: Requests) -> float:
-    """Return how much the share of requests below a quantile differs between windows by chance, at MIN_DEVIATIONS."""
+    """Return the largest difference by chance between the shares of requests below a quantile: MIN_DEVIATIONS deviations."""
     return MIN_DEVIATIONS * math.sqrt(sum(share * (1 - share) / sum(window.latency.values()) for window in windows))
 
 

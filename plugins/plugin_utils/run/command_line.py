@@ -139,7 +139,7 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
         raise error("has a login", "host:port")
     if any(entry in rest for entry in "?#\\") or not rest.isprintable() or " " in rest:
         raise error(f"is {url!r}", "host:port")
-    # An IPv6 address needs brackets, or its last part would be the port.
+    # Without brackets, the last part of an IPv6 address would be read as the port.
     if host.count(":") > 1 and not host.startswith("["):
         raise error(f"is {host}", f"an IPv6 address in brackets, [{host}]")
     bare, colon, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "")
