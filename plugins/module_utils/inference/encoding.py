@@ -67,7 +67,7 @@ def decode_array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
 def outputs_of(result: Any) -> Dict[str, Output]:
     """Return the outputs of a result of tritonclient."""
     response = result.get_response()
-    found = {}
+    outputs_by_name = {}
     for tensor in response.get("outputs", []) if isinstance(response, dict) else response.outputs:
         if isinstance(tensor, dict):
             name, dtype, shape = tensor["name"], tensor["datatype"], tensor["shape"]
@@ -77,5 +77,5 @@ def outputs_of(result: Any) -> Dict[str, Output]:
             array = result.as_numpy(name)
         except Exception:
             array = None
-        found[name] = Output(dtype, [int(size) for size in shape], array)
-    return found
+        outputs_by_name[name] = Output(dtype, [int(size) for size in shape], array)
+    return outputs_by_name

@@ -70,10 +70,10 @@ def answered_requests(url: str, model: str) -> Dict[str, float]:
     # The server is not behind the site's proxy.
     with open_request(urllib.request.Request(url), {}, None, Budget(SIGN_OF_LIFE, MAX_PAGE)) as page:
         text = page.read().decode("utf-8", "replace")
-    found: Dict[str, float] = {}
+    counts: Dict[str, float] = {}
     for metric, labels, value in samples(text, REQUESTS_METRIC):
         if metric == REQUESTS_METRIC and labels.get("model") == model:
             name = "{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))
             # Each load of the model starts a process with its own counter, so the counters of an instance are added.
-            found[name] = found.get(name, 0.0) + value
-    return found
+            counts[name] = counts.get(name, 0.0) + value
+    return counts

@@ -112,18 +112,18 @@ def _judge_values(array: Any, golden: Any, expected: Mapping[str, Any]) -> Itera
     if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (expected.get("atol") or expected.get("rtol")):
         # Whole numbers are not converted, because a 64-bit float cannot represent all of them.
         is_close, excess = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
-        found, allowed = array, np.zeros(array.shape)
+        actual, allowed = array, np.zeros(array.shape)
     else:
-        found, golden = array.astype(np.float64), golden.astype(np.float64)
+        actual, golden = array.astype(np.float64), golden.astype(np.float64)
         with np.errstate(invalid="ignore"):
             allowed = float(expected.get("atol", 0)) + float(expected.get("rtol", 0)) * np.abs(golden)
-            excess = np.abs(found - golden) - allowed
-            is_close = (found == golden) | (excess <= 0)
+            excess = np.abs(actual - golden) - allowed
+            is_close = (actual == golden) | (excess <= 0)
     if not is_close.all():
         worst = np.unravel_index(np.where(is_close, -np.inf, np.where(np.isnan(excess), np.inf, excess)).argmax(), excess.shape)
         tolerance = f"{_number(golden[worst])} +- {allowed[worst]:.3g}"
         count = int((~is_close).sum())
-        yield f"{count} of {is_close.size} values are off, the worst is {_number(found[worst])}, expected {tolerance}"
+        yield f"{count} of {is_close.size} values are off, the worst is {_number(actual[worst])}, expected {tolerance}"
 
 
 def _number(value: Any) -> str:
@@ -134,47 +134,47 @@ def _judge_bytes(array: Any, golden: Any) -> Iterator[str]:
     differing = [index for index, pair in enumerate(zip(array.flat, golden.flat)) if bytes(pair[0]) != bytes(pair[1])]
     if differing:
         first = differing[0]
-        found, expected = shown(array.flat[first]), shown(golden.flat[first])
-        yield f"{len(differing)} of {array.size} texts are off, the first is {found!r} at index {first}, expected {expected!r}"
+        actual, expected = shown(array.flat[first]), shown(golden.flat[first])
+        yield f"{len(differing)} of {array.size} texts are off, the first is {actual!r} at index {first}, expected {expected!r}"
 
 
 def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) -> Iterator[str]:
     labels = _labels_of_request(expected["label"], request) if "label" in expected else None
     try:
-        found = classes_of(array)
+        class_rows = classes_of(array)
     except ValueError as error:
         yield str(error)
         return
     rows = 1 if request.rows is None and labels is None else len(labels if labels is not None else request.rows or [])
-    if len(found) != rows:
+    if len(class_rows) != rows:
         yield f"shape is {list(array.shape)}, expected classes of {rows} row{'s' * (rows > 1)}"
         return
-    undefined = sum(math.isnan(score) for row in found for score, _index, _label in row)
+    undefined = sum(math.isnan(score) for row in class_rows for score, _index, _label in row)
     if undefined:
         yield f"{undefined} of {array.size} scores are nan"
-    if "class_count" in expected and len(found[0]) != expected["class_count"]:
-        yield f"holds {_count(found[0], 'class', 'classes')} for a row, expected {expected['class_count']}"
-    tied_rows = [number for number, row in enumerate(found) if len(row) > 1 and row[0][0] == row[1][0]]
+    if "class_count" in expected and len(class_rows[0]) != expected["class_count"]:
+        yield f"holds {_count(class_rows[0], 'class', 'classes')} for a row, expected {expected['class_count']}"
+    tied_rows = [number for number, row in enumerate(class_rows) if len(row) > 1 and row[0][0] == row[1][0]]
     if labels is not None and tied_rows:
-        best = f"the best score {found[tied_rows[0]][0][0]:g} of row {tied_rows[0]}"
+        best = f"the best score {class_rows[tied_rows[0]][0][0]:g} of row {tied_rows[0]}"
         yield f"more than one class has {best}, expected label {_single_or_list(labels)}"
-    elif labels is not None and _first_labels(found) != labels:
-        yield f"label is {_single_or_list(_first_labels(found))}, expected {_single_or_list(labels)}"
+    elif labels is not None and _first_labels(class_rows) != labels:
+        yield f"label is {_single_or_list(_first_labels(class_rows))}, expected {_single_or_list(labels)}"
 
 
 def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
     """Return, for each row, its classes as (score, index, label), best first. The output is bytes of shape [(rows,) classes]."""
-    found: List[List[Tuple[float, int, str]]] = []
+    class_rows: List[List[Tuple[float, int, str]]] = []
     for row in array.reshape(-1, array.shape[-1]) if array.ndim and array.size else []:
-        found.append([])
+        class_rows.append([])
         for value in row:
             score, _colon, rest = shown(value, None).partition(":")
             index, _colon, label = rest.partition(":")
             try:
-                found[-1].append((float(score), int(index), label.strip()))
+                class_rows[-1].append((float(score), int(index), label.strip()))
             except ValueError:
                 raise ValueError(f"holds {shown(value)!r}, expected a class as score:index:label") from None
-    return found
+    return class_rows
 
 
 def _first_labels(classes: Sequence[Sequence[Tuple[float, int, str]]]) -> List[str]:
@@ -235,12 +235,12 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
         array = answer[name].array if name in answer else None
         if kind == "text":
             golden = expected["values"]["rows"].take(request.rows)
-            found: Result = {"expected": shown(" | ".join(shown(element) for element in golden.flat))}
+            result: Result = {"expected": shown(" | ".join(shown(element) for element in golden.flat))}
             if array is not None and array.dtype.kind in BYTES:
-                found["got"] = shown(" | ".join(shown(element) for element in array.flat))
-            return found
+                result["got"] = shown(" | ".join(shown(element) for element in array.flat))
+            return result
         labels = _labels_of_request(expected[kind], request)
-        found = {"expected": _single_or_list(labels)}
+        result = {"expected": _single_or_list(labels)}
         got: List[Any] = []
         if array is not None and array.dtype.kind in NUMBERS and kind == "argmax" and _has_rows(array, len(labels)):
             got = labels_of(array)
@@ -250,8 +250,8 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
             except ValueError:
                 got = []
         if got:
-            found["got"] = _single_or_list(got)
+            result["got"] = _single_or_list(got)
             if len(labels) == 1 and len(got) == 1:
-                found["label"] = found["got"]
-        return found
+                result["label"] = result["got"]
+        return result
     return {}

@@ -84,12 +84,12 @@ class Load:
         """Return the measurements. For `infer_per_s`, each row of a batch counts as one inference."""
         ordered = sorted(self.ms)
         rows = len(self.requests[0].rows or [0])
-        found = {name: round(percentile(ordered, share), 2) for name, share in PERCENTILES.items()}
+        percentiles = {name: round(percentile(ordered, share), 2) for name, share in PERCENTILES.items()}
         return {
             "clients": self.limits["clients"],
             "requests": len(ordered),
             "seconds": round(self.seconds, 2),
-            **found,
+            **percentiles,
             "max_ms": round(ordered[-1], 2),
             "infer_per_s": round(len(ordered) * rows / self.seconds, 1),
             "client_cores": round(self.cores, 2),

@@ -158,15 +158,15 @@ def join_outputs(responses: Sequence[Mapping[str, Output]]) -> Dict[str, Output]
     """Return the outputs of all responses, concatenated along the first dimension in the order of arrival."""
     import numpy as np
 
-    found: Dict[str, Output] = {}
+    joined: Dict[str, Output] = {}
     for name in dict.fromkeys(name for response in responses for name in response):
         parts = [response[name] for response in responses if name in response]
-        found[name] = parts[0]
+        joined[name] = parts[0]
         if len(parts) > 1:
             dtype = " and ".join(sorted({part.dtype for part in parts}))
             try:
                 array = np.concatenate([part.array for part in parts])
-                found[name] = Output(dtype, list(array.shape), array)
+                joined[name] = Output(dtype, list(array.shape), array)
             except (ValueError, TypeError):
-                found[name] = Output(dtype, parts[0].shape, None)
-    return found
+                joined[name] = Output(dtype, parts[0].shape, None)
+    return joined

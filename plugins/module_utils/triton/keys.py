@@ -49,8 +49,8 @@ def content(path: str) -> Optional[str]:
 
 def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
     """Return the HTTP header that opens restricted APIs as {name: key}, or an empty dict for a server without a key."""
-    found = content(key["path"]) if key else None
-    return {key["name"]: found} if key and found else {}
+    value = content(key["path"]) if key else None
+    return {key["name"]: value} if key and value else {}
 
 
 def flaw(path: str, desired: Optional[str] = None, group: int = 0, group_must_read: bool = False) -> Dict[str, Any]:
@@ -59,10 +59,10 @@ def flaw(path: str, desired: Optional[str] = None, group: int = 0, group_must_re
     `desired` is the fingerprint of the desired key, or None if any key is accepted. The members of `group` may read the file. If
     `group_must_read` is true, they must be able to read it.
     """
-    found = content(path)
-    if found is None:
+    actual_key = content(path)
+    if actual_key is None:
         return {"flaw": "no key in it" if os.path.lexists(path) else "missing", "rewrite": True}
-    if desired and fingerprint(found) != desired:
+    if desired and fingerprint(actual_key) != desired:
         return {"flaw": "another key", "rewrite": True}
     for entry, owner_mode, group_mode in ((os.path.dirname(path), 0o700, 0o050), (path, 0o600, 0o040)):
         state = os.lstat(entry)

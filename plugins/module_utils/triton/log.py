@@ -36,28 +36,28 @@ def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> 
 
 def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
     """Return {model: reason why Triton refused to load it} from lines of a log, for the models with these names."""
-    found: Dict[str, str] = {}
+    reasons_by_model: Dict[str, str] = {}
     for at, line in enumerate(lines):
         if not line.startswith("E"):
             continue
         for name in names:
             if LOG_LINE.match(line) and f"'{name}'" in line:
                 rest = list(takewhile(lambda entry: not LOG_LINE.match(entry), lines[at + 1 :]))
-                found[name] = plain("\n".join([line, *rest]))[-MAX_REASON:]
-    return found
+                reasons_by_model[name] = plain("\n".join([line, *rest]))[-MAX_REASON:]
+    return reasons_by_model
 
 
 def loading(lines: Sequence[str]) -> Set[str]:
     """Return the models whose load has begun and not ended in these lines of a log."""
-    found: Set[str] = set()
+    loading_models: Set[str] = set()
     for line in filter(LOG_LINE.match, lines):
         entry = LOG_LINE.sub("", line)
         started, end = LOAD_STARTED.match(entry), LOAD_ENDED.match(entry)
         if started:
-            found.add(started[1])
+            loading_models.add(started[1])
         if end:
-            found.discard(end[1])
-    return found
+            loading_models.discard(end[1])
+    return loading_models
 
 
 def progress(lines: Sequence[str], names: Sequence[str]) -> str:

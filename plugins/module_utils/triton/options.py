@@ -47,7 +47,7 @@ def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]
 
     The rules are those of getopt_long: `--a=b` equals `--a b`, a unique prefix stands for its option, and `--` ends the options.
     """
-    found: List[Tuple[str, str]] = []
+    option_pairs: List[Tuple[str, str]] = []
     others: List[str] = []
     rest = list(arguments)
     while rest:
@@ -62,8 +62,8 @@ def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]
         name = full_name(name)
         if not equals and name not in OPTIONS_WITHOUT_VALUE:
             value = rest.pop(0) if rest else ""
-        found.append((name, value))
-    return found, others
+        option_pairs.append((name, value))
+    return option_pairs, others
 
 
 def full_name(name: str) -> str:
@@ -100,14 +100,14 @@ def starts_no_server(config: Mapping[str, Any]) -> bool:
 
 def restricted(pairs: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, str]]:
     """Return (APIs, name of the header, key) of each group of restricted APIs, for HTTP and for gRPC."""
-    found = []
+    groups = []
     for name, value in pairs:
         apis, colon, key = value.partition(":")
         known_apis = [part for part in apis.split(",") if part in keys.API_GROUPS]
         # Triton accepts no other API names, and HTTP no other characters in the name of a header.
         if name in keys.RESTRICT_OPTIONS and colon and known_apis and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
-            found.append((known_apis, key.partition("=")[0], key.partition("=")[2]))
-    return found
+            groups.append((known_apis, key.partition("=")[0], key.partition("=")[2]))
+    return groups
 
 
 def key_headers(argv: Sequence[str]) -> Dict[str, str]:

@@ -83,10 +83,10 @@ class Server:
 
     def served(self) -> Dict[str, Any]:
         """Return {model: {version: {"state", "reason", "release"}}}. Raises Refused if the server does not answer."""
-        found = read_served({"address": self.address, "http_port": self.port, "key": self.key})
-        if found is None:
+        models_by_name = read_served({"address": self.address, "http_port": self.port, "key": self.key})
+        if models_by_name is None:
             raise Refused(f"the server does not answer on port {self.port}")
-        return found
+        return models_by_name
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
         """Return the models that a loaded ensemble calls, or an empty list for other models."""

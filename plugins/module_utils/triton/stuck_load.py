@@ -73,9 +73,9 @@ def lasting_waits(samples: Sequence[Sample], limit: float, ticks_per_second: flo
 
     With a limit of 0 or less, or with fewer than MIN_SAMPLES samples, return an empty list.
     """
-    found: List[Wait] = []
+    lasting: List[Wait] = []
     if not samples or limit <= 0:
-        return found
+        return lasting
     latest = samples[-1]
     for wait, used in latest.waits.items():
         count, lasted = 0, 0.0
@@ -87,8 +87,8 @@ def lasting_waits(samples: Sequence[Sample], limit: float, ticks_per_second: flo
                 break
             count, lasted = count + 1, seconds
         if count >= MIN_SAMPLES and lasted >= limit:
-            found.append(wait)
-    return found
+            lasting.append(wait)
+    return lasting
 
 
 class History:
@@ -200,9 +200,9 @@ class Guard:
             if root is None:
                 self._history.forget()
                 continue
-            found = self._history.add(take_sample(root))
-            self._rounds += bool(found)
-            for wait in found:
+            waits = self._history.add(take_sample(root))
+            self._rounds += bool(waits)
+            for wait in waits:
                 # The wait is added before the kill, because the caller calls repeats() as soon as its load fails.
                 self.ended_loads.append(wait)
                 self._log(wait)
@@ -256,13 +256,13 @@ def _call(name: str) -> Optional[Tuple[int, List[int]]]:
 
 def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
     """Return {process ID in the container: ID of the server's thread that waits for the exit of this process}."""
-    found: Dict[Optional[int], int] = {}
+    threads: Dict[Optional[int], int] = {}
     with suppress(OSError):
         for thread in os.listdir(f"{PROC}/{server}/task"):
             call = _call(f"{server}/task/{thread}")
             if call and call[0] == wait4 and call[1]:
-                found[call[1][0] & 0xFFFFFFFF] = int(thread)
-    return found
+                threads[call[1][0] & 0xFFFFFFFF] = int(thread)
+    return threads
 
 
 def _pid_in_container(pid: int) -> Optional[int]:
