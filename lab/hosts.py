@@ -133,7 +133,7 @@ def _copy(lab: Lab, names: list[str]) -> None:
         for name in names:
             volumes = [_volume_path(f"{lab.container(host)}-docker") for host in (COPIED, name)]
             run("cp", "--archive", "--reflink=auto", f"{volumes[0]}/.", volumes[1])
-            # Each engine needs a unique ID, and creates a missing one.
+            # Each engine needs a unique ID. If the file is missing, the engine creates a new ID.
             Path(volumes[1], "engine-id").unlink(missing_ok=True)
     finally:
         docker("exec", source, "systemctl", "start", "docker.service")

@@ -247,7 +247,7 @@ def build_installer(version: str, directory: Path) -> Path:
 
 
 def module(version: str, name: str = "rebellions") -> bytes:
-    """Return an ELF object that contains only the data of modinfo: an empty section, `.modinfo`, and their names."""
+    """Return an ELF object that contains only the data of modinfo: an empty section, `.modinfo`, and the names of the sections."""
     facts = {"version": version, "name": name, "license": "none, this is emulated"}
     modinfo = b"".join(f"{name}={value}".encode() + bytes(1) for name, value in facts.items())
     names = b"\0.modinfo\0.shstrtab\0"
@@ -263,7 +263,7 @@ def module(version: str, name: str = "rebellions") -> bytes:
 
 
 def build_kernel(release: str, directory: Path) -> Path:
-    """Build a stub package of kernel `release` with a build directory. apt on a lab host can hold it. Return its path."""
+    """Build a stub package of kernel `release` with a build directory. apt on a lab host can hold this package. Return its path."""
     if not re.fullmatch(r"[0-9][a-z0-9.+-]*", release):
         raise BuildError(
             f"kernel release is {release!r}, expected one that can be in the name of a package, such as 6.8.0-49-generic"
@@ -318,7 +318,7 @@ def build(
             (tree / path).symlink_to(to)
         for entry in [*tree.rglob("*"), tree]:
             if entry.is_dir():
-                entry.chmod(0o755)  # The umask may be narrower.
+                entry.chmod(0o755)  # The umask may have removed permissions.
         package = Path(work, target.name)
         done = subprocess.run(
             ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(package)],

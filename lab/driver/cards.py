@@ -31,7 +31,7 @@ FIRST_BUS = 0x81  # PCI bus of the first card
 MOST_CARDS = 64
 MEMORY_BYTES = 16877879296
 BAR_BYTES = 1 << 34  # Size of the memory region of an NPU on the PCI bus
-# The device number of /dev/null: any process may open the node, and cannot do harm.
+# The device number of /dev/null. Any process can open such a node without causing harm.
 NODE_DEVICE = os.makedev(1, 3)
 # Message of modprobe for a module that was built for another kernel
 DOES_NOT_LOAD = "modprobe: ERROR: could not insert 'rebellions': Exec format error"
@@ -63,7 +63,7 @@ class Npu:
     number: int
     card: str
     address: str
-    missing: bool  # On the bus, but the driver does not find it.
+    missing: bool  # The NPU is on the bus, but the driver does not find it.
     faulty: bool
 
     @property
@@ -210,7 +210,7 @@ class Host:
             return
         if self.is_real:
             os.mknod(path, stat.S_IFCHR | 0o666, NODE_DEVICE)
-            path.chmod(0o666)  # The umask may be narrower.
+            path.chmod(0o666)  # The umask may have removed permissions.
         else:
             write(path, "")
 
