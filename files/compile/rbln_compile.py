@@ -161,7 +161,7 @@ def module_of(source: Mapping[str, str]) -> Any:
     try:
         function = getattr(importlib.import_module(source["module"]), source["function"])
     except (ImportError, AttributeError) as error:
-        raise CompileError(f"found no {source['module']}:{source['function']} in its path: {error}") from error
+        raise CompileError(f"found no {source['module']}:{source['function']} in the path of the spec: {error}") from error
     return function()
 
 

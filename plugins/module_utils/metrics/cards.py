@@ -16,14 +16,14 @@ HELP = {
     "npufleet_card_memory_used_bytes": "Used memory of a card.",
     "npufleet_card_pcie_link_speed_gts": "Speed of a card's PCIe link in GT/s.",
     "npufleet_card_pcie_link_width": "Lanes of a card's PCIe link.",
-    "npufleet_card_power_watts": "Power that a card takes.",
+    "npufleet_card_power_watts": "Electrical power of a card in watts.",
     "npufleet_card_temperature_celsius": "Temperature of a card.",
     "npufleet_card_utilization_ratio": "Utilization of a card, from 0 to 1.",
     "npufleet_cards_expected": "Cards that the host has according to the inventory.",
     "npufleet_cards_found": "Cards that the vendor's tool lists.",
-    "npufleet_cards_last_read_timestamp_seconds": "When the vendor's tool was last called.",
+    "npufleet_cards_last_read_timestamp_seconds": "Time of the last call of the vendor's tool.",
     "npufleet_cards_read_ok": "Whether the vendor's tool listed the cards (1) or failed (0).",
-    "npufleet_driver_info": "Versions of the driver: the loaded version (empty if none is loaded), and that of the inventory.",
+    "npufleet_driver_info": "Loaded version of the driver (empty if none is loaded), and the version in the inventory.",
 }
 # {metric: the field of Card that has its value}
 READINGS = {

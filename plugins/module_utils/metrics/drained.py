@@ -12,8 +12,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import seco
 from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Families
 
 HELP = {
-    "npufleet_balancer_drained_since_timestamp_seconds": "Since when a server of the load balancer is drained.",
-    "npufleet_balancer_server_drained": "Servers of the load balancer that are drained (1), with the kind of their drain.",
+    "npufleet_balancer_drained_since_timestamp_seconds": "Time at which the drain of a server of the load balancer began.",
+    "npufleet_balancer_server_drained": "1 for each drained server of the load balancer, with the kind of its drain.",
 }
 
 

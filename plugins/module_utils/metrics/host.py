@@ -10,11 +10,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Fa
 
 HELP = {
     "npufleet_change_running": "Whether a run of a playbook changes the host (1).",
-    "npufleet_drained_since_timestamp_seconds": "Since when the balancers send the host no or fewer requests.",
-    "npufleet_hold_since_timestamp_seconds": "Since when a model that was rolled back keeps its release.",
-    "npufleet_host_last_read_timestamp_seconds": "When the facts of the host were last read.",
-    "npufleet_maintenance_since_timestamp_seconds": "Since when the host is in maintenance.",
-    "npufleet_model_desired": "Versions and release of a model that the host is to serve.",
+    "npufleet_drained_since_timestamp_seconds": "Time from which the balancers send the host no or fewer requests.",
+    "npufleet_hold_since_timestamp_seconds": "Time from which a model keeps its release after a rollback.",
+    "npufleet_host_last_read_timestamp_seconds": "Time of the last read of the host's facts.",
+    "npufleet_maintenance_since_timestamp_seconds": "Time at which the host's maintenance began.",
+    "npufleet_model_desired": "Versions and release of a model that the server of the host should serve.",
     "npufleet_model_load_failed": "Whether the server could not load a version of the model (1).",
     "npufleet_model_loaded": "Versions and release of a model that the server has loaded.",
     "npufleet_shm_size_bytes": "Size of the shared memory of the server's container.",
@@ -50,7 +50,7 @@ class Facts(NamedTuple):
     shm: Optional[Tuple[int, int]]
     changing: bool
     maintenance: Optional[float]
-    limited: Optional[float]  # Since when a rollout has lowered the share of the traffic
+    limited: Optional[float]  # Time at which a rollout lowered the host's share of the traffic
     holds: Mapping[str, float]
 
 

@@ -13,18 +13,18 @@ PAUSED = ("deployment", "maintenance")
 UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
 HELP = {
     "npufleet_check_ok": "Whether a check by inference passed (1) or not (0).",
-    "npufleet_check_duration_seconds": "Time that the slowest request of a check took.",
+    "npufleet_check_duration_seconds": "Duration of the slowest request of a check.",
     "npufleet_driver_stale": "Whether the driver has lost its cards, and has to be reloaded (1).",
-    "npufleet_checks": "Checks that ran, each over one protocol.",
-    "npufleet_checks_failed": "Checks that did not pass.",
-    "npufleet_models_unchecked": "Models without a check.",
-    "npufleet_probe_duration_seconds": "Time that the last probe took, its container included.",
+    "npufleet_checks": "Number of checks that ran. A check over two protocols counts twice.",
+    "npufleet_checks_failed": "Number of checks that did not pass.",
+    "npufleet_models_unchecked": "Number of models without a check.",
+    "npufleet_probe_duration_seconds": "Duration of the last probe, including its container.",
     "npufleet_probe_interval_seconds": "Time between two probes.",
-    "npufleet_probe_last_attempt_timestamp_seconds": "When the probe last started, with or without checks.",
-    "npufleet_probe_last_run_timestamp_seconds": "When the probe last ran every check.",
+    "npufleet_probe_last_attempt_timestamp_seconds": "Time of the last start of the probe, with or without checks.",
+    "npufleet_probe_last_run_timestamp_seconds": "Time of the last probe that ran every check.",
     "npufleet_probe_paused": "Whether the probe ran no check for this reason (1).",
     "npufleet_probe_unavailable": "Whether the probe could run no check for this reason (1).",
-    "npufleet_proof_last_success_timestamp_seconds": "When all checks of a model last passed.",
+    "npufleet_proof_last_success_timestamp_seconds": "Time at which all checks of a model last passed.",
 }
 
 
