@@ -204,7 +204,7 @@ clock:
   returned: with O(preflight)
   type: float
 protected:
-  description: Name of the protected environment of the host, in which a change needs a confirmation. Empty if it is unprotected.
+  description: Name of the host's protected environment, in which changes need a confirmation. Empty for an unprotected host.
   returned: success, if the variable C(npufleet_protected) can be evaluated
   type: str
 serial:

@@ -80,14 +80,14 @@ options:
         suboptions: *tls
       headers:
         description:
-          - Headers of every request, such as the key of a restricted API. Over gRPC each header is sent twice, under its own name
+          - Headers of every request, such as the key of a restricted API. Over gRPC, each header is sent twice, under its own name
             and as C(triton-grpc-protocol-<name>), the name under which Triton expects such a key.
           - The key that the role C(triton_server) has generated is always sent, unless a header of the same name is set here.
         type: dict
   timeout:
     description:
-      - Seconds that one request may take. After a timeout the model gets no more requests over that protocol. No request is sent if
-        the server does not report within 5 seconds that it is live.
+      - Seconds that one request may take. After a timeout, the model gets no more requests over the same protocol. No request is
+        sent if the server does not report within 5 seconds that it is live.
     type: int
     default: 30
   latency:
@@ -106,7 +106,7 @@ options:
         type: path
         required: true
       digest:
-        description: Digest of all inputs of the checks. M(npufleet.triton.host_state) returns it for concern C(probe).
+        description: Digest of all inputs of the checks. M(npufleet.triton.host_state) returns this digest for the concern C(probe).
         type: str
         required: true
   accepted:
@@ -115,7 +115,7 @@ options:
         checks, the check files are used. RV(msg) names the kind of checks that ran.
       - Stored checks use the ports, the address and the key of the actual container, which may differ from the inventory.
         Headers and TLS files come from the inventory. If the inventory or the task sets an address, that address is used.
-      - Use it after a failed change has restored older releases, because older releases may fail the checks of newer ones.
+      - Use this option after a failed change has restored older releases, because these may fail the checks of newer releases.
     type: bool
     default: false
   host_index:
@@ -140,7 +140,7 @@ options:
     description:
       - Directory on the controller for the results, C(<host>.json). The results are also written if checks fail, and in check mode.
         Earlier results are removed first, so that no report shows them for a host that has become unreachable.
-      - By default no results are written.
+      - By default, no results are written.
     type: path
 attributes:
   check_mode:

@@ -24,10 +24,10 @@ options:
       - For the second batch, V(begun) also returns the pause of the rollout, which is the longest C(npufleet_rollout_pause) of the
         hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, such a
         rollout of several batches fails at the first batch.
-      - V(ended) ends the change of a host. Run it for each host of the batch. The task records the duration of each host change,
-        which starts at the time in the variable C(npufleet_began). It adds the batch to the record of the rollout in the directory
-        C(rollouts) of O(output_dir). At most 100 records are kept.
-      - V(listed) returns the last rollouts.
+      - V(ended) ends the change of a host. Run V(ended) for each host of the batch. The task records the duration of each host
+        change, which starts at the time in the variable C(npufleet_began). The task also adds the batch to the record of the
+        rollout in the directory C(rollouts) of O(output_dir). At most 100 records are kept.
+      - V(listed) returns the last five rollouts.
     type: str
     choices: [begun, ended, listed]
     default: begun
@@ -50,8 +50,8 @@ options:
     default: false
   failed:
     description:
-      - With O(state=ended), the reason why the host is not in sync. If it is not empty, the task fails with this reason, so that no
-        further batch starts. O(release) works as usual.
+      - With O(state=ended), the reason why the host is not in sync. If the reason is not empty, the task fails with it, so that no
+        further batch starts. The task first gives up the lease if O(release) is true.
     type: str
     default: ""
   lost:

@@ -29,8 +29,8 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(changed) makes the change and proves it by reading the host again and by running the checks. Then it keeps the change or
-        rolls it back.
+      - V(changed) makes the change and proves it by reading the host again and by running the checks. The host keeps a proven
+        change, and rolls back any other change.
       - V(accepted) accepts a proven change that waits for acceptance. The task fails if the change was rolled back before.
       - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
