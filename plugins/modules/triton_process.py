@@ -61,6 +61,16 @@ lacks:
   returned: O(state=planned)
   type: list
   elements: str
+missing:
+  description: Digests of the blobs (large files of the models) that the store in the container lacks.
+  returned: O(state=planned)
+  type: list
+  elements: str
+refusals:
+  description: Reasons why this container cannot serve, such as a missing program or an occupied port.
+  returned: O(state=planned)
+  type: list
+  elements: str
 python:
   description: Path of the container's own Python interpreter.
   returned: O(state=planned)

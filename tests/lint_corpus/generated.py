@@ -611,7 +611,7 @@ def schedulers() -> Iterator[Case]:
     yield "", bare(plain(b=tensor("B", more='label_filename: "l"')), **{"l/": ""})
     yield "", bare(plain(b=tensor("B", more='label_filename: "l"')), l=Link("gone"))
     yield "", bare(plain(b=tensor("B", more='label_filename: "l"')), l=Link("k"), k="a\n")
-    yield "", bare(plain(b=tensor("B", more='label_filename: "../l"')), **{"/l": ""} if False else {"l": "a\n"})
+    yield "", bare(plain(b=tensor("B", more='label_filename: "../l"')), l="a\n")
     yield "", bare(plain(a=f"{tensor('A')}, {tensor('A')}"))
     yield "", bare(plain(b=f"{tensor('A')}, {tensor('B')}"))
     yield "", bare(plain(a=f"{tensor('A')}, {tensor('A', '4')}"))

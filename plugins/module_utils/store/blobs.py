@@ -135,7 +135,7 @@ def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[s
         return None
     return (
         f"{where} has {free} bytes ({free // MIB} MiB) free, expected {needed} ({needed // MIB + 1} MiB) for "
-        f"{len(sizes)} large files. Make room on this disk"
+        f"{len(sizes)} large file{'s' * (len(sizes) > 1)}. Make room on this disk"
     )
 
 
