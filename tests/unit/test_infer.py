@@ -201,21 +201,21 @@ def test_files_of_tls_are_handed_on(run: Any, server: Server, tls: dict[str, str
         (["--top", "many"], "--top is 'many', expected a whole number of at least 1"),
         (["--repeat", "0"], "--repeat is '0', expected a whole number of at least 1; see --help"),
         (["--repeat", "1.5"], "--repeat is '1.5', expected a whole number of at least 1"),
-        (["--timeout", "-1"], "--timeout is '-1', expected seconds above 0, a day (86400) at most; see --help"),
+        (["--timeout", "-1"], "--timeout is '-1', expected seconds above 0 and at most 86400 (a day); see --help"),
         (["--timeout", "inf"], "--timeout is 'inf', expected seconds above 0"),
         (["--timeout", "soon"], "--timeout is 'soon', expected seconds above 0"),
         (["--json=yes"], "--json: ignored explicit argument 'yes'"),
         (["--js"], "unrecognized arguments: --js"),
         (["another"], "unrecognized arguments: another"),
         (["--output", "A"], "--output is A, expected some of OUT"),
-        (["--output", ""], "--output is '', expected a name of the server"),
+        (["--output", ""], "--output is '', expected a name without / ? #"),
         (["--input", "IN"], "--input is IN, expected NAME=KIND:VALUE with a KIND of npy, text, "),
         (["--input", "IN=many:1"], "--input is IN=many:1, expected NAME=KIND:VALUE with a KIND of npy, text, "),
         (["--input", "A=numbers:1"], "--input is for A, expected one of the model's inputs: IN FP32 [-1, 4]"),
         (["--input", "IN=numbers:1"], "IN is set with 2 values, expected one value, or several of text, image or file"),
-        (["--npy", "x"], "--npy is for the only input without a value, and there are 0: IN FP32 [-1, 4]"),
-        (["--text", "x"], "--text is for the only input without a value, and there are 0: IN FP32 [-1, 4]"),
-        (["--image", "x"], "--image is for the only input without a value, and there are 0: IN FP32 [-1, 4]"),
+        (["--npy", "x"], "--npy is for the only input without a value, but 0 inputs have no value: IN FP32 [-1, 4]"),
+        (["--text", "x"], "--text is for the only input without a value, but 0 inputs have no value: IN FP32 [-1, 4]"),
+        (["--image", "x"], "--image is for the only input without a value, but 0 inputs have no value: IN FP32 [-1, 4]"),
     ],
 )
 def test_wrong_use_is_one_line_and_nothing_is_asked(
@@ -232,7 +232,7 @@ def test_wrong_use_is_one_line_and_nothing_is_asked(
 def test_a_model_that_no_request_can_name(run: Any, server: Server, model: str) -> None:
     code, out, err = run(model, "--npy", "x")
     assert (code, out, server.made) == (2, [], [])
-    assert err.startswith(f"MODEL is {model!r}, expected a name of the server")
+    assert err.startswith(f"MODEL is {model!r}, expected a name without / ? #")
 
 
 def test_without_an_input_it_says_what_the_model_takes(run: Any, server: Server) -> None:

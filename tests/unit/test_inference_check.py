@@ -338,7 +338,7 @@ STREAM = {"protocols": ["stream"], "expect": None}
         ),
         (
             {"inputs": {"IN": {"image": "four.bin"}}},
-            ["inputs.IN.image is {golden}/m/four.bin, which is neither, expected a JPEG or PNG"],
+            ["inputs.IN.image is {golden}/m/four.bin, which has another format, expected a JPEG or PNG"],
         ),
         (
             {"inputs": {"IN": {"image": "p.jpg", "dtype": "FP32"}}},

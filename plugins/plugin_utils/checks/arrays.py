@@ -120,7 +120,7 @@ class Arrays(Fields):
         path = self._path(name, field)
         content = _content(path) if path else b""
         if path and image and not content.startswith(inference.PICTURES):
-            raise tensors.ArrayError(f"{path}, which is neither", "a JPEG or PNG file; `file` reads any other file")
+            raise tensors.ArrayError(f"{path}, which has another format", "a JPEG or PNG file; use `file` for other formats")
         return content
 
     def _path(self, name: str, field: str) -> Optional[str]:

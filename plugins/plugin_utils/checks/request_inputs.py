@@ -40,7 +40,9 @@ def inputs_of(
             sources_of.setdefault(name, []).append((kind, value))
     unset = [name for name in by_name if name not in sources_of]
     if short and len(unset) != 1:
-        errors.append(f"--{short[0][0]} is for the only input without a value, and there are {len(unset)}: {model_inputs}")
+        errors.append(
+            f"--{short[0][0]} is for the only input without a value, but {len(unset)} inputs have no value: {model_inputs}"
+        )
     elif short:
         sources_of[unset[0]] = list(short)
     if not sources_of and not errors:

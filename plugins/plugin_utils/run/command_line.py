@@ -112,14 +112,14 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0
     if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected seconds above 0, a day (86400) at most")
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected seconds above 0 and at most 86400 (a day)")
     return number
 
 
 def name(text: str) -> str:
     """Return a name that can be part of the URL of a request. Raises ArgumentTypeError."""
     if not text.strip() or any(entry in text for entry in "/?#") or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected a name of the server")
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected a name without / ? #")
     return text
 
 
