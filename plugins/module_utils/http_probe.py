@@ -139,7 +139,10 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
 
 
 def takes_login(registry: str, realm: str) -> bool:
-    """Return True if a token server may get the login of a registry: both use https, and have one host or belong to Docker Hub."""
+    """Return True if the login of a registry may be sent to a token server.
+
+    Both need https addresses. They have to be on the same host, or to belong to Docker Hub.
+    """
     try:
         registry_parts, realm_parts = parse_address(registry), parse_address(realm)
     except AddressError:

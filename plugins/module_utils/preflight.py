@@ -169,7 +169,7 @@ def _bus_types() -> List[str]:
 def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
     """Yield the differences of the driver and its cards that no run can repair.
 
-    If the plan changes the driver, only the differences of the bus and of a missing reboot are left.
+    If the plan changes the driver, only differences of the bus and a pending reboot are left.
     """
     driver_items = [item for item in plan if item["concern"] == "driver"]
     changing = any(entry["action"] in ("install", "load", "reload") for entry in driver_items)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The container engine for a change. Its errors carry messages for an operator."""
+"""The requests to the Docker engine that a change needs. Their errors have messages for an operator."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Order(TypedDict):
 
 
 class Driver(ABC):
-    """A server that a change starts, stops and reads."""
+    """The interface through which a change starts, stops and reads a server."""
 
     # The term for the server in the names of steps
     noun: str

@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock import boot
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
-# This file exists while the host is in maintenance
+# This file exists as long as the host is in maintenance
 MAINTENANCE_FILE = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
 # The file with the id of the run that took the lease last, even after its release
@@ -80,7 +80,7 @@ class LeaseError(Exception):
 
 
 class Held(LeaseError):
-    """An error because another run (`run` is its id) or the watchdog (`run` is None) holds the host."""
+    """An error because another run has the lease (`run` is its ID), or because a lock does not become free (`run` is None)."""
 
     def __init__(self, message: str, run: Optional[str]) -> None:
         super().__init__(message)

@@ -81,7 +81,7 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order in which a process numbers them: by group and number, or as listed if both are not unique."""
+    """Return the devices in the order in which a process numbers them: by group and number, if these pairs are unique."""
     group_and_number = {(device.get("group", 0), device["npu"]) for device in devices}
     if len(group_and_number) < len(devices):
         return list(devices)
