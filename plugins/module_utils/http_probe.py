@@ -236,7 +236,7 @@ def _lower(headers: Any) -> Dict[str, str]:
 def _proxies(address: str, proxies: Mapping[str, str]) -> Dict[str, str]:
     """Return {scheme: proxy} for an address. It is empty if no_proxy contains the host of the address or a parent domain."""
     host = parse_address(address).hostname or ""
-    for part in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
-        if part and (part == "*" or host == part.lstrip(".") or host.endswith("." + part.lstrip("."))):
+    for domain in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
+        if domain and (domain == "*" or host == domain.lstrip(".") or host.endswith("." + domain.lstrip("."))):
             return {}
     return {scheme: proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)}

@@ -357,7 +357,7 @@ def ports(desired: Mapping[str, Any], listening: Mapping[str, str], published: M
 def _disk_needs(desired: Mapping[str, Any], planned_actions: Set[Tuple[str, str]]) -> Dict[str, int]:
     """Return {directory: bytes that the plan writes to it}."""
     concerns = {concern for concern, action in planned_actions if action in ("build", "deliver", "release")}
-    needs = {path: sum(size for concern, size in parts.items() if concern in concerns) for path, parts in desired["disk"].items()}
+    needs = {path: sum(size for concern, size in sizes.items() if concern in concerns) for path, sizes in desired["disk"].items()}
     return {path: size for path, size in needs.items() if size}
 
 

@@ -32,8 +32,8 @@ CHECKS = {"image": str, "program": str, "document": {"host": str, "server": dict
 
 def write(root: str, checks: Mapping[str, Any]) -> None:
     """Store the checks that the current releases have passed. Raises OSError and StoreError."""
-    document = {name: part for name, part in checks["document"].items() if name != "key"}
-    document["server"] = {name: part for name, part in document["server"].items() if name == GRPC_TLS}
+    document = {name: value for name, value in checks["document"].items() if name != "key"}
+    document["server"] = {name: value for name, value in document["server"].items() if name == GRPC_TLS}
     body = json.dumps({**checks, "document": document}, sort_keys=True)
     head = {"releases": _current_releases(root), "content": hashlib.sha256(body.encode()).hexdigest()}
     durable.write(PATH, f"{json.dumps(head, sort_keys=True)}\n{body}", 0o600)

@@ -54,10 +54,10 @@ def replace(
     if next_container is None:
         raise ContainerError(f"container {name}-next is missing, expected it to exist before it replaces {name}")
     refuse_absent(next_container)
-    before = replacement.read(root)
-    ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
-    recorded = before["inside"] if before and previous else _with_command(manual)
-    replacement.begin(root, holder, ran=ran, old=(previous or current or {}).get("Id"), inside=recorded)
+    record = replacement.read(root)
+    was_running = record["ran"] if record else bool(current and current["State"]["Running"]) or not current
+    recorded = record["inside"] if record and previous else _with_command(manual)
+    replacement.begin(root, holder, ran=was_running, old=(previous or current or {}).get("Id"), inside=recorded)
     done = []
     if current:
         # Stop before the rename: the engine refuses to rename a container that it is about to restart
@@ -136,19 +136,19 @@ def _busy_cards() -> str:
 
 def keep(engine: Docker, root: str, name: str) -> bool:
     """Mark the container as proven, and remove the previous container. Return True if a replacement was open."""
-    previous, entry = engine.inspect(name + "-previous"), replacement.read(root)
+    previous, record = engine.inspect(name + "-previous"), replacement.read(root)
     if previous:
         # From now on `restore` never uses the previous container, even if the engine fails to remove it.
         replacement.advance(root, replacement.PROVEN)
         engine.remove(previous["Id"])
     replacement.close(root)
-    return bool(previous) or entry is not None
+    return bool(previous) or record is not None
 
 
 def _finish_proven(engine: Docker, root: str, name: str) -> None:
     """Remove the previous container if the new one is already proven."""
-    entry = replacement.read(root)
-    if entry is not None and entry["phase"] == replacement.PROVEN:
+    record = replacement.read(root)
+    if record is not None and record["phase"] == replacement.PROVEN:
         keep(engine, root, name)
 
 
@@ -159,26 +159,26 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
     """
     _finish_proven(engine, root, name)
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
-    entry = replacement.read(root, previous is not None)
-    if entry is None or not (previous or (current and entry["old"] == current["Id"])):
+    record = replacement.read(root, previous is not None)
+    if record is None or not (previous or (current and record["old"] == current["Id"])):
         # No earlier container exists. The next run proves the current one.
-        if entry is not None and entry["phase"] == replacement.SWAPPING:
+        if record is not None and record["phase"] == replacement.SWAPPING:
             replacement.advance(root, replacement.SWAPPED)
-        if entry is None:
+        if record is None:
             # The new container was created but never started, so it is removed.
             _remove_if_present(engine, name + "-next")
         return None
-    manual = entry["inside"]
+    manual = record["inside"]
     if not previous and current and current["State"]["Running"] and (not manual or _is_server(manual["pid"])):
         # In phase SWAPPING, the replacement was interrupted before it changed the container, so the replacement is closed. In phase
         # STOPPED, the container still has to be proven.
-        if entry["phase"] == replacement.SWAPPING:
+        if record["phase"] == replacement.SWAPPING:
             _remove_if_present(engine, name + "-next")
             replacement.close(root)
         return None
     if previous:
         # If this call is interrupted after the rename, only the record shows that the container has to be started.
-        replacement.write(root, {**entry, "old": previous["Id"], "phase": replacement.SWAPPING})
+        replacement.write(root, {**record, "old": previous["Id"], "phase": replacement.SWAPPING})
         if current:
             with suppress(ContainerError):
                 # If the stop fails, the removal kills the container
@@ -186,20 +186,22 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
             engine.remove(current["Id"])
         engine.rename(previous["Id"], name)
     _remove_if_present(engine, name + "-next")
-    old = _existing(engine, name)
-    if entry["ran"]:
-        _serve_again(engine, old, manual, name, settings)
+    restored = _existing(engine, name)
+    if record["ran"]:
+        _serve_again(engine, restored, manual, name, settings)
     replacement.close(root)
-    return f"the container {old['Id'][:12]} {'serves' if entry['ran'] else 'exists'} again"
+    return f"the container {restored['Id'][:12]} {'serves' if record['ran'] else 'exists'} again"
 
 
-def _serve_again(engine: Docker, old: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
+def _serve_again(
+    engine: Docker, container: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]
+) -> None:
     """Start the old container, and the server in it if an operator had started that server. Wait until the server is ready."""
     # The container may still run although the server in it has ended, so it is stopped first.
-    engine.stop(old["Id"], settings["stop_timeout"])
+    engine.stop(container["Id"], settings["stop_timeout"])
     # Start even if the cards are not free: this is the last server that is known to work
     wait_for_cards(settings)
-    engine.start(old["Id"])
+    engine.start(container["Id"])
     if manual:
         _start_manual_server(name, manual)
     wait_ready(engine, name, settings["ready_timeout"])

@@ -209,8 +209,8 @@ class HostChange:
 
     def _load(self, models: Mapping[str, Any]) -> None:
         self.log_step("load and unload")
-        there, timeout = self.driver.actual_server(), float(self.settings["ready_timeout"])
-        triton = Server(there["address"], there["http_port"], timeout, there["key"], self.driver.runner())
+        actual, timeout = self.driver.actual_server(), float(self.settings["ready_timeout"])
+        triton = Server(actual["address"], actual["http_port"], timeout, actual["key"], self.driver.runner())
         ended_before, change = len(self.guard.ended_loads), Change(triton, models)
         change.apply()
         self.did += [f"loaded {name}" for name in change.loaded] + [f"unloaded {name}" for name in change.unloaded]

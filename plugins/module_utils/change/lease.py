@@ -302,9 +302,9 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 def _renew(root: str, run: str) -> None:
     with _lease_lock(root):
-        after = read(root)
-        if after is not None and after["run"] == run:
-            write(os.path.join(root, LEASE), {**after, "renewed": time.time(), "uptime": clock.uptime()})
+        lease = read(root)
+        if lease is not None and lease["run"] == run:
+            write(os.path.join(root, LEASE), {**lease, "renewed": time.time(), "uptime": clock.uptime()})
 
 
 def _lock_calls(root: str) -> int:

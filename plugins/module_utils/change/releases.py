@@ -71,12 +71,14 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     releases = releases_to_make(root, params["releases"])
     new_entries = [entry for name, entry in releases.items() if entry is params["releases"][name]]
     blobs.ingest(
-        root, params["incoming"], sorted({file["sha256"] for new in new_entries for file in new["files"].values() if file["blob"]})
+        root,
+        params["incoming"],
+        sorted({file["sha256"] for entry in new_entries for file in entry["files"].values() if file["blob"]}),
     )
     # Complete every release before the first link moves, so that a failure does not leave some models switched.
-    made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
+    labels = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
     link_moves: LinkMoves = {
-        name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()
+        name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in labels.items()
     }
     link_moves.update(
         {name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in params["withdraw"]}
@@ -88,8 +90,8 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
         name for name in link_moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")
     ]
     kept_holds = {name: hold for name, hold in holds.items() if name not in ended_holds}
-    for name in set(kept_holds) & set(made):
-        kept_holds[name] = {**kept_holds[name], "label": made[name]}
+    for name in set(kept_holds) & set(labels):
+        kept_holds[name] = {**kept_holds[name], "label": labels[name]}
     # `switch` opens a transaction even if no link moves, to take over the open transaction of another run.
     return switch(root, run, link_moves, kept_holds)
 

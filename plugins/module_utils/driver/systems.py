@@ -39,8 +39,8 @@ def kernel_fits(kernel: str, rule: str) -> bool:
     version, _dash, rest = kernel.partition("-")
     build = re.match(r"\d+(?:\.\d+)*", rest)
     actual = [_numbers(version), _numbers(build[0] if build else "")]
-    for part in rule.split(","):
-        sign, bounds = part[:2], [_numbers(entry) for entry in part[2:].split("-")]
+    for condition in rule.split(","):
+        sign, bounds = condition[:2], [_numbers(entry) for entry in condition[2:].split("-")]
         expected = [number for bound in bounds for number in bound]
         found = [number for bound, numbers in zip(bounds, actual) for number in (numbers + [0] * len(bound))[: len(bound)]]
         if not {"==": found == expected, ">=": found >= expected, "<=": found <= expected}[sign]:

@@ -87,10 +87,10 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         actual["key"] = keys.flaw(key_path(root), desired["fingerprint"])["flaw"]
     if found is not None:
         actual["hung"] = hanging_loads(root, "", pid or 0)
-        there = connection.of_process(desired, found.get("command") or [], key_path(root))
-        actual["http_port"] = there["http_port"]
-        actual["served"] = read_served(there)
-        status, metadata = query(there, "GET", "/v2")
+        endpoint = connection.of_process(desired, found.get("command") or [], key_path(root))
+        actual["http_port"] = endpoint["http_port"]
+        actual["served"] = read_served(endpoint)
+        status, metadata = query(endpoint, "GET", "/v2")
         actual["version"] = version_of(metadata) if status == 200 else None
     if actual["served"] is None:
         actual["log"] = mask_secrets(desired, supervised.log_tail(log))
