@@ -1,4 +1,4 @@
-"""Hosts behind load balancers: who is drained when, and what is recorded and refused. Real playbooks on played hosts."""
+"""Hosts behind load balancers: when a host is drained, and what is recorded and refused. Real playbooks on simulated hosts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STOP = "npu-1 docker_container"
 
 
 def of_balancer(ran: Run) -> list[str]:
-    """The calls that change the servers of the balancer."""
+    """Return the calls that change the servers of a balancer."""
     return [call for call in ran.calls if " balancer_server " in call]
 
 
 def in_order(ran: Run, *starts: str) -> bool:
-    """True if calls that start like these were made, in this order."""
+    """Return True if the run made calls that start with these texts, in this order."""
     left = iter(ran.calls)
     return all(any(call.startswith(start) for call in left) for start in starts)
 
@@ -37,15 +37,15 @@ def test_maintenance_drains_a_host_before_it_stops_the_server(tmp_path: Path) ->
 
 
 def test_a_host_returns_to_the_traffic_after_its_proof(tmp_path: Path) -> None:
-    scenario = {**BEHIND, "npu-1": {"plan": [], "out": ""}}
+    scenario = {**BEHIND, "npu-1": {"plan": [], "maintenance_after": ""}}
     ran = run(tmp_path, "maintenance.yml", scenario, *IN, balancers=("lb-1",))
     assert ran.code == 0, ran.output
-    assert in_order(ran, "npu-1 server_change asking", "lb-1 balancer_server ready npu-1", "npu-1 file absent"), ran.calls
+    assert in_order(ran, "npu-1 server_change with_checks", "lb-1 balancer_server ready npu-1", "npu-1 file absent"), ran.calls
     assert not [call for call in of_balancer(ran) if " drained " in call]
 
 
 def test_a_host_that_is_not_proven_stays_drained(tmp_path: Path) -> None:
-    scenario = {**BEHIND, "npu-1": {"plan": [], "out": "", "fails": "server_change"}}
+    scenario = {**BEHIND, "npu-1": {"plan": [], "maintenance_after": "", "fails": "server_change"}}
     ran = run(tmp_path, "maintenance.yml", scenario, *IN, balancers=("lb-1",))
     assert ran.code == 2, ran.output
     assert in_order(ran, "npu-1 server_change", "lb-1 balancer_server drained npu-1", STOP), ran.calls
@@ -54,7 +54,11 @@ def test_a_host_that_is_not_proven_stays_drained(tmp_path: Path) -> None:
 
 
 def test_a_drain_of_an_operator_stays(tmp_path: Path) -> None:
-    scenario = {**BEHIND, "npu-1": {"plan": [], "out": ""}, "lb-1": {"balancer": True, "kept": {"npu-1": "operator"}}}
+    scenario = {
+        **BEHIND,
+        "npu-1": {"plan": [], "maintenance_after": ""},
+        "lb-1": {"balancer": True, "drained_by": {"npu-1": "operator"}},
+    }
     ran = run(tmp_path, "maintenance.yml", scenario, *IN, balancers=("lb-1",))
     assert ran.code == 0, ran.output
     assert "npu-1 stays drained on lb-1: fan is loud" in ran.words
@@ -71,8 +75,8 @@ def test_maintenance_of_the_last_ready_host_changes_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("options", [OUT, IN])
-def test_a_balancer_that_is_lost_refuses_the_maintenance(tmp_path: Path, options: tuple[str, ...]) -> None:
-    scenario = {**BEHIND, "npu-1": {"plan": [], "out": ""}, "lb-1": {"balancer": True, "lost": "."}}
+def test_an_unreachable_balancer_refuses_the_maintenance(tmp_path: Path, options: tuple[str, ...]) -> None:
+    scenario = {**BEHIND, "npu-1": {"plan": [], "maintenance_after": ""}, "lb-1": {"balancer": True, "lost": "."}}
     ran = run(tmp_path, "maintenance.yml", scenario, *options, balancers=("lb-1",))
     assert ran.code != 0, ran.output
     assert "the load balancers lb-1 cannot be reached" in ran.words, ran.output
@@ -81,7 +85,7 @@ def test_a_balancer_that_is_lost_refuses_the_maintenance(tmp_path: Path, options
 
 @pytest.mark.parametrize("options", [OUT, IN])
 def test_maintenance_without_balancers_calls_none(tmp_path: Path, options: tuple[str, ...]) -> None:
-    scenario = {"npu-1": {"plan": [], **({"out": ""} if options == IN else {})}, "npu-2": {"plan": []}}
+    scenario = {"npu-1": {"plan": [], **({"maintenance_after": ""} if options == IN else {})}, "npu-2": {"plan": []}}
     ran = run(tmp_path, "maintenance.yml", scenario, *options)
     assert ran.code == 0, ran.output
     assert "balancer" not in " ".join(ran.calls)
@@ -89,16 +93,16 @@ def test_maintenance_without_balancers_calls_none(tmp_path: Path, options: tuple
 
 @pytest.mark.parametrize("options", [OUT, IN])
 def test_check_mode_of_maintenance_changes_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
-    scenario = {**BEHIND, "npu-1": {"plan": [], **({"out": ""} if options == IN else {})}}
+    scenario = {**BEHIND, "npu-1": {"plan": [], **({"maintenance_after": ""} if options == IN else {})}}
     ran = run(tmp_path, "maintenance.yml", scenario, *options, "--check", balancers=("lb-1",))
     assert ran.code == 0, ran.output
     assert of_balancer(ran), ran.calls
-    assert all(call.endswith(" looking") for call in of_balancer(ran))
+    assert all(call.endswith(" check_mode") for call in of_balancer(ran))
 
 
-def commands(place: Path, is_drained: str = "exit 0") -> dict[str, Any]:
-    """The commands of a site, which write their arguments and environment to a file."""
-    text = f'echo "$1 $NPUFLEET_HOST $NPUFLEET_HTTP_PORT $NPUFLEET_WEIGHT $NPUFLEET_REASON" >> {place}/site'
+def commands(directory: Path, is_drained: str = "exit 0") -> dict[str, Any]:
+    """Return the drain commands of a site. They write their arguments and environment to a file."""
+    text = f'echo "$1 $NPUFLEET_HOST $NPUFLEET_HTTP_PORT $NPUFLEET_WEIGHT $NPUFLEET_REASON" >> {directory}/site'
     names = {"drain": text, "undrain": text, "is_drained": is_drained}
     return {name: ["/bin/sh", "-c", body, "sh", name] for name, body in names.items()}
 
@@ -107,16 +111,16 @@ def commands(place: Path, is_drained: str = "exit 0") -> dict[str, Any]:
     ("options", "line"), [(OUT, "drain npu-1 8000 0 swap card 2"), (IN, "undrain npu-1 8000 100 maintenance ended: swap card 2")]
 )
 def test_maintenance_calls_the_commands_of_the_site(tmp_path: Path, options: tuple[str, ...], line: str) -> None:
-    scenario = {"npu-1": {"plan": [], **({"out": ""} if options == IN else {})}}
-    given = {"npufleet_drain_hook": "command", "npufleet_drain_commands": commands(tmp_path)}
-    ran = run(tmp_path, "maintenance.yml", scenario, *options, **given)
+    scenario = {"npu-1": {"plan": [], **({"maintenance_after": ""} if options == IN else {})}}
+    variables = {"npufleet_drain_hook": "command", "npufleet_drain_commands": commands(tmp_path)}
+    ran = run(tmp_path, "maintenance.yml", scenario, *options, **variables)
     assert ran.code == 0, ran.output
     (called,) = (tmp_path / "site").read_text().splitlines()
     assert called == line
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("variables", "words"),
     [
         ({"npufleet_drain_hook": "f5"}, "npufleet_drain_hook is f5, expected haproxy, command or none"),
         ({"npufleet_drain_hook": "haproxy"}, "npufleet_drain_hook is haproxy, but no host is in load_balancer_hosts"),
@@ -126,14 +130,14 @@ def test_maintenance_calls_the_commands_of_the_site(tmp_path: Path, options: tup
         ),
     ],
 )
-def test_a_hook_that_cannot_work_is_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
-    ran = run(tmp_path, "maintenance.yml", {"npu-1": {"plan": []}}, *OUT, **given)
+def test_an_unusable_drain_hook_is_refused(tmp_path: Path, variables: dict[str, Any], words: str) -> None:
+    ran = run(tmp_path, "maintenance.yml", {"npu-1": {"plan": []}}, *OUT, **variables)
     assert ran.code == 2, ran.output
     assert words in ran.words and "nothing was changed" in ran.words
     assert ran.touched() == []
 
 
-def test_a_balancer_that_is_lost_refuses_a_rollout(tmp_path: Path) -> None:
+def test_an_unreachable_balancer_refuses_a_rollout(tmp_path: Path) -> None:
     scenario = {host: {"plan": [differs("models", "release", name="add", until="server_change")]} for host in HOSTS[:2]}
     ran = run(tmp_path, "models.yml", {**scenario, "lb-1": {"balancer": True, "lost": "."}}, balancers=("lb-1",))
     assert ran.code != 0, ran.output
@@ -143,14 +147,14 @@ def test_a_balancer_that_is_lost_refuses_a_rollout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lost", "changed"), [("balancer_server drained", False), ("balancer_server ready", True)])
 def test_a_balancer_lost_during_a_change_stops_the_rollout(tmp_path: Path, lost: str, changed: bool) -> None:
-    """The host stays drained on the other balancer, and a change that was not judged is rolled back."""
+    """The host stays drained on the other balancer, and a change without a verdict is rolled back."""
     scenario = {
         **{host: {"plan": [differs("server", "restart", until="server_change")]} for host in HOSTS[:2]},
         **LB,
         "lb-2": {"balancer": True, "lost": lost},
     }
-    given = {"npufleet_judge_seconds": 1, "npufleet_rollout_serial": [1, "100%"]}
-    ran = run(tmp_path, "site.yml", scenario, balancers=("lb-1", "lb-2"), **given)
+    variables = {"npufleet_judge_seconds": 1, "npufleet_rollout_serial": [1, "100%"]}
+    ran = run(tmp_path, "site.yml", scenario, balancers=("lb-1", "lb-2"), **variables)
     assert ran.code != 0, ran.output
     assert "the load balancers lb-2 cannot be reached" in ran.words and "the host stays out of the traffic" in ran.words, ran.output
     assert ran.touched() == ["npu-1"]
@@ -163,7 +167,7 @@ def test_a_balancer_lost_during_a_change_stops_the_rollout(tmp_path: Path, lost:
 ENGINE = [differs("engine", "limit", until="systemd_service restarted docker"), differs("image", "build", until="triton_image")]
 
 
-def test_the_host_that_builds_leaves_the_traffic_for_a_change_of_the_engine(tmp_path: Path) -> None:
+def test_the_build_host_is_drained_before_its_engine_changes(tmp_path: Path) -> None:
     scenario = {"npu-1": {"plan": ENGINE}, "npu-2": {"plan": []}, **LB}
     ran = run(tmp_path, "site.yml", scenario, balancers=("lb-1",), npufleet_build_host="npu-1", npufleet_judge_seconds=1)
     drained, restarted = "lb-1 balancer_server drained npu-1", "npu-1 systemd_service restarted docker"
@@ -209,7 +213,7 @@ def test_an_unfinished_drain_of_a_host_that_is_not_proven_stays(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("playbook", ["recover.yml", "site.yml"])
-def test_the_record_of_a_drain_goes_with_the_balancers(tmp_path: Path, playbook: str) -> None:
+def test_without_balancers_a_proof_removes_the_drain_record(tmp_path: Path, playbook: str) -> None:
     ran = run(tmp_path, playbook, {"npu-1": {"plan": [LIMITED]}})
     assert ran.code == 0, ran.output
     assert in_order(ran, "npu-1 inference_check", f"npu-1 host_files absent {RECORD}"), ran.calls
@@ -217,7 +221,7 @@ def test_the_record_of_a_drain_goes_with_the_balancers(tmp_path: Path, playbook:
 
 @pytest.mark.parametrize(("plan", "fails"), [(STOPPED, "never"), ([], "inference_check")])
 def test_a_recovery_is_made_without_traffic(tmp_path: Path, plan: list[dict[str, Any]], fails: str) -> None:
-    """A host with wrong answers may look healthy to its balancers."""
+    """The host is drained, because a host with wrong answers may look healthy to its balancers."""
     scenario = {**BEHIND, "npu-1": {"plan": plan, "fails": fails}}
     ran = run(tmp_path, "recover.yml", scenario, balancers=("lb-1",), npufleet_judge_seconds=1)
     assert ran.code == 0, ran.output
@@ -235,7 +239,7 @@ def test_a_recovery_of_the_last_ready_host_changes_nothing(tmp_path: Path) -> No
     assert of_balancer(ran) == [] and not [call for call in ran.calls if " server_change" in call]
 
 
-def test_a_rollback_completes_the_drain_of_a_host_with_moves(tmp_path: Path) -> None:
+def test_a_rollback_completes_an_unfinished_drain(tmp_path: Path) -> None:
     scenario = {**BEHIND, "npu-1": {"plan": [*MODEL, LIMITED]}, "npu-2": {"plan": [], "moves": {}}}
     ran = run(tmp_path, "rollback.yml", scenario, *ROLLBACK, balancers=("lb-1",), npufleet_judge_seconds=1)
     assert ran.code == 0, ran.output
@@ -252,11 +256,11 @@ RENAMED = 'npu-1 command ["docker", "rename", "nifty_sinoussi", "managed"]'
 RENAMED_BACK = 'npu-1 command ["docker", "rename", "managed", "nifty_sinoussi"]'
 
 
-def adopted(place: Path, balancer: dict[str, Any] | None = None, given: dict[str, Any] | None = None, **more: Any) -> Run:
+def adopted(directory: Path, balancer: dict[str, Any] | None = None, variables: dict[str, Any] | None = None, **more: Any) -> Run:
     """Adopt npu-1, which has a container with another name, behind a balancer with two hosts."""
     server = {"plan": REPLACED, "unnamed": True, **more}
     scenario = {"npu-1": server, "npu-2": {"plan": []}, "lb-1": {"balancer": True, **(balancer or {})}}
-    return run(place, "adopt.yml", scenario, *ADOPT, balancers=("lb-1",), npufleet_judge_seconds=1, **(given or {}))
+    return run(directory, "adopt.yml", scenario, *ADOPT, balancers=("lb-1",), npufleet_judge_seconds=1, **(variables or {}))
 
 
 def test_an_adoption_is_made_without_traffic_and_judged(tmp_path: Path) -> None:
@@ -272,23 +276,23 @@ def test_an_adoption_is_made_without_traffic_and_judged(tmp_path: Path) -> None:
     assert RENAMED_BACK not in ran.calls
 
 
-def with_compiled_file(place: Path) -> dict[str, Any]:
+def with_compiled_file(directory: Path) -> dict[str, Any]:
     """Return the variable of a model whose compiled file the host needs."""
-    (place / "model.rbln").write_bytes(b"compiled")
-    artefact = {"file": str(place / "model.rbln"), "sha256": DIGEST}
+    (directory / "model.rbln").write_bytes(b"compiled")
+    artefact = {"file": str(directory / "model.rbln"), "sha256": DIGEST}
     return {"triton_models": [{"name": "add", "artefacts": {"CA22/0.9": artefact}}]}
 
 
 def test_an_adoption_copies_image_and_models_before_it_drains_the_host(tmp_path: Path) -> None:
     arrived = {"model_blobs": {"changed": False, "needed": [], "arrived": {}, "taken": {}}}
-    ran = adopted(tmp_path, given=with_compiled_file(tmp_path), missing=[DIGEST], says=arrived)
+    ran = adopted(tmp_path, variables=with_compiled_file(tmp_path), missing=[DIGEST], results=arrived)
     assert ran.code == 0, ran.output
     copied, checked, renamed = "npu-1 model_blobs", "npu-1 inference_check", RENAMED
     assert in_order(ran, "npu-1 host_lease", copied, "lb-1 balancer_server drained npu-1", checked, renamed), ran.calls
 
 
 def test_an_adoption_that_cannot_copy_never_drains_the_host(tmp_path: Path) -> None:
-    ran = adopted(tmp_path, given=with_compiled_file(tmp_path), missing=[DIGEST], fails="model_blobs|inference_check")
+    ran = adopted(tmp_path, variables=with_compiled_file(tmp_path), missing=[DIGEST], fails="model_blobs|inference_check")
     assert ran.code == 2, ran.output
     assert "npu-1 was not adopted" in ran.words and "npu-1 is played to fail" in ran.words
     assert of_balancer(ran) == [] and not [call for call in ran.calls if call.startswith("npu-1 command")], ran.calls
@@ -296,7 +300,7 @@ def test_an_adoption_that_cannot_copy_never_drains_the_host(tmp_path: Path) -> N
 
 
 def test_a_failed_adoption_returns_to_the_traffic_after_a_proof(tmp_path: Path) -> None:
-    ran = adopted(tmp_path, fails="server_change asking")
+    ran = adopted(tmp_path, fails="server_change with_checks")
     assert ran.code == 2, ran.output
     drained, ready = "lb-1 balancer_server drained npu-1", "lb-1 balancer_server ready npu-1"
     assert in_order(ran, drained, RENAMED, RENAMED_BACK, "npu-1 inference_check", ready), ran.calls
@@ -304,7 +308,7 @@ def test_a_failed_adoption_returns_to_the_traffic_after_a_proof(tmp_path: Path) 
 
 
 def test_a_failed_adoption_that_is_not_proven_stays_drained(tmp_path: Path) -> None:
-    ran = adopted(tmp_path, fails="server_change asking|inference_check")
+    ran = adopted(tmp_path, fails="server_change with_checks|inference_check")
     assert ran.code == 2, ran.output
     assert not [call for call in of_balancer(ran) if " ready " in call], ran.calls
     assert "the host stays out of the traffic" in ran.words
@@ -319,7 +323,7 @@ def test_a_bad_verdict_restores_the_container_of_an_adoption(tmp_path: Path) -> 
 
 
 def test_an_adoption_keeps_the_drain_of_an_operator(tmp_path: Path) -> None:
-    ran = adopted(tmp_path, {"kept": {"npu-1": "operator"}})
+    ran = adopted(tmp_path, {"drained_by": {"npu-1": "operator"}})
     assert ran.code == 0, ran.output
     assert "npu-1 stays drained on lb-1: fan is loud" in ran.words
 

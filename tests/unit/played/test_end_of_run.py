@@ -16,14 +16,14 @@ GOOD: dict[str, Any] = {"plan": []}
 
 
 def after_recap(ran: Run) -> list[str]:
-    """The lines after the recap of Ansible."""
+    """Return the lines after the recap of Ansible."""
     assert ran.output.count("SUMMARY") == 1, ran.output
     # The standard error follows, which begins with a warning about the release row.
     return [line for line in ran.output.partition("SUMMARY")[2].partition("\n[")[0].splitlines()[1:] if line]
 
 
 def shown(ran: Run) -> str:
-    """The output of the task that shows the differences."""
+    """Return the output of the task that shows the differences."""
     return ran.output.partition("TASK [Show the differences of all hosts]")[2].partition("\nTASK")[0].partition("\nPLAY")[0]
 
 
@@ -62,7 +62,7 @@ def test_a_limit_limits_the_output_and_keeps_the_rest_of_the_report(tmp_path: Pa
 
 
 def test_a_host_in_maintenance_is_shown_and_does_not_fail(tmp_path: Path) -> None:
-    ran = run(tmp_path, "status.yml", {"npu-1": GOOD, "npu-2": {"plan": ULIMITS, "out": "host_state"}})
+    ran = run(tmp_path, "status.yml", {"npu-1": GOOD, "npu-2": {"plan": ULIMITS, "maintenance_after": "host_state"}})
     assert ran.code == 0, ran.output
     assert "1 of 2 hosts differ from the desired state or are in maintenance" in shown(
         ran

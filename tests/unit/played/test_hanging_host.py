@@ -1,4 +1,4 @@
-"""A host that hangs holds neither a plan nor a batch: each query has a limit, and the message names the host and the limit."""
+"""A host that hangs does not block a plan or a batch: each query has a time limit. The message names the host and the limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = {"npufleet_query_timeout": 2}
 
 
 class Loader(yaml.SafeLoader):
-    """Reads `!unsafe` as the text that it is."""
+    """A loader that reads a value with the tag `!unsafe` as text."""
 
 
 Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
@@ -46,7 +46,7 @@ def test_every_query_has_a_limit() -> None:
 
 
 @pytest.mark.parametrize("path", ["ansible.cfg", "inventories/example/group_vars/all/main.yml"])
-def test_a_connection_that_is_dead_is_found_out(path: str) -> None:
+def test_a_dead_connection_is_detected(path: str) -> None:
     text = (ROOT / path).read_text()
     if path.endswith(".cfg"):
         parser = configparser.ConfigParser()
@@ -56,7 +56,7 @@ def test_a_connection_that_is_dead_is_found_out(path: str) -> None:
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "site.yml"])
-def test_a_host_that_hangs_in_the_plan_is_a_reason(tmp_path: Path, playbook: str) -> None:
+def test_a_host_that_hangs_in_the_plan_is_refused(tmp_path: Path, playbook: str) -> None:
     scenario = {"npu-1": {"plan": MODEL, "hangs": "host_state"}, "npu-2": {"plan": MODEL}}
     ran = run(tmp_path, playbook, scenario, **LIMIT)
     assert ran.code == 2, ran.output
@@ -65,16 +65,16 @@ def test_a_host_that_hangs_in_the_plan_is_a_reason(tmp_path: Path, playbook: str
     assert ran.touched() == []
 
 
-def test_a_host_that_hangs_in_its_batch_fails_it(tmp_path: Path) -> None:
+def test_a_host_that_hangs_in_its_batch_fails_the_gate(tmp_path: Path) -> None:
     scenario = {host: {"plan": MODEL} for host in HOSTS}
     scenario["npu-2"]["hangs"] = "^npu-2 host_state models probe server"
     ran = run(tmp_path, "models.yml", scenario, **LIMIT)
     assert ran.code == 2, ran.output
     assert re.search(r"npu-2 failed the gate, no further batch starts\. .*Timed out after 2 second", ran.words), ran.output
-    assert ran.of("npu-4") == []
+    assert ran.calls_on("npu-4") == []
 
 
-def test_a_host_that_hangs_is_no_drift_and_no_success(tmp_path: Path) -> None:
+def test_status_fails_if_a_host_hangs(tmp_path: Path) -> None:
     ran = run(tmp_path, "status.yml", {"npu-1": {"hangs": "host_state"}, "npu-2": {}}, **LIMIT)
     assert ran.code == 2, ran.output
     assert re.search(r"npu-1 was not read: .*Timed out after 2 second", ran.words), ran.output

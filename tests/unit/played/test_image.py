@@ -1,4 +1,4 @@
-"""The real tasks that build and deliver an image, on a host that is played, beside a hostile connecting user."""
+"""The real tasks that build and deliver an image, on a simulated host whose connecting user is hostile."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ REFERENCE = "npufleet/triton:24.01-1"
 BASE, BUILT, OTHER = "sha256:" + "b" * 64, "sha256:" + "e" * 64, "sha256:" + "0" * 64
 WHEELS = {"rebel_compiler-0.6.2-py3-none-any.whl": "rebel", "numpy-1.26.4-py3-none-any.whl": "numpy"}
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="what is taken over is given to root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make root the owner of files")
 
 
 class Stage:
-    """A host and its controller in one directory."""
+    """The files of a host and of its controller in one directory."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.incoming = place, place / "host/incoming"
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.incoming = directory, directory / "host/incoming"
         self.incoming.mkdir(parents=True)
-        self.user = HostileUser(self.incoming, place / "elsewhere")
+        self.user = HostileUser(self.incoming, directory / "elsewhere")
         self.keep("images.json", {})
         for name in ("pip.json", "calls.json", "login.json"):
             self.keep(name, [])
         self.keep("registry.json", {})
         self.keep("state.json", {})
         self.keep("wheels.json", WHEELS)
-        # One file instead of the project's own: each is a copy of its own
-        self.backends = place / "backends"
+        # One backend file instead of all files of this project saves time, because each file is copied on its own
+        self.backends = directory / "backends"
         (self.backends / "rbln").mkdir(parents=True)
         (self.backends / "rbln/model.py").touch()
-        self.base = place / "base.tar"
+        self.base = directory / "base.tar"
         self.base.write_text(json.dumps({"triton:base": BASE}))
-        collections = place / "collections/ansible_collections"
+        collections = directory / "collections/ansible_collections"
         for name, modules in PLAYED.items():
             (collections / name / "plugins/modules").mkdir(parents=True)
             for module in modules:
@@ -64,15 +64,15 @@ class Stage:
         shutil.copy(ENGINE, mine / "plugins/modules/host_state.py")
 
     def keep(self, name: str, content: Any) -> None:
-        (self.place / name).write_text(json.dumps(content))
+        (self.directory / name).write_text(json.dumps(content))
 
     def read(self, name: str) -> Any:
-        return json.loads((self.place / name).read_text())
+        return json.loads((self.directory / name).read_text())
 
-    def run(self, *tasks: str, host: str = "npu1", given: dict[str, Any] | None = None, **image: Any) -> tuple[int, str]:
-        """Task files of the role, one after the other; exit code and output in one line."""
-        wanted = {"reference": REFERENCE, "recipe": "1", "id": None, "delivery": "archive", "archive": None, "repo_digest": None}
-        wanted.update(image)
+    def run(self, *tasks: str, host: str = "npu1", more_variables: dict[str, Any] | None = None, **image: Any) -> tuple[int, str]:
+        """Run task files of the role triton_image in this order. Return (exit code, output in one line)."""
+        desired = {"reference": REFERENCE, "recipe": "1", "id": None, "delivery": "archive", "archive": None, "repo_digest": None}
+        desired.update(image)
         variables = {
             "ansible_connection": "local",
             "ansible_become": False,
@@ -80,32 +80,34 @@ class Stage:
             "ansible_user": getpass.getuser(),
             "rbln_release": "24.01",
             "npufleet_release_row": ROW,
-            "npufleet_root": str(self.place / "host"),
-            "npufleet_cache": str(self.place / "cache"),
-            "npufleet_lock_file": str(self.place / "lock.json"),
+            "npufleet_root": str(self.directory / "host"),
+            "npufleet_cache": str(self.directory / "cache"),
+            "npufleet_lock_file": str(self.directory / "lock.json"),
             "npufleet_build_host": "npu1",
             "npufleet_proxy_environment": {},
             "triton_image_backends": str(self.backends),
             "triton_image_base_archive": str(self.base),
             "triton_image_base_archive_sha256": hashlib.sha256(self.base.read_bytes()).hexdigest(),
             "triton_image_extra_index_urls": ["https://pypi.example.com/simple/"],
-            "triton_image_state": {"desired": {"image": wanted}},
-            **(given or {}),
+            "triton_image_state": {"desired": {"image": desired}},
+            **(more_variables or {}),
         }
         self.keep("hosts.json", {"npu_hosts": {"hosts": {host: {}}, "vars": variables}})
         included = [{"name": "npufleet.triton.triton_image", "tasks_from": task, "rolespec_validate": False} for task in tasks]
         steps = [{"ansible.builtin.include_role": entry} for entry in included]
         self.keep("play.yml", [{"hosts": "npu_hosts", "gather_facts": False, "tasks": steps}])
-        collections = {"ANSIBLE_COLLECTIONS_PATH": str(self.place / "collections"), "NPUFLEET_STAGE": str(self.place)}
-        login = f"triton_image_login_dir={self.place}/login"
-        done = ansible_playbook(self.place, "-i", self.place / "hosts.json", self.place / "play.yml", "-e", login, **collections)
+        collections = {"ANSIBLE_COLLECTIONS_PATH": str(self.directory / "collections"), "NPUFLEET_STAGE": str(self.directory)}
+        login = f"triton_image_login_dir={self.directory}/login"
+        done = ansible_playbook(
+            self.directory, "-i", self.directory / "hosts.json", self.directory / "play.yml", "-e", login, **collections
+        )
         return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
 
 
 def content_of(ident: str) -> str:
-    """The content of an image as the played engine inspects it."""
-    held = {"layers": [ident], "config": {}, "platform": ["linux", "amd64"]}
-    return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+    """Return the content digest of an image of the simulated engine."""
+    content = {"layers": [ident], "config": {}, "platform": ["linux", "amd64"]}
+    return "sha256:" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @pytest.fixture
@@ -113,10 +115,10 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_a_build_records_what_it_is_made_of_and_the_next_one_holds_to_it(stage: Stage) -> None:
-    # Whoever loaded it: it has the name, and is not what the archive has
+def test_a_build_records_its_inputs_and_the_next_requires_them(stage: Stage) -> None:
+    # An image with the name of the base image is not the image of the archive
     stage.keep("images.json", {"triton:base": OTHER})
-    # The export follows nothing that the connecting user planted
+    # The export must not follow a link that the connecting user planted
     stage.user.plant("link to a file of root's", "image.tar")
     code, output = stage.run("build", "publish")
     assert code == 0, output
@@ -127,7 +129,7 @@ def test_a_build_records_what_it_is_made_of_and_the_next_one_holds_to_it(stage: 
     assert lock["supply"]["base"] == {"reference": "triton:base", "id": BASE, "content": content}
     assert lock["versions"] == {"rebel-compiler": "0.6.2"}
     assert lock["supply"]["wheels"] == wheels
-    archive = stage.place / "cache/images" / f"{BUILT.removeprefix('sha256:')}.tar"
+    archive = stage.directory / "cache/images" / f"{BUILT.removeprefix('sha256:')}.tar"
     assert lock["archive"] == "sha256:" + hashlib.sha256(archive.read_bytes()).hexdigest()
     vendor, rest = stage.read("pip.json")
     assert [word for word in vendor if "index-url" in word] == ["--index-url=https://pypi.rbln.ai/simple/"]
@@ -145,24 +147,24 @@ def test_a_build_records_what_it_is_made_of_and_the_next_one_holds_to_it(stage: 
     assert stage.read("lock.json")["24.01"] == lock
 
 
-def test_an_archive_without_the_base_image_does_not_make_another_one_good(stage: Stage) -> None:
+def test_an_archive_without_the_base_image_fails_the_build(stage: Stage) -> None:
     stage.keep("images.json", {"triton:base": OTHER})
     stage.base.write_text(json.dumps({"triton:another": BASE}))
     code, output = stage.run("build")
     assert code == 2, output
     assert "base.tar has triton:another, expected" in output
-    assert not (stage.place / "lock.json").exists()
+    assert not (stage.directory / "lock.json").exists()
 
 
 def test_an_archive_that_arrives_changed_is_not_pinned(stage: Stage) -> None:
-    (stage.place / "tamper").touch()
+    (stage.directory / "tamper").touch()
     code, output = stage.run("build", "publish")
     assert code == 2, output
     assert "arrived with SHA-256" in output and "The file was not used" in output
     built = stage.read("lock.json")["24.01"]
     assert (built["id"], "archive" in built) == (BUILT, False)
-    # What was built is kept: the next run saves it, and builds nothing
-    (stage.place / "tamper").unlink()
+    # The built image is kept: the next run exports it, and builds nothing
+    (stage.directory / "tamper").unlink()
     stage.keep("calls.json", [])
     code, output = stage.run("publish", id=BUILT)
     assert code == 0, output
@@ -171,38 +173,38 @@ def test_an_archive_that_arrives_changed_is_not_pinned(stage: Stage) -> None:
 
 
 def test_an_archive_that_was_changed_on_the_host_is_not_loaded(stage: Stage) -> None:
-    archive = stage.place / "cache/images" / f"{BUILT.removeprefix('sha256:')}.tar"
+    archive = stage.directory / "cache/images" / f"{BUILT.removeprefix('sha256:')}.tar"
     archive.parent.mkdir(parents=True)
     archive.write_text(json.dumps({REFERENCE: BUILT}))
     image = {"id": BUILT, "archive": "sha256:" + hashlib.sha256(archive.read_bytes()).hexdigest()}
-    (stage.place / "tamper").touch()
+    (stage.directory / "tamper").touch()
     code, output = stage.run("deliver", **image)
     assert code == 2, output
     assert "the file was removed: transfer it again" in output
     assert stage.read("images.json") == {}
-    (stage.place / "tamper").unlink()
+    (stage.directory / "tamper").unlink()
     code, output = stage.run("deliver", **image)
     assert code == 0, output
     assert stage.read("images.json") == {REFERENCE: BUILT}
     assert os.listdir(stage.incoming) == []
 
 
-def test_the_lock_may_be_in_a_directory_that_is_not_there_yet(stage: Stage) -> None:
-    lock = stage.place / "new/lock.json"
-    code, output = stage.run("pin", given={"npufleet_lock_file": str(lock), "triton_image_entry": LOCKED})
+def test_a_missing_directory_of_the_lock_file_is_created(stage: Stage) -> None:
+    lock = stage.directory / "new/lock.json"
+    code, output = stage.run("pin", more_variables={"npufleet_lock_file": str(lock), "triton_image_entry": LOCKED})
     assert code == 0, output
     assert json.loads(lock.read_text()) == {"24.01": LOCKED}
 
 
-def test_a_digest_of_an_archive_that_is_none_becomes_no_line_of_the_lock(stage: Stage) -> None:
+def test_an_invalid_archive_digest_is_not_pinned(stage: Stage) -> None:
     stage.keep("lock.json", {"24.01": {**LOCKED, "archive": "sha256:" + "a" * 63}})
-    code, output = stage.run("pin", given={"triton_image_entry": {**LOCKED, "archive": "sha256:" + "b" * 64 + "\n"}})
+    code, output = stage.run("pin", more_variables={"triton_image_entry": {**LOCKED, "archive": "sha256:" + "b" * 64 + "\n"}})
     assert code == 2, output
     assert "expected two digests. Nothing was pinned" in output
     assert stage.read("lock.json")["24.01"]["archive"] == "sha256:" + "a" * 63
 
 
-# By a registry
+# Delivery by a registry
 
 REPOSITORY = "registry.example.com:5000/npufleet/triton"
 IN_REGISTRY = f"{REPOSITORY}@sha256:{hashlib.sha256(BUILT.encode()).hexdigest()}"
@@ -216,58 +218,58 @@ LOCKED = {"reference": REFERENCE, "recipe": "1", "id": BUILT, "content": content
 
 
 def deliver(stage: Stage, **changes: Any) -> tuple[int, str]:
-    """The image brought to a host that has another one under its name."""
+    """Deliver the image to a host on which another image has its name."""
     stage.keep("lock.json", {"24.01": {**LOCKED, "repo_digest": IN_REGISTRY}})
     stage.keep("images.json", {REFERENCE: OTHER})
     image = {"id": BUILT, "content": LOCKED["content"], "delivery": "registry", "repo_digest": IN_REGISTRY}
-    return stage.run("deliver", host="npu2", given={**DELIVERY, **changes}, **image)
+    return stage.run("deliver", host="npu2", more_variables={**DELIVERY, **changes}, **image)
 
 
 @pytest.fixture
 def registry(stage: Stage) -> Stage:
-    """A stage whose registry has the image, behind a login."""
+    """Return a stage whose registry has the image and requires a login."""
     stage.keep("login.json", LOGIN)
     stage.keep("registry.json", {IN_REGISTRY: BUILT})
     return stage
 
 
-def test_what_was_built_is_pushed_and_pulled_as_the_other_hosts_will(stage: Stage) -> None:
+def test_a_built_image_is_pushed_and_pulled_again(stage: Stage) -> None:
     stage.keep("login.json", LOGIN)
     stage.keep(
         "state.json", {"plan": [{"action": "build"}], "desired": {"image": {"reference": REFERENCE, "recipe": "1", "id": None}}}
     )
-    code, output = stage.run("main", given=DELIVERY)
+    code, output = stage.run("main", more_variables=DELIVERY)
     assert code == 0, output
     calls = stage.read("calls.json")
     steps = ("host_state", "docker_image", "docker_login", "docker_image_push", "docker_image_pull")
     assert [call for call in calls if call in steps] == [*steps, "host_state"]
     lock = stage.read("lock.json")["24.01"]
     assert (lock["id"], lock["content"], lock["repo_digest"], "archive" in lock) == (BUILT, content_of(BUILT), IN_REGISTRY, False)
-    assert not (stage.place / "cache").exists(), "an archive that nobody asked for"
+    assert not (stage.directory / "cache").exists(), "an archive that no task needs"
     assert stage.read("images.json") == {"triton:base": BASE, REFERENCE: BUILT}
     assert LOGIN[1] not in output
-    assert not (stage.place / "login").exists()
+    assert not (stage.directory / "login").exists()
 
 
 def test_a_locked_image_is_pushed_without_another_build(stage: Stage) -> None:
     stage.keep("lock.json", {"24.01": LOCKED})
     stage.keep("images.json", {REFERENCE: BUILT})
     stage.keep("state.json", {"plan": [{"action": "publish"}], "desired": {"image": {"reference": REFERENCE, "id": BUILT}}})
-    code, output = stage.run("main", given={"triton_image_delivery_repository": REPOSITORY})
+    code, output = stage.run("main", more_variables={"triton_image_delivery_repository": REPOSITORY})
     assert code == 0, output
     assert stage.read("lock.json")["24.01"] == {**LOCKED, "repo_digest": IN_REGISTRY}
     assert not {"docker_image", "docker_login"} & set(stage.read("calls.json"))
 
 
-def test_a_host_pulls_the_digest_and_keeps_the_releases_name_alone(registry: Stage) -> None:
+def test_a_host_pulls_the_digest_and_keeps_only_the_name(registry: Stage) -> None:
     code, output = deliver(registry)
     assert code == 0, output
     assert registry.read("images.json") == {REFERENCE: BUILT}
     assert LOGIN[1] not in output
-    assert not (registry.place / "login").exists()
+    assert not (registry.directory / "login").exists()
 
 
-def test_another_image_behind_the_digest_takes_no_name(registry: Stage) -> None:
+def test_a_different_image_with_the_digest_gets_no_name(registry: Stage) -> None:
     registry.keep("registry.json", {IN_REGISTRY: BASE})
     code, output = deliver(registry)
     assert code == 2, output
@@ -292,42 +294,42 @@ def test_another_image_behind_the_digest_takes_no_name(registry: Stage) -> None:
         ({}, True, "cannot be pulled (connection refused). Check"),
     ],
 )
-def test_a_registry_that_gives_nothing_is_one_message(registry: Stage, changes: dict[str, Any], gone: bool, words: str) -> None:
+def test_a_failed_pull_is_one_message(registry: Stage, changes: dict[str, Any], gone: bool, words: str) -> None:
     if gone:
-        (registry.place / "gone").touch()
+        (registry.directory / "gone").touch()
     code, output = deliver(registry, **changes)
     assert code == 2, output
     assert words in output
     assert output.count("[ERROR]") == 1
     assert not any(secret in output for secret in ("wr0ng-secret", LOGIN[1]))
     assert registry.read("images.json") == {REFERENCE: OTHER}
-    assert not (registry.place / "login").exists()
+    assert not (registry.directory / "login").exists()
 
 
-def test_a_push_that_fails_leaves_what_was_built_in_the_lock(stage: Stage) -> None:
+def test_a_failed_push_keeps_the_built_image_pinned(stage: Stage) -> None:
     stage.keep("login.json", LOGIN)
     stage.keep("lock.json", {"24.01": LOCKED})
     stage.keep("images.json", {REFERENCE: BUILT})
-    code, output = stage.run("publish", given={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
+    code, output = stage.run("publish", more_variables={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
     assert code == 2, output
     assert f"npu1: {REPOSITORY} does not accept the image (no basic auth credentials). Check" in output
     assert stage.read("lock.json")["24.01"] == LOCKED
     assert stage.read("images.json") == {REFERENCE: BUILT}
 
 
-def test_a_digest_that_is_none_does_not_become_a_line_of_the_lock(stage: Stage) -> None:
+def test_an_invalid_registry_digest_is_not_pinned(stage: Stage) -> None:
     stage.keep("lock.json", {"24.01": LOCKED})
     stage.keep("images.json", {REFERENCE: BUILT})
-    (stage.place / "lies").touch()
-    code, output = stage.run("publish", given={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
+    (stage.directory / "lies").touch()
+    code, output = stage.run("publish", more_variables={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
     assert code == 2, output
     assert "expected one digest. Nothing was pinned" in output
     assert stage.read("lock.json")["24.01"] == LOCKED
 
 
-def test_without_a_digest_in_the_lock_a_host_says_who_pushes_it(stage: Stage) -> None:
+def test_a_missing_digest_names_the_host_that_pushes_it(stage: Stage) -> None:
     stage.keep("lock.json", {"24.01": LOCKED})
-    code, output = stage.run("deliver", host="npu2", given=DELIVERY, id=BUILT, delivery="registry")
+    code, output = stage.run("deliver", host="npu2", more_variables=DELIVERY, id=BUILT, delivery="registry")
     assert code == 2, output
     assert "has no digest of release 24.01 in registry.example.com:5000/npufleet/triton" in output
     assert "Run playbooks/site.yml with npu1 among the hosts, which pushes the pinned image" in output

@@ -1,4 +1,4 @@
-"""The metrics that playbooks bring to load balancers and monitoring hosts."""
+"""The files and programs for metrics that playbooks write to load balancers and monitoring hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BALANCER: dict[str, Any] = {"balancer": True, "plan": [differs("metrics", "insta
 
 
 def written(ran: Run, host: str) -> list[str]:
-    return [call for call in ran.of(host) if call.startswith("host_files")]
+    return [call for call in ran.calls_on(host) if call.startswith("host_files")]
 
 
 def test_status_writes_the_drift_only_on_monitoring_hosts(tmp_path: Path) -> None:

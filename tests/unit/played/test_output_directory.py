@@ -12,11 +12,11 @@ GOOD: dict[str, Any] = {"plan": []}
 FLEET = dict.fromkeys(HOSTS[:2], GOOD)
 
 
-def report(place: Path, *options: str, **more: Any) -> Run:
-    """Render the report of results that status.yml has written before. `stage` sets the directory in the group of the hosts."""
-    assert run(place, "status.yml", FLEET).code == 0
-    (place / "report/index.html").unlink()
-    return run(place, "report.yml", FLEET, *options, **more)
+def report(directory: Path, *options: str, **more: Any) -> Run:
+    """Run status.yml and then report.yml, which renders its results. `stage.run` sets the directory in the group of the hosts."""
+    assert run(directory, "status.yml", FLEET).code == 0
+    (directory / "report/index.html").unlink()
+    return run(directory, "report.yml", FLEET, *options, **more)
 
 
 def test_report_uses_the_directory_of_the_hosts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The pause of a rollout after its first batch, and the record of the rollout. Real playbooks on played hosts."""
+"""The pause of a rollout after its first batch, and the record of the rollout. Real playbooks on simulated hosts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PROMPT = b"Press Enter to continue with the other hosts"
 ABORT = b"\x03A"
 
 
-def records(place: Path) -> list[dict[str, Any]]:
+def records(directory: Path) -> list[dict[str, Any]]:
     """Return the records of rollouts, oldest first."""
-    found = [json.loads(path.read_text()) for path in (place / "rollouts").glob("*.json")]
+    found = [json.loads(path.read_text()) for path in (directory / "rollouts").glob("*.json")]
     return sorted(found, key=lambda record: record["began"])
 
 

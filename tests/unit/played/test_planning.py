@@ -1,4 +1,4 @@
-"""An error while the plan of one host is computed keeps every host from its change: the real playbooks on played hosts."""
+"""An error while the plan of one host is computed keeps every host from its change: the real playbooks on simulated hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READS = ("adoption", "host_state", "inference_check")
 FAULTY, SOUND = "npu-1", "npu-2"
 # Every playbook that plans before it changes
 PLANNING = [name for name in CHANGING if name != "in_container.yml"]
-# Templates that fail in as many ways
+# {kind of error: a template that fails with this error}
 BROKEN = {
     "a division by zero": "1 / 0",
     "a lookup of a file that is missing": "lookup('ansible.builtin.file', '/nonexistent')",
@@ -28,12 +28,12 @@ BROKEN = {
 
 
 def of_faulty(template: str, sound: str) -> str:
-    """A variable whose template fails on one host alone."""
+    """Return a variable whose template fails only on the faulty host."""
     return f"{{{{ ({template}) if inventory_hostname == '{FAULTY}' else {sound} }}}}"
 
 
 def refused(ran: Run) -> None:
-    """Assert that the run was refused by the name of the faulty host, and nothing was changed on any."""
+    """Assert that the run was refused with the name of the faulty host, and changed no host."""
     assert ran.code == 2, ran.output
     assert [call for call in ran.calls if call.split()[1] not in READS] == [], ran.output
     assert "of 2 hosts refused" in ran.words, ran.output
@@ -92,8 +92,8 @@ def test_the_reasons_found_before_an_error_are_reported_with_it(tmp_path: Path) 
     assert "npufleet_root cannot be evaluated: " in ran.words and "division by zero" in ran.words
 
 
-def test_a_run_id_that_is_none_is_no_error(tmp_path: Path) -> None:
-    """A host reports who holds it; that text is parsed on the controller."""
+def test_an_invalid_run_id_is_no_error(tmp_path: Path) -> None:
+    """The controller parses the run ID in the lease that a host reports."""
     held = {"run": "somewhere/²/1", "by": "kim@desk", "since": "2026-01-01T00:00:00Z"}
     ran = run(tmp_path, "models.yml", {FAULTY: {"plan": MODEL, "held_by": held}, SOUND: {"plan": MODEL}}, "--check")
     assert ran.code == 0, ran.output
@@ -101,7 +101,7 @@ def test_a_run_id_that_is_none_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "teardown.yml", "recover.yml"])
-def test_a_host_that_cannot_be_reached_keeps_no_other_from_its_change(tmp_path: Path, playbook: str) -> None:
+def test_an_unreachable_host_does_not_stop_the_others(tmp_path: Path, playbook: str) -> None:
     options, plan = CHANGING[playbook]
     scenario = fleet(plan)
     scenario[FAULTY]["lost"] = "host_state"
@@ -109,4 +109,4 @@ def test_a_host_that_cannot_be_reached_keeps_no_other_from_its_change(tmp_path: 
     assert ran.code in (2, 4), ran.output
     assert "hosts refused" not in ran.words
     assert ran.touched() == [FAULTY, SOUND], ran.output
-    assert ran.of(FAULTY) == ["LOST"]
+    assert ran.calls_on(FAULTY) == ["LOST"]

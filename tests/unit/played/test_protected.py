@@ -1,6 +1,6 @@
 """Every playbook that changes hosts asks for the name of a protected environment before it changes anything.
 
-Which playbooks these are follows from the files themselves, so that a new one is among them.
+The tests find these playbooks by their content, so that they also test a new playbook.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ READS = {
         "rollout", "support_bundle",
     )
 }  # fmt: skip
-# Tasks that write a report of their run on hosts, and change nothing else there
+# Task files that write a report of the run on a host, and change nothing else there
 REPORTS = {"roles/monitoring/tasks/status.yml"}
 GATE = "roles/preflight/tasks/confirm.yml"
-# Other ways in which they change hosts
+# {name: (playbook, options, plan)} of other ways in which playbooks change hosts
 MORE = {
     "forget": ("rollback.yml", ("-e", "rollback_forget=true"), []),
     "stop in the container": ("in_container.yml", ("-e", "npufleet_stop=true"), []),
@@ -43,7 +43,7 @@ MORE = {
 
 
 class Loader(yaml.SafeLoader):
-    """Reads `!unsafe` as the text that it is."""
+    """A loader that reads a value with the tag `!unsafe` as text."""
 
 
 Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
@@ -60,21 +60,24 @@ def plays_of(path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
             yield play, path.parent
 
 
-def steps_of(tasks: Any, place: Path, here: bool) -> Iterator[str]:
-    """What tasks do to the hosts of their play, in their order: files that are read, and actions. `here` is on the controller."""
+def steps_of(tasks: Any, directory: Path, here: bool) -> Iterator[str]:
+    """Yield what tasks do in their order: the files that they include, and the actions on the hosts of their play.
+
+    `here` is True if the tasks run on the controller. Actions on the controller are left out.
+    """
     for task in tasks or []:
         on_controller = here or task.get("delegate_to") == "localhost"
         for section in ("block", "rescue", "always"):
-            yield from steps_of(task.get(section), place, on_controller)
-        for name, given in task.items():
+            yield from steps_of(task.get(section), directory, on_controller)
+        for name, arguments in task.items():
             if name.endswith((".include_tasks", ".import_tasks")):
-                file = given["file"] if isinstance(given, dict) else given
-                yield from file_of(place / file, on_controller)
+                file = arguments["file"] if isinstance(arguments, dict) else arguments
+                yield from file_of(directory / file, on_controller)
             elif name.endswith((".include_role", ".import_role")):
-                role = given["name"].rpartition(".")[2]
-                files = [ROOT / "roles" / role / f"tasks/{given.get('tasks_from', 'main')}.yml"]
-                # A role that a template names may be any
-                files = files if "{{" not in given["name"] else sorted(ROOT.glob("roles/*/tasks/main.yml"))
+                role = arguments["name"].rpartition(".")[2]
+                files = [ROOT / "roles" / role / f"tasks/{arguments.get('tasks_from', 'main')}.yml"]
+                # If the name of the role is a template, any role may run
+                files = files if "{{" not in arguments["name"] else sorted(ROOT.glob("roles/*/tasks/main.yml"))
                 for path in files:
                     yield from file_of(path, on_controller)
             elif "." in name and not on_controller:
@@ -82,7 +85,7 @@ def steps_of(tasks: Any, place: Path, here: bool) -> Iterator[str]:
 
 
 def file_of(path: Path, here: bool) -> Iterator[str]:
-    """What a file of tasks does; of one that a template names, what any beside it does."""
+    """Yield what a task file does. If its name is a template, yield what all files of its directory do."""
     for found in [path] if "{{" not in path.name else sorted(path.parent.glob("*.yml")):
         name = str(found.resolve().relative_to(ROOT))
         yield name
@@ -90,20 +93,20 @@ def file_of(path: Path, here: bool) -> Iterator[str]:
             yield from steps_of(yaml.load(found.read_text(), Loader), found.parent, here)
 
 
-def changes(play: dict[str, Any], place: Path) -> bool:
-    return any("/" not in step and step not in READS for step in steps_of(play.get("tasks"), place, False))
+def changes(play: dict[str, Any], directory: Path) -> bool:
+    return any("/" not in step and step not in READS for step in steps_of(play.get("tasks"), directory, False))
 
 
-def asks(play: dict[str, Any], place: Path) -> bool:
-    return GATE in steps_of(play.get("tasks"), place, False)
+def asks(play: dict[str, Any], directory: Path) -> bool:
+    return GATE in steps_of(play.get("tasks"), directory, False)
 
 
 def changing() -> list[str]:
-    """The playbooks that change hosts."""
+    """Return the playbooks that change hosts."""
     return [path.name for path in sorted((ROOT / "playbooks").glob("*.yml")) if any(changes(*found) for found in plays_of(path))]
 
 
-# The options and the plan with which each of them changes hosts
+# {playbook that changes hosts: (options, plan of each host)}
 CHANGING = {name: PLAYBOOKS.get(name, ((), [])) for name in changing()}
 
 
@@ -134,19 +137,19 @@ def changed(ran: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("way", [*CHANGING, *MORE])
-def test_a_protected_environment_is_asked_about(tmp_path: Path, way: str) -> None:
+def test_every_playbook_asks_about_a_protected_environment(tmp_path: Path, way: str) -> None:
     playbook, options, plan = MORE[way] if way in MORE else (way, *CHANGING[way])
-    # The container that Ansible itself runs in has no inventory
+    # in_container.yml has no inventory, so it gets the environment from the command line
     local = ("-e", "npufleet_protected=production") if playbook == "in_container.yml" else ()
     fleet = {host: {"plan": plan} for host in HOSTS[:2]}
-    given = {"npufleet_protected": "production", "npufleet_build_host": HOSTS[0] if playbook == "compile.yml" else "elsewhere"}
-    ran = run(tmp_path, playbook, fleet, *options, *local, **given)
+    variables = {"npufleet_protected": "production", "npufleet_build_host": HOSTS[0] if playbook == "compile.yml" else "elsewhere"}
+    ran = run(tmp_path, playbook, fleet, *options, *local, **variables)
     assert ran.code == 2, ran.output
     assert 'production is protected: the answer is "", expected "production" before ' in ran.words, ran.output
     assert changed(ran) == []
 
 
-# Variables that are the playbooks' own
+# Variables that only playbooks may set
 
 
 OWN = (
@@ -157,7 +160,7 @@ OWN = (
 )  # fmt: skip
 
 
-def test_every_variable_that_playbooks_set_is_their_own() -> None:
+def test_the_guard_knows_every_variable_that_playbooks_set() -> None:
     own = run_guard.playbook_variables()
     assert set(OWN) <= own
     texts = [path.read_text() for path in [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]]
@@ -168,32 +171,32 @@ def test_every_variable_that_playbooks_set_is_their_own() -> None:
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "site.yml", "rollback.yml", "recover.yml", "upgrade.yml", "check.yml"])
-def test_no_variable_of_theirs_is_taken_from_outside(tmp_path: Path, playbook: str) -> None:
+def test_extra_variables_cannot_set_playbook_variables(tmp_path: Path, playbook: str) -> None:
     options = CHANGING.get(playbook, ((), []))[0]
-    given = json.dumps(dict.fromkeys(OWN, ""))
-    ran = run(tmp_path, playbook, {"npu-1": {"plan": MODEL}}, *options, "-e", given)
+    extra = json.dumps(dict.fromkeys(OWN, ""))
+    ran = run(tmp_path, playbook, {"npu-1": {"plan": MODEL}}, *options, "-e", extra)
     assert ran.code != 0, ran.output
     assert ran.calls == []
     assert f"Extra variables are {', '.join(sorted(OWN))}, expected no names that playbooks set themselves" in ran.words
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "upgrade.yml", "teardown.yml"])
-def test_the_protection_of_an_environment_is_not_taken_away_from_outside(tmp_path: Path, playbook: str) -> None:
+def test_an_extra_variable_cannot_remove_the_protection(tmp_path: Path, playbook: str) -> None:
     options, plan = CHANGING[playbook]
-    given = ("-e", '{"npufleet_protected": ""}')
-    ran = run(tmp_path, playbook, {"npu-1": {"plan": plan}}, *options, *given, npufleet_protected="production")
+    extra = ("-e", '{"npufleet_protected": ""}')
+    ran = run(tmp_path, playbook, {"npu-1": {"plan": plan}}, *options, *extra, npufleet_protected="production")
     assert ran.code != 0, ran.output
     assert changed(ran) == []
     assert "The extra variable npufleet_protected is empty" in ran.words
 
 
 @pytest.mark.parametrize("group", run_guard.PLAYBOOK_GROUPS)
-def test_an_inventory_cannot_say_which_hosts_change(tmp_path: Path, group: str) -> None:
+def test_an_inventory_cannot_fill_playbook_groups(tmp_path: Path, group: str) -> None:
     scenario = {"npu-1": {"plan": MODEL}, "npu-2": {"plan": []}}
-    place = tmp_path / "more"
-    place.mkdir()
-    (place / "hosts.yml").write_text(f"{group}: {{hosts: {{npu-2: {{}}}}}}\n")
-    ran = run(tmp_path, "site.yml", scenario, "-i", str(place))
+    directory = tmp_path / "more"
+    directory.mkdir()
+    (directory / "hosts.yml").write_text(f"{group}: {{hosts: {{npu-2: {{}}}}}}\n")
+    ran = run(tmp_path, "site.yml", scenario, "-i", str(directory))
     assert ran.code != 0, ran.output
     assert ran.calls == []
     assert f"The inventory has the groups {group}, which playbooks fill themselves" in ran.words

@@ -22,7 +22,7 @@ def test_second_inclusion_keeps_the_lease_of_the_play(tmp_path: Path) -> None:
     assert ran.code == 0, ran.output
     assert leases(ran) == [
         "host_lease",
-        "server_change asking",
+        "server_change with_checks",
         "host_lease released",
         "host_lease",
         "ping",
@@ -35,6 +35,6 @@ def test_rollout_after_a_role_keeps_its_lease(tmp_path: Path) -> None:
     ran = run(tmp_path, str(HERE / "server.yml"), {"npu-1": {"plan": NEVER_IN_SYNC}}, str(ROOT / "playbooks/models.yml"))
     assert ran.code == 0, ran.output
     assert leases(ran) == [
-        *("host_lease", "server_change asking", "host_lease released"),
-        *("host_lease", "server_change asking", "host_lease released"),
+        *("host_lease", "server_change with_checks", "host_lease released"),
+        *("host_lease", "server_change with_checks", "host_lease released"),
     ]

@@ -1,4 +1,4 @@
-"""Tags that select no step of a playbook end the run before any host is queried. Real playbooks on played hosts."""
+"""Tags that select no step of a playbook end the run before any host is queried. Real playbooks on simulated hosts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ WRAPPER = """---
 TAGGED_WRAPPER = WRAPPER + "  tags: [models]\n"
 
 
-def go(place: Path, playbook: str, *options: str) -> Run:
+def go(directory: Path, playbook: str, *options: str) -> Run:
     more, plan = PLAYBOOKS.get(playbook, ((), MODEL))
-    return run(place, playbook, {"npu-1": {"plan": plan}}, *more, *options)
+    return run(directory, playbook, {"npu-1": {"plan": plan}}, *more, *options)
 
 
-def own_playbook(place: Path, text: str) -> str:
+def own_playbook(directory: Path, text: str) -> str:
     """Write a playbook of another project, and return its path."""
-    (place / "tasks.yml").write_text("---\n- name: Report\n  ansible.builtin.debug: {msg: own task}\n")
-    (place / "own.yml").write_text(text.format(playbooks=ROOT / "playbooks"))
-    return str(place / "own.yml")
+    (directory / "tasks.yml").write_text("---\n- name: Report\n  ansible.builtin.debug: {msg: own task}\n")
+    (directory / "own.yml").write_text(text.format(playbooks=ROOT / "playbooks"))
+    return str(directory / "own.yml")
 
 
 @pytest.mark.parametrize("playbook", sorted({*PLAYBOOKS, "report.yml"} - {*VERDICTS, "upgrade.yml"}))
@@ -129,7 +129,7 @@ def test_playbook_that_imports_with_a_tag_runs_with_this_tag(tmp_path: Path) -> 
 
 
 def test_playbook_with_own_tasks_may_have_any_tags(tmp_path: Path) -> None:
-    """The files that its tasks include may have more tags."""
+    """The files that the tasks include may have tags that the run cannot know before."""
     ran = go(tmp_path, own_playbook(tmp_path, OWN_TASKS), "--tags", "mine")
     assert ran.code == 0, ran.output
     assert "own task" in ran.words

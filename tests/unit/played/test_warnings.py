@@ -16,7 +16,7 @@ import installed as collection
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory of collections that has this one, built and installed."""
+    """Build and install this collection. Return the directory of collections."""
     return collection.install(tmp_path_factory.mktemp("installed")).parents[2]
 
 
@@ -44,5 +44,5 @@ def test_a_run_of_the_installed_collection_prints_no_warning(tmp_path: Path, ins
     assert_no_warning(run(tmp_path, playbook, fleet(plan), *options, by_name=by_name, installed=installed))
 
 
-def test_nor_does_a_run_in_which_nothing_differs(tmp_path: Path, installed: Path) -> None:
+def test_a_run_of_a_fleet_in_sync_prints_no_warning(tmp_path: Path, installed: Path) -> None:
     assert_no_warning(run(tmp_path, "site.yml", fleet([]), by_name="npufleet.triton.site", installed=installed))

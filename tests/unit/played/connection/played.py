@@ -1,14 +1,25 @@
-"""A connection to a played host: no module runs, each result comes from a scenario, and each call is recorded.
+"""A connection to a simulated host: no module runs, each result comes from a scenario, and each call is recorded.
 
-Playbooks, roles, action plugins and Ansible itself are the real ones.
+Playbooks, roles, action plugins and Ansible itself are real. A scenario is {host: fields}. Each field is optional. A pattern is a
+regular expression for recorded calls, such as `npu-1 server_change with_checks`.
+
+plan               the items of the plan. An item ends after a call that matches its pattern `until`
+fails, failure     the pattern of calls that fail, and more fields of their result
+results            {pattern: result} of calls with another result than the default
+lost, hangs        patterns of calls at which the host becomes unreachable, or does not answer
+not_started        a pattern of task names. On the controller, the process of such a task cannot be started
+maintenance_after  the host is in maintenance after a call that matches this pattern
+fresh              the plan counts as fresh when the lease is taken
+refusals, missing, absent, release, held_by, moves, managed, unnamed: facts that host_state or adoption reports
+balancer, servers, failed, drained_by: the host is a load balancer; facts about its servers by name
 """
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: played
-short_description: A host of a test
-description: Answers for the modules that would run on the host.
+short_description: A simulated host of a test
+description: Returns results for the modules that would run on the host.
 author: The npufleet developers (@npufleet)
 options: {}
 """
@@ -29,67 +40,67 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 
 STAGE = Path(os.environ["NPUFLEET_STAGE"])
 SCENARIO: dict[str, Any] = json.loads((STAGE / "scenario.json").read_text())
-# What tells one call of a module from another
-TOLD = ("state", "concerns", "preflight", "models", "name", "cmd", "_raw_params", "argv", "path", "dest")
+# Options that are recorded with a call, to distinguish the calls of a module
+RECORDED_OPTIONS = ("state", "concerns", "preflight", "models", "name", "cmd", "_raw_params", "argv", "path", "dest")
 MARK = {"reason": "swap card 2", "by": "kim", "since": "2026-01-01T00:00:00Z"}
 
 
 def call_of(module: str, arguments: dict[str, Any]) -> str:
-    """A call in one line: the module, and what it is called for."""
+    """Return the record of a call in one line: the module, and words that say what it does."""
     if module == "host_state":
         words = ["preflight"] if "preflight" in arguments else sorted(arguments["_request"]["desired"])
         return " ".join([module, *words, *(["prove"] if arguments.get("prove") else [])])
     if module == "server_change":
-        said = {
+        flags = {
             "rollback": arguments.get("rollback"),
             "current_releases": arguments.get("current_releases"),
-            "asking": (arguments.get("_request") or {}).get("checks"),
+            "with_checks": (arguments.get("_request") or {}).get("checks"),
         }
-        return " ".join(filter(None, [module, arguments.get("state"), *(word for word, given in said.items() if given)]))
+        return " ".join(filter(None, [module, arguments.get("state"), *(word for word, is_set in flags.items() if is_set)]))
     if module == "host_files":
-        given = arguments["_request"]
-        there = [entry["path"] for entry in (*given["directories"], *given["files"])]
-        restarted = [f"restart {unit}" for unit in given["restart"]]
-        return " ".join([module, *there, *(f"absent {path}" for path in given["absent"]), *restarted])
+        request = arguments["_request"]
+        paths = [entry["path"] for entry in (*request["directories"], *request["files"])]
+        restarted = [f"restart {unit}" for unit in request["restart"]]
+        return " ".join([module, *paths, *(f"absent {path}" for path in request["absent"]), *restarted])
     if module == "inference_check" and arguments.get("accepted"):
         return "inference_check accepted"
-    words = [json.dumps(arguments[key]).strip('"') for key in TOLD if arguments.get(key) not in (None, False)]
+    words = [json.dumps(arguments[key]).strip('"') for key in RECORDED_OPTIONS if arguments.get(key) not in (None, False)]
     return " ".join([module, *words])
 
 
 def happened(pattern: str) -> bool:
-    """Whether a call of any host was like this."""
+    """Return True if a recorded call of any host matches the pattern."""
     calls = STAGE / "calls"
     return calls.exists() and re.search(pattern, calls.read_text(), re.MULTILINE) is not None
 
 
 def later(host: str, first: str, second: str) -> bool:
-    """Whether the last call of a host that was like one of the two was like the first."""
+    """Return True if the last call of a host that matches one of two patterns matches the first pattern."""
     calls = re.findall(rf"^{host} (.*)$", (STAGE / "calls").read_text(), re.MULTILINE)
     return [bool(re.match(first, call)) for call in calls if re.match(f"({first})|({second})", call)][-1:] == [True]
 
 
 def stopped(host: str) -> bool:
-    """Whether the server's container does not run: an engine that starts again does not start it here."""
+    """Return True if the container of the server is stopped. The simulated engine never starts it by itself."""
     return later(host, "(triton|docker)_container stopped|systemd_service restarted docker", "server_change")
 
 
-def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """The answer of host_state."""
-    asked, first = arguments["_request"].get("desired") or {}, "preflight" in arguments
+def state_of(host: str, arguments: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of host_state."""
+    desired, first = arguments["_request"].get("desired") or {}, "preflight" in arguments
     plan = [
         item
-        for item in part.get("plan", [])
-        if item["concern"] in asked and (first or "until" in item) and not happened(rf"^{host} {item.get('until', '$never')}")
+        for item in fields.get("plan", [])
+        if item["concern"] in desired and (first or "until" in item) and not happened(rf"^{host} {item.get('until', '$never')}")
     ]
-    if "server" in asked and stopped(host):
+    if "server" in desired and stopped(host):
         plan.append({"concern": "server", "name": "container", "current": "exited", "desired": "running", "action": "start"})
-    mark = MARK if "out" in part and happened(part["out"]) else None
+    mark = MARK if "maintenance_after" in fields and happened(fields["maintenance_after"]) else None
     if arguments.get("prove") and plan:
         return {"failed": True, "msg": f"{host} is not in sync: {plan}", "plan": plan}
     down = stopped(host) or any(item["concern"] == "server" and item["action"] == "start" for item in plan)
     # A container that was started manually has another name until an adoption renames it.
-    named = "unnamed" not in part or happened(rf'^{host} command \["docker", "rename"')
+    named = "unnamed" not in fields or happened(rf'^{host} command \["docker", "rename"')
     container = {"command": [], "id": "1"} if named else None
     actual = {
         "driver": {
@@ -108,18 +119,18 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
             "running": {},
             "program": "/usr/sbin/dockerd",
             "private": False,
-            "drop_ins": (asked.get("engine") or {}).get("drop_ins"),
+            "drop_ins": (desired.get("engine") or {}).get("drop_ins"),
         },
         "image": {"engine": True, "id": None},
-        "models": {"missing": part.get("missing", []), "transaction": None, "served": {}},
+        "models": {"missing": fields.get("missing", []), "transaction": None, "served": {}},
         "balancer": {"owner": "npufleet"},
         "server": {
             "container": container,
             "state": "exited" if down else "running",
             "engine": True,
             "previous": False,
-            "release": part.get("release"),
-            "absent": part.get("absent", []),
+            "release": fields.get("release"),
+            "absent": fields.get("absent", []),
             "driver_files": {"missing": []},
             "access": {"missing": [], "mismatches": []},
         },
@@ -127,49 +138,49 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     report = [item["name"] for item in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
     seen = {"at": time.time(), "after": "", "current_releases": bool(arguments.get("current_releases"))}
-    moves = {"moves": part.get("moves", MOVES)} if arguments.get("rollback") else {}
-    held_by = {"held_by": part["held_by"]} if "held_by" in part else {}
-    return {**answer, "seen": seen, "refusals": part.get("refusals", []), **moves, **held_by}
+    moves = {"moves": fields.get("moves", MOVES)} if arguments.get("rollback") else {}
+    held_by = {"held_by": fields["held_by"]} if "held_by" in fields else {}
+    return {**answer, "seen": seen, "refusals": fields.get("refusals", []), **moves, **held_by}
 
 
 def traffic_of(balancer: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The answer of balancer_info: every host of the scenario is a server, and answers 200 requests of a window."""
-    part = SCENARIO[balancer]
+    """Return the result of balancer_info: every host of the scenario is a server, and answers 200 requests in each window."""
+    fields = SCENARIO[balancer]
     servers = {}
     for host in SCENARIO:
         if host != balancer and "balancer" not in SCENARIO[host]:
             known = {"state": "ready", "weight": 100, "health": "up", "in_flight": 0, "drained": None}
-            server = {**known, **part.get("servers", {}).get(host, {})}
+            server = {**known, **fields.get("servers", {}).get(host, {})}
             after = arguments.get("since") and happened(rf"^{balancer} balancer_server ready {host}")
-            failed = part.get("failed", {}).get(host, 0) if after else 0
+            failed = fields.get("failed", {}).get(host, 0) if after else 0
             model = {"requests": 200, "failed": {"5xx": failed}, "latency": {"5": 200}}
             window = {**model, "by_model": {"add": model}, "other": {"requests": 0, "failed": {}}}
             servers[host] = {**server, **({"traffic": {"http": window}} if arguments.get("since") else {})}
     return {"now": time.time(), "running": True, "reason": None, "config": "0", "complete": True, "servers": servers}
 
 
-def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> dict[str, Any]:
-    """What the module would have returned."""
-    part = SCENARIO.get(host, {})
-    call = f"{host} {call_of(module, arguments)}{' looking' if looks else ''}"
-    if "lost" in part and (happened(rf"^{host} LOST") or re.search(part["lost"], call)):
+def answer(host: str, module: str, arguments: dict[str, Any], check_mode: bool) -> dict[str, Any]:
+    """Record the call of a module, and return the result of the module."""
+    fields = SCENARIO.get(host, {})
+    call = f"{host} {call_of(module, arguments)}{' check_mode' if check_mode else ''}"
+    if "lost" in fields and (happened(rf"^{host} LOST") or re.search(fields["lost"], call)):
         call = f"{host} LOST"
     with (STAGE / "calls").open("a") as calls:
         calls.write(call + "\n")
     if call.endswith(" LOST"):
         raise AnsibleConnectionFailure(f"{host} does not answer any more")
-    while "hangs" in part and re.search(part["hangs"], call):
-        # Until the limit of the task ends it
+    while "hangs" in fields and re.search(fields["hangs"], call):
+        # The time limit of the task ends this process
         time.sleep(0.1)
-    if "fails" in part and re.search(part["fails"], call):
-        return {"failed": True, "msg": f"{host} is played to fail", **part.get("with", {})}
-    for pattern, words in part.get("says", {}).items():
+    if "fails" in fields and re.search(fields["fails"], call):
+        return {"failed": True, "msg": f"{host} is played to fail", **fields.get("failure", {})}
+    for pattern, result in fields.get("results", {}).items():
         if re.search(pattern, call):
-            return dict(words)
+            return dict(result)
     if module == "balancer_info":
         return {"changed": False, **traffic_of(host, arguments)}
     if module == "balancer_server":
-        owner = part.get("kept", {}).get(arguments["name"])
+        owner = fields.get("drained_by", {}).get(arguments["name"])
         record = {"kind": owner, "by": "kim", "run": "", "reason": "fan is loud", "since": "2026-01-01T00:00:00Z"}
         state = "drained" if owner else arguments.get("state", "ready")
         server = {
@@ -182,15 +193,20 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
         ended = {"closed": 1, "waited": 0.1} if arguments.get("wait") else {"closed": 0, "waited": 0.0}
         return {"changed": not owner, "server": server, "kept": bool(owner), "in_flight": 3, **ended}
     if module == "adoption":
-        return {"changed": False, "found": {**ANSWERS[module]["found"], "managed": "managed" in part}}
+        return {"changed": False, "found": {**ANSWERS[module]["found"], "managed": "managed" in fields}}
     if module == "triton_requests":
         return {"changed": False, "now": time.time(), "models": {}}
     if module == "host_state":
-        return {"changed": False, **state_of(host, arguments, part)}
-    if module == "host_lease" and arguments.get("unless_maintenance") and "out" in part and happened(part["out"]):
+        return {"changed": False, **state_of(host, arguments, fields)}
+    if (
+        module == "host_lease"
+        and arguments.get("unless_maintenance")
+        and "maintenance_after" in fields
+        and happened(fields["maintenance_after"])
+    ):
         return {**ANSWERS[module], "taken": False, "maintenance": MARK}
     if module == "host_lease" and arguments.get("state") is None:
-        return {**ANSWERS[module], "fresh": "fresh" in part and bool(arguments["seen"])}
+        return {**ANSWERS[module], "fresh": "fresh" in fields and bool(arguments["seen"])}
     if module == "host_lease":
         return {"changed": False, "released": True}
     if module == "server_change" and arguments.get("state") == "restored":
@@ -202,7 +218,7 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
     released = {"released": arguments.get("release_host", False)} if module == "server_change" else {}
     if released.get("released"):
         with (STAGE / "calls").open("a") as calls:
-            calls.write(f"{host} server_change releases\n")
+            calls.write(f"{host} server_change released the lease\n")
     # A proven change waits until it is accepted.
     waiting = module == "server_change" and arguments.get("accept_within") and not arguments.get("state")
     return {"changed": True, **ANSWERS.get(module, {}), **released, **({"seconds_to_accept": 60.0} if waiting else {})}
@@ -219,7 +235,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "checks": [],
         "under_way": False,
     },
-    # What a reboot asks for
+    # The facts that a reboot needs
     "setup": {
         "ansible_facts": {"ansible_distribution": "Debian", "ansible_distribution_version": "12", "ansible_os_family": "Debian"}
     },
@@ -250,7 +266,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 class Connection(ConnectionBase):
-    """A connection that runs nothing: it reads which module Ansible sends, and returns the answer of the scenario."""
+    """A connection that runs nothing. It finds out which module Ansible sends, and returns the result from the scenario."""
 
     transport = "played"
     has_pipelining = True
@@ -292,12 +308,12 @@ class Connection(ConnectionBase):
 
 def module_of(source: str) -> tuple[str, dict[str, Any], bool]:
     """Return the module that Ansible sends, its arguments without the defaults, and whether it is check mode."""
-    # A module that carries its arguments: library_call
+    # library_call contains the name and the parameters of the actual module
     carried = re.search(r'^ *text = r"""(.*)"""$', source, re.MULTILINE)
     if carried:
         call = json.loads(carried[1])
         return call["module"], without_defaults(call["module"], call["parameters"]), bool(call["_ansible_check_mode"])
-    # The last one is the call: the wrapper itself passes names of the same kind on.
+    # The last match is the call, because the wrapper of Ansible contains other matches before it.
     name = ast.literal_eval(re.findall(r"^ *module_fqn=('.*'),$", source, re.MULTILINE)[-1]).rpartition(".")[2]
     params = re.findall(r"^ *params=(['\"].*['\"]),$", source, re.MULTILINE)[-1]
     arguments = json.loads(ast.literal_eval(params))["ANSIBLE_MODULE_ARGS"]
@@ -316,9 +332,9 @@ really_start = WorkerProcess.start
 
 
 def start(self: WorkerProcess) -> None:
-    """In the place of WorkerProcess.start: the processes of the steps `unborn` of a host cannot be forked."""
-    unborn = SCENARIO.get(self._host.name, {}).get("unborn")
-    if unborn and re.search(unborn, self._task.get_name()):
+    """Replace WorkerProcess.start: the processes of the tasks that match the field `not_started` cannot be started."""
+    not_started = SCENARIO.get(self._host.name, {}).get("not_started")
+    if not_started and re.search(not_started, self._task.get_name()):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     really_start(self)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Stands for the engine's modules, a registry, rsync and host_state on a host that is played: it writes where and as they do."""
+"""Stand-in for the modules of the engine, for a registry, rsync and host_state on a simulated host. It writes the same files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-# The SDK has something of its own to say, before and after
-SAID = """rebel: {"telemetry": "off"}
+# The output of a container. The SDK prints other lines before and after the line of this project.
+OUTPUT = """rebel: {"telemetry": "off"}
 WARNING: no NPU
 
 npufleet: {"versions": {"rebel-compiler": "0.6.2"}, "options": []}
@@ -34,36 +34,36 @@ def write(name, content):
 
 def inspected(ident):
     digests = [name for name, image in read("images.json").items() if "@" in name and image == ident]
-    there = {"Id": ident, "Os": "linux", "Architecture": "amd64", "Config": {}, "RootFS": {"Layers": [ident]}}
-    return {**there, "RepoDigests": [name.replace("sha256:", "sha257:") for name in digests] if here("lies") else digests}
+    facts = {"Id": ident, "Os": "linux", "Architecture": "amd64", "Config": {}, "RootFS": {"Layers": [ident]}}
+    return {**facts, "RepoDigests": [name.replace("sha256:", "sha257:") for name in digests] if here("lies") else digests}
 
 
 def here(name):
     return os.path.exists(os.path.join(STAGE, name))
 
 
-def image_info(given):
-    found = read("images.json").get(given["name"])
+def image_info(options):
+    found = read("images.json").get(options["name"])
     return {"images": [inspected(found)] if found else []}
 
 
-def image_load(given):
-    with open(given["path"]) as source:
+def image_load(options):
+    with open(options["path"]) as source:
         loaded = json.load(source)
     write("images.json", {**read("images.json"), **loaded})
     return {"image_names": sorted(loaded), "images": [{"Id": entry} for entry in loaded.values()]}
 
 
-def image_tag(given):
+def image_tag(options):
     images = read("images.json")
-    write("images.json", {**images, **dict.fromkeys(given["repository"], images[given["name"]])})
+    write("images.json", {**images, **dict.fromkeys(options["repository"], images[options["name"]])})
     return {}
 
 
-def image_remove(given):
-    # With the last tag of a repository go its digests
-    repository = given["name"].rpartition(":")[0]
-    images = {name: ident for name, ident in read("images.json").items() if name != given["name"]}
+def image_remove(options):
+    # The removal of the last tag of a repository also removes its digests
+    repository = options["name"].rpartition(":")[0]
+    images = {name: ident for name, ident in read("images.json").items() if name != options["name"]}
     if not any(name.startswith(repository + ":") for name in images):
         images = {name: ident for name, ident in images.items() if not name.startswith(repository + "@")}
     write("images.json", images)
@@ -71,7 +71,7 @@ def image_remove(given):
 
 
 def registry():
-    """What is in the registry; raises where it does not let this one in."""
+    """Return the content of the registry. Raises OSError without a valid login."""
     if here("gone"):
         raise OSError('500 Server Error for http+docker://localhost: Internal Server Error ("connection refused")')
     try:
@@ -84,57 +84,57 @@ def registry():
     return read("registry.json")
 
 
-def login(given):
-    asked = [given["username"], given["password"]]
-    if asked != read("login.json"):
-        # Of an engine that tells whatever it was told
-        raise OSError('500 Server Error for http+docker://localhost: Error ("401 Unauthorized: {}:{}")'.format(*asked))
-    os.makedirs(os.path.dirname(given["config_path"]), exist_ok=True)
-    with open(given["config_path"], "w") as sink:
-        json.dump(asked, sink)
+def login(options):
+    credentials = [options["username"], options["password"]]
+    if credentials != read("login.json"):
+        # Some engines repeat the login in the error
+        raise OSError('500 Server Error for http+docker://localhost: Error ("401 Unauthorized: {}:{}")'.format(*credentials))
+    os.makedirs(os.path.dirname(options["config_path"]), exist_ok=True)
+    with open(options["config_path"], "w") as sink:
+        json.dump(credentials, sink)
     return {"login_result": {}}
 
 
-def image_push(given):
-    ident = read("images.json")["{name}:{tag}".format(**given)]
-    name = given["name"] + "@sha256:" + hashlib.sha256(ident.encode()).hexdigest()
+def image_push(options):
+    ident = read("images.json")["{name}:{tag}".format(**options)]
+    name = options["name"] + "@sha256:" + hashlib.sha256(ident.encode()).hexdigest()
     write("registry.json", {**registry(), name: ident})
     write("images.json", {**read("images.json"), name: ident})
     return {"image": inspected(ident)}
 
 
-def image_pull(given):
-    ident = registry()[given["name"]]
-    write("images.json", {**read("images.json"), given["name"]: ident})
+def image_pull(options):
+    ident = registry()[options["name"]]
+    write("images.json", {**read("images.json"), options["name"]: ident})
     return {"image": inspected(ident)}
 
 
-def image_build(given):
-    write("images.json", {**read("images.json"), given["name"]: "sha256:" + "e" * 64})
+def image_build(options):
+    write("images.json", {**read("images.json"), options["name"]: "sha256:" + "e" * 64})
     return {"image": inspected("sha256:" + "e" * 64)}
 
 
-def image_export(given):
-    # Follows a link that lies there, as the real one does
-    with open(given["path"], "w") as sink:
-        json.dump({given["name"]: read("images.json")[given["name"]]}, sink)
+def image_export(options):
+    # Like the real module, follow a link at this path
+    with open(options["path"], "w") as sink:
+        json.dump({options["name"]: read("images.json")[options["name"]]}, sink)
     return {}
 
 
-def container(given):
-    if given["name"] == "npufleet-wheels":
-        write("pip.json", [*read("pip.json"), given["command"]])
-        places = dict(reversed(volume.split(":")[:2]) for volume in given["volumes"])
+def container(options):
+    if options["name"] == "npufleet-wheels":
+        write("pip.json", [*read("pip.json"), options["command"]])
+        places = dict(reversed(volume.split(":")[:2]) for volume in options["volumes"])
         for name, content in read("wheels.json").items():
             with open(os.path.join(places["/wheels"], name), "w") as sink:
                 sink.write(content)
-    return {"container": {"State": {"ExitCode": 0}, "Output": SAID}}
+    return {"container": {"State": {"ExitCode": 0}, "Output": OUTPUT}}
 
 
-def synchronize(given):
-    shutil.copyfile(given["src"], given["dest"])
+def synchronize(options):
+    shutil.copyfile(options["src"], options["dest"])
     if here("tamper"):
-        with open(given["dest"], "a") as sink:
+        with open(options["dest"], "a") as sink:
             sink.write(" ")
     return {}
 
@@ -151,7 +151,7 @@ CALLS = {
     "docker_image_export": image_export,
     "docker_container": container,
     "synchronize": synchronize,
-    "host_state": lambda given: {"proven": True} if given["prove"] else read("state.json"),
+    "host_state": lambda options: {"proven": True} if options["prove"] else read("state.json"),
 }
 
 
