@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write model_config.json: the newest schema of config.pbtxt, and the first version of each field that OLDEST does not have.
+"""Write model_config.json: the newest schema of config.pbtxt, and for each field newer than tritonclient 2.41.1 its first version.
 
-    python files/schemas/make.py          downloads versions of tritonclient from PyPI, from OLDEST on
+    python files/schemas/make.py          downloads versions of tritonclient from PyPI, from 2.41.1 on
     python files/schemas/make.py --check  exits with 1 if the committed file differs
 
-Schemas only grow, so versions between two versions with equal schemas are not downloaded. If a field was removed or changed, the
-program fails, because one schema would no longer be enough.
+Newer schemas only add fields, so versions between two versions with equal schemas are not downloaded. If a version removes or
+changes a field, the program fails, because the newest schema would no longer describe the older versions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-# The Triton of every release row knows the fields of this version, because the oldest row has Triton 2.42.
+# The last version before Triton 2.42, the Triton of the oldest release row. So the Triton of every row knows its fields.
 OLDEST = "2.41.1"
 OUTPUT = Path(__file__).with_name("model_config.json")
 MEMBER = "tritonclient/grpc/model_config_pb2.py"
@@ -60,11 +60,14 @@ def descriptor(version: str, directory: Path) -> FileDescriptorProto:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "AddSerializedFile":
             (raw,) = node.args
             return FileDescriptorProto.FromString(ast.literal_eval(raw))
-    raise SystemExit(f"{wheel.name}: {MEMBER} has no descriptor, expected a call of AddSerializedFile. Read the file")
+    raise SystemExit(
+        f"{wheel.name}: {MEMBER} has no descriptor, expected a call of AddSerializedFile. "
+        "Find out how this version stores the descriptor"
+    )
 
 
 def names(schema: FileDescriptorProto) -> dict[str, Any]:
-    """Return {message.field or enum.VALUE: its type} of a schema."""
+    """Return {name: facts} of a schema: type and number for a message.field, the number for an enum.VALUE."""
 
     def walk(prefix: str, messages: Any, enums: Any) -> Iterator[tuple[str, Any]]:
         for enum in enums:
@@ -83,7 +86,7 @@ def since(known: dict[str, dict[str, Any]], order: list[str]) -> dict[str, str]:
     for older, newer in zip(order, order[1:]):
         for name, fact in known[older].items():
             if known[newer].get(name) != fact:
-                raise SystemExit(f"{name} is {fact} in {older} and {known[newer].get(name)} in {newer}: one schema is not enough")
+                raise SystemExit(f"{name} was changed or removed in tritonclient {newer}, expected {fact} as in {older}")
         first.update({name: newer for name in known[newer] if name not in known[older]})
     return dict(sorted(first.items()))
 

@@ -25,7 +25,7 @@ VERSIONS = ("1.1.67", "1.2.92", "2.0.1", "3.2.2")
 EPOCH = 1704067200  # 2024-01-01, a date in the past for every machine
 CARDS = "/usr/local/lib/npufleet-lab/cards.py"
 RULES = f"""\
-# The kernel module is emulated: its cards are described in /etc/npufleet-lab/cards.json.
+# Instead of the kernel module, modprobe runs cards.py, which shows the cards of /etc/npufleet-lab/cards.json.
 install rebellions {CARDS} load {{version}}
 remove rebellions {CARDS} unload
 """
@@ -57,9 +57,9 @@ fi
 """
 
 
-# This installer has the known behaviour of the vendor's installer: it refuses to run if the old package is installed, needs the
-# build tools of DKMS, writes firmware only to unused cards, and installs packages. It also asks a question, because the vendor's
-# installer may ask one.
+# This installer has the known behaviour of the vendor's installer: it does not run if the package `rebellions` is installed, needs
+# the build tools of DKMS, writes firmware only to unused cards, and installs packages. It also asks a question, because the
+# vendor's installer may ask one.
 INSTALLER = f"""\
 #!/bin/sh
 # The lab's stand-in for the vendor's installer: it builds with the real DKMS, and its cards are emulated.
@@ -166,18 +166,19 @@ def build_driver(version: str, directory: Path) -> Path:
         "Section": "kernel",
         "Depends": "kmod, python3",
         "Description": "emulated NPU driver for the npufleet lab\n"
-        " This is NOT the vendor's driver. It has no kernel module: `modprobe rebellions` shows emulated cards in\n"
-        " sysfs and /dev of a lab host, and rbln-stat reports them. It refuses to be installed elsewhere.",
+        " This is NOT the vendor's driver. Its kernel module has no code: `modprobe rebellions` shows emulated cards\n"
+        " in sysfs and /dev of a lab host, and rbln-stat reports them. It refuses to be installed elsewhere.",
     }
     scripts = {"preinst": PREINST, "postinst": POSTINST, "postrm": POSTRM}
     return build(control, files, links, scripts, directory / f"rebel_driver_lab_{version}_amd64.deb")
 
 
 def build_installer(version: str, directory: Path) -> Path:
-    """Build the installer of this version, which contains its packages, into `directory`, and return its path."""
+    """Build the installer of this version into `directory`, and return its path. The installer contains packages."""
     emulated = "\n This is NOT the vendor's driver. It refuses to be installed anywhere but on hosts of the npufleet lab."
     source, libraries = f"usr/src/rebellions-dkms-{version}", "usr/lib"
     names = ("librbln-thunk.so", "librbln-ccl.so")
+    no_library = "This file is not a library. The SDK of the lab opens no library of the driver.\n"
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".run-", dir=directory) as work:
         packages = [
@@ -209,7 +210,7 @@ def build_installer(version: str, directory: Path) -> Path:
                     "Section": "kernel",
                     "Description": "emulated firmware for the npufleet lab" + emulated,
                 },
-                {f"usr/lib/firmware/rebellions/{version}": ("The emulated cards have none.\n", 0o644)},
+                {f"usr/lib/firmware/rebellions/{version}": ("The emulated cards have no firmware.\n", 0o644)},
                 {},
                 {},
                 Path(work, "rebellions-fw.deb"),
@@ -223,8 +224,8 @@ def build_installer(version: str, directory: Path) -> Path:
                     "Description": "emulated libraries and tools for the npufleet lab" + emulated,
                 },
                 {
-                    **{f"{libraries}/{name}.{version}": ("The lab's SDK opens none.\n", 0o644) for name in names},
-                    f"{libraries}/librbln-ml.so": ("The lab's SDK opens none.\n", 0o644),
+                    **{f"{libraries}/{name}.{version}": (no_library, 0o644) for name in names},
+                    f"{libraries}/librbln-ml.so": (no_library, 0o644),
                     "usr/bin/rbln-smi": ((HERE / "rbln-stat").read_text(), 0o755),
                     "usr/bin/rbln-smd": ("#!/bin/sh\nexec sleep infinity < /dev/rsd0\n", 0o755),
                     "lib/systemd/system/rbln-smd.service": (SERVICE, 0o644),
@@ -247,7 +248,7 @@ def build_installer(version: str, directory: Path) -> Path:
 
 
 def module(version: str, name: str = "rebellions") -> bytes:
-    """Return an ELF object that contains only the data of modinfo: an empty section, `.modinfo`, and the names of the sections."""
+    """Return an ELF object without code. It has an empty first section, `.modinfo`, and the names of the sections."""
     facts = {"version": version, "name": name, "license": "none, this is emulated"}
     modinfo = b"".join(f"{name}={value}".encode() + bytes(1) for name, value in facts.items())
     names = b"\0.modinfo\0.shstrtab\0"
@@ -263,7 +264,7 @@ def module(version: str, name: str = "rebellions") -> bytes:
 
 
 def build_kernel(release: str, directory: Path) -> Path:
-    """Build a stub package of kernel `release` with a build directory. apt on a lab host can hold this package. Return its path."""
+    """Build a stub package of kernel `release` with a build directory, for `apt-mark hold`. Return its path."""
     if not re.fullmatch(r"[0-9][a-z0-9.+-]*", release):
         raise BuildError(
             f"kernel release is {release!r}, expected one that can be in the name of a package, such as 6.8.0-49-generic"
@@ -280,7 +281,7 @@ def build_kernel(release: str, directory: Path) -> Path:
         f"{tree}/Makefile": (BUILD_TREE, 0o644),
         # DKMS recognizes a build tree by this directory.
         f"{tree}/include/README": ("The lab's module includes nothing.\n", 0o644),
-        # DKMS 3.2 lists no module if the kernel has only modules of DKMS.
+        # DKMS 3.2 lists its modules only if the kernel also has a module that DKMS has not built, such as this one.
         f"usr/lib/modules/{release}/kernel/lib/npufleet-lab.ko": (module(release, "npufleet-lab"), 0o644),
     }
     return build(
@@ -337,7 +338,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("versions", nargs="*", metavar="VERSION")
-    parser.add_argument("--kernel", metavar="RELEASE", help="also build the stub of this kernel's package; `uname -r` says which")
+    parser.add_argument("--kernel", metavar="RELEASE", help="also build a stub package of this kernel release (see `uname -r`)")
     arguments = parser.parse_args()
     try:
         for version in arguments.versions or VERSIONS:

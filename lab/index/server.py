@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Emulated vendor index and artefact server. It requires a login. Over HTTP, it serves files and a package index for pip.
+"""An HTTP server of the lab that replaces the vendor's package index for pip, and serves files. It requires a login.
 
 Its argument is a JSON file: {"root": directory, "address": "0.0.0.0", "port": 8480, "login": "user:password"}.
 /simple/<package>/ lists a directory of wheels in the form that pip expects (links with #sha256=...). /public/ requires no login.

@@ -36,7 +36,7 @@ class ActionModule(FleetAction):
     def _prove(self, task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         try:
-            # The defaults of the task's arguments come from these variables.
+            # Variables of the wrong type are refused first, because the defaults of the arguments come from them.
             if variables.type_errors:
                 raise Refusal(variables.type_errors)
             task_server = self._task.args.get("server") or {}

@@ -10,7 +10,8 @@ type: notification
 short_description: Report hosts whose step takes long
 description:
   - A step is a task on one host. If a step takes longer than C(npufleet_progress) seconds, the callback prints a line about the
-    host, and repeats the line until the step ends. The lines also appear without a terminal, such as in the log of a CI job.
+    host, and repeats it in this interval until the step ends. The lines also appear without a terminal, such as in the log of
+    a CI job.
   - The callback prints no lines about steps that report their progress themselves.
   - Enable the callback with C(callbacks_enabled = npufleet.triton.progress). If the variable C(npufleet_progress) is 0, the
     callback prints nothing.
@@ -89,6 +90,6 @@ class CallbackModule(CallbackBase):
         while not self._over.wait(self._interval or DEFAULT):
             now, interval = time.monotonic(), self._interval or DEFAULT
             for (host, _task), step in sorted(self._steps.copy().items()):
-                # With the whole interval, a step that began just after a round would be reported almost one interval late.
+                # Half an interval is enough: otherwise a step that began just after a round would be reported much too late.
                 if now - step.began >= interval / 2:
                     self._display.display(f"{host}: {step.name}, since {step.since}")

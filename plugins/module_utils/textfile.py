@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files with metrics ("pages") for the textfile collector of node exporter.
 
-Node exporter drops a whole page if one of its lines is invalid or if a series occurs twice. So values and labels are limited here.
+Node exporter drops a whole page if one of its lines is invalid or if a series occurs twice. So
+`page` leaves out repeated series and values that are not finite, and shortens and escapes labels.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ Sample = Tuple[Mapping[str, str], float]
 Families = Dict[str, List[Sample]]
 # Limits of a page: series of one metric, and characters of a label's value
 MAX_SERIES, MAX_VALUE = 1000, 200
-# The metric that counts the dropped series of each other metric
+# The metric with the number of dropped series, for every metric with more than MAX_SERIES series
 DROPPED = "npufleet_dropped_series"
-_DESCRIPTION = "Series of a metric that were dropped, because a file has a limit."
+_DESCRIPTION = "Number of series of a metric that were dropped, because a metric may have at most 1000 series."
 
 
 def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, str]) -> str:

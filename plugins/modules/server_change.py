@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: server_change
 short_description: Change the server and its models, prove the change, and keep or roll it back
 description:
-  - Performs the whole change on the host in one call.
+  - Performs the whole change of a host in one task.
   - The host creates the releases of the models and switches to them. A release is a directory with the files of one model, which
     never change. The host compares the server with the inventory. Depending on the differences, it replaces, starts or restarts
     the container, or loads and unloads models.
@@ -42,7 +42,7 @@ options:
     default: ""
   release:
     description:
-      - Names of the models to release. A model that is held at an older release gets a copy of that release.
+      - Names of the models to release. If a model is held at an older release, its new release is a copy of the held release.
       - In the plan of M(npufleet.triton.host_state), these models have the action C(release).
     type: list
     elements: str
@@ -63,8 +63,8 @@ options:
         default: []
       to:
         description:
-          - V(previous) for the proven release before the served one, the label of a release such as V(0003-0123456789ab), or at
-            least the first four digits of its digest.
+          - The release to return to. V(previous) is the last proven release before the served release. Other values are a label
+            such as V(0003-0123456789ab), or the first four or more digits of the digest in a label.
         type: str
         default: previous
       why:
@@ -72,7 +72,9 @@ options:
         type: str
         default: ""
   current_releases:
-    description: Serve the releases that the C(served/) links point to, and ignore the inventory. Required by O(rollback).
+    description:
+      - Serve the releases that the links in C(served/) point to, not the models of the inventory.
+      - O(rollback) requires this option, because the inventory names other releases than the rollback.
     type: bool
     default: false
   run_checks:
@@ -204,7 +206,7 @@ REQUEST: Dict[str, Any] = {
     "wait": {"type": "float", "default": 0},
     # True if an earlier call has begun the change. This call then only waits for the result.
     "only_wait": {"type": "bool", "default": False},
-    # The next fields, up to `checks`, are fields of drivers.Order (change/drivers.py).
+    # The next fields, up to `checks`, are passed to the class Order in module_utils/change/drivers.py.
     "desired": {"type": "dict", "default": {}},
     "container": {"type": "dict", "default": {}},
     "poll_seconds": {"type": "int", "default": 15},
@@ -288,11 +290,11 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts that have the library of the module host_library, its interpreter calls this function directly."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:
-        module.fail_json(msg="rollback is set without current_releases, expected both: the inventory has other releases")
+        module.fail_json(msg="current_releases is false with rollback, expected true: the inventory names other releases")
     if not params["id"]:
         module.fail_json(msg="server_change starts on the controller. Call it as npufleet.triton.server_change.")
     if module.check_mode:

@@ -74,13 +74,14 @@ def compose_file(
     """Return {"file", "env"}: the texts of the Compose file and of .env. `env` is empty if no value is secret. Raises Refusal.
 
     `desired` is the desired state of the concern `server`. `sealed` is the same state with digests instead of secrets. `actual` is
-    the actual state of the concern. `health` has the `start_period` in seconds and the `restricted` APIs.
+    the actual state of the concern. `health` has the `start_period` in seconds, and in `restricted` the APIs
+    that require a key.
     """
     container = dict(desired["container"])
     reasons = _reasons(container, actual, host)
     if reasons:
         raise Refusal(reasons)
-    # The ID of the image depends on the engine, so the file names the ID on this host.
+    # An image can have different IDs in different engines. The file contains the ID in this host's engine.
     container.update(image=actual["image"], volumes=sorted({*container["volumes"], *actual["driver_files"]["binds"]}))
     container.update({key: actual["access"][key] for key in ("devices", "groups")})
     values: Dict[str, str] = {}
@@ -102,7 +103,8 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
     reasons = []
     unknown = sorted(fact for fact in set(container) - set(FACTS) if container[fact] != ENGINE_DEFAULTS.get(fact, ...))
     if unknown:
-        reasons.append(f"{host}: container.{', container.'.join(unknown)} is set, expected only options that a Compose file has")
+        options = ", container.".join(unknown)
+        reasons.append(f"{host}: container.{options} is set, expected only options that npufleet can write into a Compose file")
     if not container["image"]:
         reasons.append(f"{host}: the lock file has no image, expected the image of this release. Run playbooks/site.yml first")
     elif not IMAGE_ID.fullmatch(str(actual.get("image"))):
@@ -126,10 +128,10 @@ def _without_secrets(value: Any, sealed: Any, values: Dict[str, str]) -> Any:
         return {name: _without_secrets(entry, sealed[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_without_secrets(entry, sealed_entry, values) for entry, sealed_entry in zip(value, sealed)]
-    # The shell script that reads the key contains no secret.
+    # The text with which the container reads the API key (server_key.py) contains no secret.
     if value == sealed or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
         return _plain(value)
-    # A digest replaces the end of a text such as --cache-config=redis,password=...
+    # In `sealed`, a digest replaces only the end of a text such as --cache-config=redis,password=...
     head = str(sealed).partition("digest:")[0] if isinstance(value, str) else ""
     head = head if str(value).startswith(head) else ""
     name = f"{PREFIX}{len(values) + 1}"
@@ -159,8 +161,8 @@ def _head(desired: Mapping[str, Any], host: str, has_secrets: bool) -> str:
     """Return the comment at the top of the file."""
     lines = [
         f"The container {desired['name']} of {json.dumps(host)}, as playbooks/site.yml starts it. playbooks/compose.yml wrote this",
-        "file. To change it, change the inventory and run the playbook again. The host must have the image under this ID, and the",
-        "sources of the mounts. Two containers with this name, or on these ports, cannot run at once.",
+        "file. To change it, change the inventory and run the playbook again. The host must have the image with the ID below, and",
+        "the sources of the mounts. Two containers with this name, or on these ports, cannot run at once.",
     ]
     if has_secrets:
         lines.append(
@@ -174,8 +176,8 @@ def _env(values: Mapping[str, str], host: str) -> str:
     ambiguous = [name for name, value in values.items() if AMBIGUOUS.search(value)]
     if ambiguous:
         raise Refusal(
-            f"{host}: {len(ambiguous)} values of triton_server_environment, triton_server_extra_args and "
-            "triton_server_log_options that may be secret have a quote, a backslash, a line break or ${, expected none, because "
-            "Compose 1.29 and 2 read these characters differently in .env"
+            f"{host}: {len(ambiguous)} possibly secret values contain a quote, a backslash, a line break or ${{, which Compose "
+            "1.29 and 2 read differently in .env. Change the values in triton_server_environment, triton_server_extra_args or "
+            "triton_server_log_options"
         )
     return "".join(f"{name}='{value}'\n" for name, value in values.items())

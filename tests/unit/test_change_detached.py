@@ -99,7 +99,7 @@ def test_what_came_of_it_is_for_root_alone_and_the_order_is_gone(root: Path) -> 
 
 def test_who_does_not_hold_the_host_is_refused(root: Path) -> None:
     result = changed(root)
-    assert result["refused"].startswith("the lease of the host is none, expected that of this run")
+    assert result["refused"].startswith("this run has lost the lease of the host (no run has it)")
 
 
 def test_a_process_that_ends_without_a_result_is_told_with_its_last_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def line(*values: float | None, **labels: str) -> dict[str, Any]:
         ({"mon": {**result(), "flaw": "it is off"}}, "mon: it is off"),
         ({"mon": {**result(rate=[line(1.0, model="m")]), "step": 0}}, "mon: the times of the series are out of range"),
         ({"mon": {**result(), "series": {"rate": [{"labels": {}, "values": ["1"]}]}}}, "mon: series.rate[0].values[0] is text"),
-        ({"mon": "text"}, "mon: the result is no object"),
+        ({"mon": "text"}, "mon: the result is not a JSON object"),
     ],
 )
 def test_the_page_says_why_there_are_no_charts(hosts: dict[str, Any], note: str) -> None:

@@ -1165,7 +1165,7 @@ def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_p
         ({"inference_check_image": "gone:1"}, "right: image gone:1 is not on the host"),
         (
             {"npufleet_lock_file": "/nowhere"},
-            "right: no request was sent:\n  - image is empty, expected the image in the release's lock file",
+            "right: no request was sent:\n  - image is empty, expected the image that .npufleet.lock.json has for the release row",
         ),
         (
             {"triton_models": [{"name": "digits"}, {"name": "words"}]},

@@ -85,7 +85,7 @@ def test_what_is_to_be_served_is_handed_on(process: Process, tmp_path: Path) -> 
         {"state": "released", "releases": {"digits": {}}, "withdraw": ["faces"], "incoming": "/incoming"},
         {"state": "rolled_back", "models": ["digits"], "to": "previous", "why": "wrong"},
     ]
-    assert "expected both" in call(tmp_path, rollback={})["msg"]
+    assert "expected true" in call(tmp_path, rollback={})["msg"]
 
 
 def test_a_server_that_is_as_wanted_is_no_change(process: Process, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_failed_before_is_handed_on_as_the_reason_to_put_back(process: Proc
 
 def test_a_run_that_does_not_hold_the_host_begins_nothing(process: Process, tmp_path: Path) -> None:
     found = call(tmp_path, run="bob/1/1")
-    assert found["failed"] and found["msg"].startswith("npu1: the lease of the host is that of alice@ops1 since ")
+    assert found["failed"] and found["msg"].startswith("npu1: this run has lost the lease of the host (alice@ops1 has it since ")
     assert process.orders == []
 
 

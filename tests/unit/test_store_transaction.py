@@ -207,7 +207,7 @@ def test_a_run_that_does_not_hold_the_host_changes_nothing(proven: Path) -> None
     for state in ("proven", "restored", "rolled_back", "forgotten"):
         result = change_store(proven, state=state, **BOB)
         assert result["failed"] is True
-        assert result["msg"].startswith("npu1: the lease of the host is that of alice@ops1 since "), result["msg"]
+        assert result["msg"].startswith("npu1: this run has lost the lease of the host (alice@ops1 has it since "), result["msg"]
     assert served(proven, "digits/config.pbtxt") == b"digits b"
 
 

@@ -196,7 +196,7 @@ def test_what_it_says_before_it_fails_is_kept(tmp_path: Path, said: str, code: i
 
 
 def test_no_container_and_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="there is no container triton, whose image has the SDK"):
+    with pytest.raises(Unavailable, match="the container triton is missing, expected to read the SDK from its image"):
         vendor.sdk(Docker(), "triton", str(tmp_path), LIMITS)
     with pytest.raises(Unavailable, match="the SDK could not be run"):
         vendor.sdk(Engine(str(tmp_path / "none.sock")), "triton", str(tmp_path), LIMITS)

@@ -1,8 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A change of one server of a balancer: drain or undrain it, set its weight, and wait for its requests or its health.
+"""A change of one server of a balancer.
 
-A step reads the servers, changes them, and writes the records of drains and the state file. It holds the lock of the balancer.
+It drains or undrains the server, sets its weight, and waits until its requests have ended or its health check passes.
+
+A step reads all servers, changes one of them, and writes the records of drains and the state file (drains.py). It holds the lock of
+the balancer.
 While a change waits, the lock is free, so that other processes can change other servers.
 """
 
@@ -90,7 +93,7 @@ class Change:
         }
 
     def server_result(self) -> Dict[str, Any]:
-        """Return the server as the module returns it. Raises BalancerError."""
+        """Return the data of the server for the result of the module. Raises BalancerError."""
         server = self.balancer.server(self.desired.name)
         in_flight = server.in_flight + self.balancer.old_in_flight().get(server.name, 0)
         return describe(server, in_flight, drains.read(self.home).by_server.get(server.name))
@@ -110,7 +113,10 @@ class Change:
         raise BalancerError(f"HAProxy was reloaded during each of {MAX_ATTEMPTS} attempts to change {self.desired.name}. Run again")
 
     def _await_reload(self) -> None:
-        """Wait until a reload of HAProxy has ended. Its new worker lacks the change if it read the state file before the change."""
+        """Wait until a reload of HAProxy has ended.
+
+        Then it is known if a new worker runs. That worker lacks the change if it read the state file before the change.
+        """
         if not os.path.isdir("/run/systemd/system"):
             return
         deadline = time.monotonic() + RELOAD_TIMEOUT
@@ -154,7 +160,7 @@ class Change:
             return Step(True, False, server)
 
     def _carry_out(self, commands: List[Callable[[], None]], records: Dict[str, Dict[str, str]]) -> None:
-        """Run the commands and write the files. Write the record of a drain before its commands, and remove it after them."""
+        """Run the commands and write the files. A drain is recorded first. An undrain removes the record last."""
         draining = self.desired.state == DRAINED
         if draining:
             drains.write(self.home, records)
@@ -174,12 +180,13 @@ class Change:
         if not reached or (weight is not None and server.weights != (weight, weight)):
             raise BalancerError(
                 f"{server.name} is {server.state} with the weights {server.weights[0]} (HTTP) and {server.weights[1]} (gRPC), "
-                f"expected {expected or server.state} with {weight if weight is not None else 'the same'}. "
+                f"expected {expected or server.state} "
+                f"with {f'the weight {weight}' if weight is not None else 'unchanged weights'}. "
                 "Does the gRPC server track the HTTP server?"
             )
 
     def _keep_foreign_drain(self, server: Server) -> Step:
-        """Keep the drain of another owner. If the server still takes requests of one protocol, drain it for both protocols."""
+        """Keep the drain of another owner. If a drain is desired, extend a drain of one protocol to both protocols."""
         if self.desired.state == READY or server.idle:
             return Step(False, True, server)
         if not self.check_mode:
@@ -207,7 +214,7 @@ class Change:
         return record is not None and (record["kind"], record["run"]) == (self.desired.kind, self.desired.run)
 
     def _weight(self, server: Server) -> Optional[int]:
-        """Return the weight to set, or None to keep the current one. A ready server with the weight 0 gets its initial weight."""
+        """Return the weight to set, or None to keep it. A server with the weight 0 that becomes ready gets its initial weight."""
         if self.desired.weight is None and self.desired.state == READY and 0 in server.weights:
             return server.initial_weight
         return self.desired.weight
@@ -279,7 +286,7 @@ class Change:
         return {"in_flight": at_drain, "closed": closed, "waited": waited}
 
     def _await_no_requests(self, deadline: float) -> int:
-        """Wait for the requests in flight until the deadline. Return how many remain. Raises BalancerError if the drain ends."""
+        """Wait for the requests in flight until the deadline. Return how many remain. Raises BalancerError if somebody undrains."""
         name, pause = self.desired.name, FIRST_PAUSE
         while True:
             server = self.balancer.server(name)

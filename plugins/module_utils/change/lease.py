@@ -3,9 +3,9 @@
 """The lease of a host: a file that gives one run the right to change the host, from the first to the last change of the run.
 
 `lease.json` names the run and the person who started it. A call is one execution of a module on the host that changes or proves
-the host for the run. The lease is live (valid) during each call, which locks a file, and for `patience` seconds after the last
-call. Only its own run releases a live lease. Another run waits until the lease is no longer live, and then takes it over. A reboot
-ends every lease. If a call hangs, the kernel ends its process at its time limit.
+the host for the run. The lease is live (valid) during each call, and for `patience` seconds after the last call. Each running call
+keeps a lock on `lease.calls`. Only its own run releases a live lease. Another run waits until the lease is no longer live, and
+then takes it over. A reboot ends every lease. If a call hangs, the kernel ends its process at its time limit.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import time
 # This file exists as long as the host is in maintenance
 MAINTENANCE_FILE = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
-# The file with the id of the run that took the lease last, even after its release
+# The file with the ID of the run that took the lease last. It stays when the lease is released.
 LAST = "lease.last"
 # The watchdog holds a lock on this file during a repair of the server. Before a repair, it checks that no run has the lease.
 WATCHDOG = "/run/npufleet-watchdog.lock"
 # Longest time in seconds that the watchdog holds its lock
 WATCHDOG_WAIT = 900.0
-# Time limit in seconds of a call, in addition to the time limits of the container
+# Base of the time limit of a call in seconds. The time limits of the container are added to it.
 CALL_LIMIT = 3600.0
 # Largest argument of signal.alarm in seconds
 MAX_ALARM = 2.0**30
-# The time limit of a call includes the time limits of the container this many times, because a call may replace the container and
-# then restore the old container.
+# How often the time limits of the container are added. A call may replace the container and then restore the old container. The
+# rest is reserve.
 LIMIT_REPEATS = 4
 SHAPE = {
     "run": str,
@@ -49,11 +49,12 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal. Unlike the time of day in `renewed`, they cannot be set. Earlier versions wrote only
-    # `renewed`.
+    # Seconds since boot at the last renewal. Nobody can set this clock, unlike the time of day in `renewed`. Earlier versions wrote
+    # only `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
-    # Name and time limits of the container (container.py). The host needs them to end an interrupted change by itself.
+    # Name and time limits of the container (container.py). With these, the host can complete or undo an interrupted change
+    # without the controller.
     "container": {
         "name?": str,
         "free_timeout?": shapes.NUMBER,
@@ -117,14 +118,14 @@ def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
 def remaining(lease: Mapping[str, Any]) -> float:
     """Return the seconds until the lease ends if no call renews it.
 
-    Return 0 if the last renewal was before the last boot, or if its time is in the future.
+    Return 0 if the last renewal was before the last boot.
     """
     if lease["boot"] != boot():
         return 0.0
     if "uptime" in lease:
         age = clock.uptime() - lease["uptime"]
     else:
-        # The lease stays live if the clock was set back by at most `patience`.
+        # A time up to `patience` in the future: the clock was set back, and the lease counts as just renewed. Later times end it.
         age = time.time() - lease["renewed"]
         age = max(age, 0.0) if age >= -lease["patience"] else age
     return max(lease["patience"] - age, 0.0) if age >= 0 else 0.0
@@ -133,7 +134,7 @@ def remaining(lease: Mapping[str, Any]) -> float:
 def live(root: str, lease: Mapping[str, Any], dead_run: str = "") -> bool:
     """Return True if the run of the lease may still change the host.
 
-    `dead_run` is the ID of a run that is known to have ended. Its lease is live only while one of its calls is still running.
+    `dead_run` is the ID of a run whose process on the controller has ended. Its lease is live until its last call on the host ends.
     """
     return (lease["run"] != dead_run and remaining(lease) > 0) or at_work(root)
 
@@ -201,7 +202,7 @@ def acquire(
     dead_run: str = "",
     watchdog: bool = True,
 ) -> Tuple[bool, Optional[Dict[str, Any]]]:
-    """Take or renew the lease. Returns (True if taken or False if renewed, the lease of a dead run that was replaced or None).
+    """Take or renew the lease. Return (taken, old): `taken` is False after a renewal, `old` is the replaced lease of another run.
 
     `dead_run` is the ID of a run that is known to have ended. `watchdog` is False on hosts without a watchdog. Raises Held if
     another run still holds the lease after `wait` seconds, and LeaseError if the host is in maintenance.
@@ -227,7 +228,7 @@ def acquire(
 
 def _held_message(lease: Mapping[str, Any]) -> str:
     left = remaining(lease)
-    until = f"ends in {left:.0f} s" if left else "ends with its running call"
+    until = f"ends in {left:.0f} s" if left else "ends with its last call on the host"
     return (
         f"another run is changing this host: {lease['by']} since {lease['since']}. Wait for it to end and run again; "
         f"if it is dead, its lease {until}"
@@ -255,9 +256,9 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
     """Keep the lease live during a call, and renew it at the end. The kernel ends a process that takes too long.
 
-    `limit` is a time limit in seconds. It is ignored if it is shorter than the default. With `holder`, raise LeaseError if this run
-    does not hold the lease. Without `holder`, the call belongs to the run that holds the lease. If no run holds it, the call renews
-    nothing and has no time limit.
+    `limit` is a time limit in seconds. It can only raise the limit that follows from CALL_LIMIT and the container. With `holder`,
+    raise LeaseError if this run does not hold the lease. Without `holder`, the call belongs to the run that holds the lease. If no
+    run holds it, the call renews nothing and has no time limit.
     """
     if holder is None and not os.path.exists(os.path.join(root, LEASE)):
         yield None
@@ -265,16 +266,15 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
     with _lease_lock(root):
         lease = read(root)
         if holder and (lease is None or lease["run"] != holder.run):
-            found = f"that of {lease['by']} since {lease['since']}" if lease else "none"
+            owner = f"{lease['by']} has it since {lease['since']}" if lease else "no run has it"
             raise LeaseError(
-                f"the lease of the host is {found}, expected that of this run. The lease of this run has ended, "
-                "and its change was rolled back or taken over. Run again"
+                f"this run has lost the lease of the host ({owner}). The change of this run was rolled back or taken over. "
+                "Run the playbook again"
             )
         calls = _lock_calls(root) if lease else None
     try:
         default = CALL_LIMIT
         if lease:
-            # The inventory sets the time limits of the container
             times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
             default = max(CALL_LIMIT + LIMIT_REPEATS * sum(times), float(lease["patience"]))
         with _time_limit(max(limit, default)):
@@ -317,14 +317,14 @@ def _lock_calls(root: str) -> int:
 def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """Release the lease of this run. Return False if this run does not hold it.
 
-    `rollout` is the result of the host change for the record of rollouts (rollouts.py). It is empty if the caller only knows that
-    the change has succeeded. Raises ValueError if `rollout` is invalid.
+    `rollout` is the result of the host change for the record of rollouts (rollouts.py). If it is empty, the change has
+    succeeded. Raises ValueError if `rollout` is invalid.
     """
     with _lease_lock(root):
         lease = read(root)
         if lease is None or lease["run"] != holder.run:
             return False
-        # The lease must be released even if the disk is full. In this case the record of the rollout has no end.
+        # The lease must be released even if the disk is full. Then the record of the rollout lacks the result of this host.
         with suppress(OSError):
             rollouts.end(root, holder.run, rollout)
         os.unlink(os.path.join(root, LEASE))

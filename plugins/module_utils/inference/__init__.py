@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send requests to a Triton server and judge its answers.
 
-This code runs in a container of the image of the Triton release. Apart from this project, it only imports numpy and tritonclient.
+This code runs in a container of the host's Triton image. So it imports only the standard library, numpy, tritonclient and
+modules of this collection.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Information from the vendor's own files: the options of the installer, and the API of the SDK in the running image.
 
-A ticket about a new driver or SDK needs this information, which is not public.
+The developers of npufleet need this information to support a new driver or SDK, because the vendor does not publish it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, 
     try:
         running = engine.get(f"/containers/{name}/json")
         if running is None:
-            raise Unavailable(f"there is no container {container}, whose image has the SDK")
+            raise Unavailable(f"the container {container} is missing, expected to read the SDK from its image")
         code, output = engine.run(NAME, _container(running, container, _smallest_compiled(root)), SDK_SECONDS)
     except OSError as error:
         raise Unavailable(f"the SDK could not be run: {error}") from error

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference request with which a load balancer checks its servers.
 
-If the inventory does not set this request, the load balancer gets the first request in the check files that HTTP can send as JSON.
+If the inventory does not set this request, the load balancer gets the first request of the check files that can be sent
+over HTTP as JSON.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def request(variables: Mapping[str, Any], models: Sequence[str]) -> Request:
     names = set_model or ", ".join(models) or "none"
     raise Refusal(
         [
-            f"no check file of the pool's models ({names}) has a request that HTTP sends as JSON of at most {MAX_BODY_BYTES} "
-            "bytes, expected a request for the health check of the load balancer. Set load_balancer_check_model and "
+            f"the check files of the pool's models ({names}) have no request for the health check of the load balancer, expected "
+            f"one over HTTP with at most {MAX_BODY_BYTES} bytes of JSON. Set load_balancer_check_model and "
             "load_balancer_check_body"
         ]
     )
@@ -73,7 +74,10 @@ def _compact(body: str) -> str:
 
 
 def _pool_directories(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the directories of checks and golden data of the first host of the pool. A site may set them only for NPU hosts."""
+    """Return the directories of checks and golden data of the first host of the pool.
+
+    The balancer host itself may lack these variables, because an inventory can set them only for the NPU hosts.
+    """
     hosts = (variables.get("groups") or {}).get(variables["load_balancer_pool"]) or []
     facts = variables["hostvars"][hosts[0]] if hosts else {}
     names = ("inference_check_checks_dir", "inference_check_golden_dir")

@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
-# Ansible forks a process for each host. All processes inherit numpy from here. If numpy is missing, only code that needs it fails.
+# Import numpy once, before Ansible forks a process for each host. If numpy is missing, only code that needs it fails.
 with suppress(ImportError):
     importlib.import_module("numpy")
 # Options of the module inference_check whose default is the variable inference_check_<option>
@@ -31,11 +31,13 @@ VARIABLE_OPTIONS = ("image", "timeout", "latency", "require_checks", "checks_dir
 
 
 class Checks(NamedTuple):
-    """The checks as a document for the client program, this program in Base64, the key for restricted APIs, and the server."""
+    """The input of a check: the checks as a JSON document, the client program that sends them (in Base64), the key, the server."""
 
     document: Dict[str, Any]
     program: str
+    # Name of the header and path of the key for restricted APIs
     key: Optional[Dict[str, str]]
+    # Addresses and ports
     server: Dict[str, Any]
     # Models without a check file, if check files are optional
     unchecked: List[str]
@@ -61,13 +63,16 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
         if models is None:
             models = [str(entry["name"]) for entry in placed_here(variables)]
         if not arguments["image"]:
-            raise Refusal("image is empty, expected the image in the release's lock file. Run playbooks/site.yml, or set image")
+            raise Refusal(
+                "image is empty, expected the image that .npufleet.lock.json has for the release row. "
+                "Run playbooks/site.yml, or set image"
+            )
         checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS_DIR], [*arguments["golden_dir"], GOLDEN_DIR]
         server, key = with_pem(arguments["server"]), server_key.for_checks(variables)
         document = read_checks(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
         raise Refusal(
-            f"{error.args[0]} is not set, expected a list of models. Set triton_models, or the option models of the task"
+            f"the variable {error.args[0]} is not set. Set it. If it is triton_models, the option models of the task is enough"
         ) from None
     unchecked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("no_check_file")]
     program = base64.b64encode(archive.program(check_client.ENTRY)).decode()

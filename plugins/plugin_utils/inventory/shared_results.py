@@ -20,7 +20,7 @@ from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tup
 Result = TypeVar("Result")
 # The recorded value of a variable that is not set. No JSON text is empty.
 ABSENT = ""
-# The key of the argument `inputs` among the recorded variables. No variable has an empty name.
+# The argument `inputs` is recorded in the same dictionary as the variables, under this key. No variable has an empty name.
 INPUTS = ""
 
 

@@ -18,9 +18,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report.view import iso, moment
 
 Values = Sequence[Optional[float]]
-# Width and height of a chart in units of its picture, the most models with a chart, the most rollouts with a mark, and the most
-# characters of the reason why charts are missing
-WIDTH, HEIGHT, MAX_MODELS, MAX_ROLLOUTS, MAX_REASON = 240, 48, 7, 5, 300
+# Size of a chart in units of its SVG picture
+WIDTH, HEIGHT = 240, 48
+# Maximum number of models with a chart, of rollouts with a mark, and of characters of the reason why charts are missing
+MAX_MODELS, MAX_ROLLOUTS, MAX_REASON = 7, 5, 300
 # Values of this size or larger are not drawn.
 MAX_VALUE = 1e15
 # A model is failing if more than this share of its last requests failed.
@@ -28,7 +29,7 @@ FAILING_SHARE = 0.01
 _ANY = re.compile(".*", re.DOTALL)
 _SERIES = [{"labels": {_ANY: str}, "values": [(int, float, shapes.NULL)]}]
 SHAPE = {"start": int, "step": int, "series": {_ANY: _SERIES}, "flaw": (str, shapes.NULL)}
-NOT_READ = "playbooks/report.yml reads them from Prometheus"
+NOT_READ = "this run has not read them. Run playbooks/report.yml, which reads them from Prometheus"
 
 
 class Line(NamedTuple):
@@ -71,9 +72,10 @@ def _checked(result: Any) -> Tuple[Dict[str, Any], str]:
     try:
         data = json.loads(json.dumps(result))
     except (TypeError, ValueError):
-        return {}, "the result is no data"
+        return {}, "the result of chart_series cannot be written as JSON"
     if not isinstance(data, dict) or data.get("unreachable") or data.get("failed"):
-        return {}, str(data.get("msg") or "the series could not be read") if isinstance(data, dict) else "the result is no object"
+        why = data.get("msg") or "the series could not be read" if isinstance(data, dict) else "the result is not a JSON object"
+        return {}, str(why)
     flaw = shapes.mismatch(data, SHAPE) or data["flaw"]
     if not flaw and not (0 < data["step"] < MAX_VALUE and 0 <= data["start"] < 1e11):
         flaw = "the times of the series are out of range"
@@ -136,7 +138,7 @@ def _fleet(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
 
 
 def _cards(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """Return a tile for each card that the queries have chosen. Faulted cards come first, then the hottest cards."""
+    """Return a tile for each card that chart_series.py has selected. Faulted cards come first, then the hottest cards."""
     temperatures, memories, healths = (_by_labels(series[name], "host", "npu") for name in ("temperature", "memory", "healthy"))
     tiles = []
     for name in sorted({*temperatures, *memories, *healths}):
@@ -158,7 +160,10 @@ def _tiles(tiles: Sequence[Tile]) -> List[Dict[str, Any]]:
 
 
 def _by_labels(series: Sequence[Mapping[str, Any]], *labels: str) -> Dict[str, List[Optional[float]]]:
-    """Return {values of these labels: values of the series}. Series without one of the labels are left out."""
+    """Return {name: numbers of the series}. A name has the values of the labels, such as `npu-01 NPU 0`.
+
+    Series without one of the labels are left out.
+    """
     values_by_labels = {}
     for entry in series:
         if all(label in entry["labels"] for label in labels):
