@@ -177,7 +177,7 @@ def outputs_of(
         described_buckets = field(found, "input_info")
         if described_buckets and len(described_buckets) == len(info):
             return [[described(name) for name in field(bucket, "outputs")] for bucket in described_buckets]
-        # This SDK returns only the outputs of the first bucket. The outputs of other buckets differ only in the batch size.
+        # Older SDKs describe only the outputs of the first bucket (compiled batch size). Only the batch differs in other buckets.
         first = [described(name) for name in field(found, "outputs")]
         if not spec["batches"]:
             return [first]

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action of host_lease: adds the owner and the duration of the lease, and the facts with which a host can end a change alone."""
+"""Action of host_lease: adds the owner and the time limits of the lease, and data for the host.
+
+With this data, the host can complete or undo a change if the run dies.
+"""
 
 from __future__ import annotations
 

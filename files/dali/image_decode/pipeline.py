@@ -30,7 +30,7 @@ def crop_position(length: Any) -> Any:
     """
     left_over = length - CROP
     half = left_over // 2
-    # 1 if the start is between two pixels and the pixel with the larger number is the even one, else 0
+    # 1 if `left_over` and `half` are both odd, else 0: the start is half + 0.5, and half + 1 is the even pixel
     round_up = (left_over - half * 2) * (half - half // 2 * 2)
     return fn.cast(half + round_up, dtype=types.FLOAT) / left_over
 

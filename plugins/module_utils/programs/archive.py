@@ -18,9 +18,10 @@ PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 # Import statements: `from MODULE import NAMES`, or `import MODULES`. A match in other text only adds a file that is not needed.
-# A real parser is not used, because it would take most of the time of a plan.
+# A real parser would take most of the time of a run that only compares.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
-# The __main__.py of an archive. It resolves links, because a link to a version may move while the program still imports files.
+# The __main__.py of an archive. The path of the archive can be a link, which an upgrade moves. Therefore the program resolves it
+# first, so that all imports come from one version.
 MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a store: one JSON line for each change, oldest first.
 
-It shows which releases were proven: the host served them, and they passed their checks. Releases of a model with the same files
-have the same content, which is the part of the label after the serial number. If holds.json is lost, the holds are derived from
-the history.
+It shows which releases were proven: the host served them, and they passed their checks. The label of a release is
+`<serial number>-<content>`. The content is the start of the digest of its files, so releases with the same files have the same
+content. If holds.json is lost, the holds are derived from the history.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Return the labels of a model's proven releases, newest proof first."""
     found = []
     for line in reversed(proven_changes(lines, name)):
-        # `from` was proven earlier, maybe before the first line. But in a RESTORED line, `from` is the failed release.
+        # `from` was also proven, even if the history has no line about that. But in a RESTORED line, `from` is the failed release.
         found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
     return [label for label in dict.fromkeys(found) if label]
 
 
 def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], current: Optional[str]) -> Optional[str]:
-    """Return the label of the content that was proven last, apart from the content of `current`, or None without such a content."""
-    # A store from before the first version with a history has no proofs. Then the order of the serial numbers decides.
+    """Find the content that was proven last and differs from the content of `current`. Return its label, or None."""
+    # Old versions of npufleet wrote no history. In their stores, the order of the serial numbers decides.
     order = proven_labels(lines, name) or [other for other in labels if serial(other) < serial(current or "0")]
     for label in order:
         if content(label) != content(current):

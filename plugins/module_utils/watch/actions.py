@@ -71,9 +71,9 @@ class Host(Observer):
         return DEPLOYMENT if busy else self.paused()
 
     def _run_is_active(self) -> bool:
-        """Return True if the run that has the lease of the host is active: it has renewed the lease recently.
+        """Return True if the run that has the lease of the host has renewed the lease recently.
 
-        Return False if the replacement of the container was begun but not finished, because it has to be finished at once.
+        Return False if a replacement of the container is unfinished. Then the watchdog must not wait until the lease is old.
         """
         if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
             return False
@@ -190,7 +190,7 @@ class Host(Observer):
         ]
 
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until the cards have only `foreign` contexts, and return True. Return True at once without the vendor's tool.
+        """Wait until the cards have only `foreign` contexts, and return True. If the host has no vendor tool, return True.
 
         Return False if other contexts remain, or if the tool fails, for `cards_timeout` seconds. The caller waits because a card
         can hang if a server starts while a context ends.

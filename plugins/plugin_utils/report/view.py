@@ -73,7 +73,7 @@ def view(
     If at least one host has a status, hosts without a status are shown as not read. Likewise, hosts without check results are shown
     as not checked if at least one host has check results.
 
-    `charts` is the result of charts.view(). `rollouts` is the result of record.cards() for the last rollouts.
+    `charts` is the result of charts.view(). `rollouts` has an entry for each of the last rollouts (record.cards).
     """
     rows = [
         _row(
@@ -112,7 +112,7 @@ def view(
 
 
 def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime) -> Row:
-    """Return the row of a host. `status` and `result` are None if no host has them, and {} if only this host lacks them."""
+    """Return the row of a host. `status` and `result` are {} if only other hosts have one, and None if no host has one."""
     actual = _value(status, "actual")
     plan = [item for item in _list(_value(status, "plan")) if isinstance(item, dict)]
     checks = [check for check in _list(_value(result, "checks")) if isinstance(check, dict)]
@@ -123,7 +123,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         reasons += [str(line) for line in _list(_value(status, "report"))]
     if result and not checks:
         reasons.append(str(result.get("msg") or "no model was checked"))
-    reasons += ["{}: {}".format(name.get("name"), name.get("why") or "the answer was wrong") for name in wrong]
+    reasons += ["{}: {}".format(check.get("name"), check.get("why") or "the answer was wrong") for check in wrong]
     steps = [
         {
             "what": "{} {}".format(item.get("concern"), item.get("name")),
@@ -155,7 +155,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "times": [{"what": what, "when": iso(at), "stale": now - at > MAX_AGE} for what, at in times.items() if at],
     }
     row["stale"] = any(time_["stale"] for time_ in row["times"])
-    # The page shows the first line under the state of the host.
+    # Below the state of the host, the page shows only the first of these lines.
     lines = row["reasons"] + ["{what} is {actual}, expected {desired}".format(**step) for step in steps]
     row["first"], row["more"] = (lines[0] if lines else ""), max(len(lines) - 1, 0)
     row["seen"] = min((time_["when"] for time_ in row["times"]), default="")
@@ -215,7 +215,10 @@ def _cards(actual: Any) -> List[Dict[str, str]]:
 
 
 def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks: Sequence[Row]) -> Dict[str, Row]:
-    """Return {model: {"level", "word", "ms": median time, "versions", "link": release of the `served/` link}} for a host."""
+    """Return {model: cell} for a host.
+
+    A cell has the level and the word of its state, the median time in ms, the served versions, and the release in the store.
+    """
     served = _mapping(_value(actual, "server", "served"))
     linked = _mapping(_value(actual, "models", "served"))
     planned = {str(item.get("name")) for item in plan if item.get("concern") == "models"}
@@ -230,7 +233,7 @@ def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks
                 "state": _short_text(_value(entry, "state")),
                 "reason": _short_text(_value(entry, "reason")),
                 "release": _short_text(_value(entry, "release")),
-                # The release follows from the source, so the served source is known if the served release is the desired one.
+                # Only the desired source is known. It is also the source of the served release if this is the desired release.
                 "source": _short_text(_value(desired.get(model), "source")) if _is_desired(entry, desired.get(model)) else "",
             }
             for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))

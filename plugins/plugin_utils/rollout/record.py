@@ -110,7 +110,7 @@ def _seconds(began: Any, now: float) -> Optional[float]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value with Ansible's subclasses of plain types to plain types. Return None if JSON has no such value."""
+    """Convert a value to plain types. Ansible returns subclasses of these types. Return None if JSON has no such value."""
     try:
         return shapes.parse(json.dumps(value))
     except (RecursionError, TypeError, ValueError):
@@ -141,7 +141,7 @@ def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
     path, record = _record_or_new(directory, owner, now)
-    # If this run had an earlier rollout, that rollout has ended. `left` must not return its remaining hosts.
+    # An earlier rollout of this run may have ended before its last batch. Without its remaining hosts, `left` does not return them.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)
