@@ -25,7 +25,8 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-# The last version before Triton 2.42, the Triton of the oldest release row. So the Triton of every row knows its fields.
+# The last tritonclient before Triton 2.42, which is the Triton of the oldest release row. So the Triton of every row knows all
+# fields of this version.
 OLDEST = "2.41.1"
 OUTPUT = Path(__file__).with_name("model_config.json")
 MEMBER = "tritonclient/grpc/model_config_pb2.py"

@@ -27,7 +27,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 MARK_FILE = "adoption.json"
 # Largest number of bytes of a file that one module call returns
 MAX_PIECE_BYTES = 32 << 20
-# The concerns in the plan of an adoption. Watchdog, probe and metrics are systemd units, which are installed after the replacement.
+# The concerns in the plan of an adoption. Watchdog, probe and metrics are systemd units, which a run installs after it has replaced
+# the container.
 ADOPTED_CONCERNS = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups and concern.role and not concern.unit]
 # Valid names of containers and models. The name of a model becomes a directory name and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -111,7 +112,7 @@ class ActionModule(FleetAction):
         state = self.call_module("host_state", {}, task_vars, {"desired": desired_state, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
-        # In an entry of a plan, only these two values can contain secrets.
+        # In an item of a plan, only these two values can contain secrets.
         plan = [
             {**entry, **translation.masked({key: entry[key] for key in ("current", "desired")}, secrets)} for entry in state["plan"]
         ]
@@ -278,8 +279,9 @@ def secret_exports(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> Lis
 
 
 def exec_options(facts: Mapping[str, Any], secrets: Sequence[str] = ()) -> Dict[str, Any]:
-    """Return the options of `docker exec` that start the server again, or {} if the container's own command starts it.
+    """Return the options of `docker exec` that start the server again.
 
+    Return {} if the container's own command starts the server, or if a shell exported secrets to the server.
     The command line of the server may contain keys, so it is not returned. The host reads it before the server is stopped.
     """
     process = facts["process"]

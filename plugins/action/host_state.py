@@ -278,13 +278,14 @@ class ActionModule(FleetAction):
         for name, hold in result.get("held", {}).items():
             model = desired_state.get("server", {}).get("models", {}).get(name, {})
             model.update({key: hold[key] for key in model if key in hold})
-        # Results contain no logins and no signed addresses. Actions that download files read both from the inventory.
+        # Results contain no logins and no signed addresses. Actions that download files read the complete addresses from the
+        # inventory.
         result["origins"] = {
             digest: {**origin, "url": http_probe.public_address(origin["url"])} if origin.get("url") else origin
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }
-        # A reader with the key of the digests could test guesses of the secrets.
+        # With the key of the digests, a reader of the result could test guesses of the secrets.
         result["desired"] = {
             concern: {name: entry for name, entry in part.items() if name != "digest_key"}
             for concern, part in desired_state.items()

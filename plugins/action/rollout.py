@@ -56,7 +56,7 @@ class ActionModule(FleetAction):
         owner = _owner(host, task_vars)
         # Each host records these facts about the rollout.
         result["rollout"] = {"playbook": owner.playbook, "commit": None, "batch": number + 1, "batches": number + len(next_batches)}
-        # The record of a run begins with its first batch.
+        # The record of a rollout is created at its first batch.
         if not pause_result.get("failed") and not self._task.check_mode:
             try:
                 names = [[planned.host for planned in next_batch] for next_batch in next_batches]

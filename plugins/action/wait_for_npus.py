@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Action of wait_for_npus: adds the container that may use the cards, and the seconds to wait for all other users."""
+"""Action of wait_for_npus: adds the container that may use the cards, and the seconds to wait until no other process uses them."""
 
 from __future__ import annotations
 

@@ -90,6 +90,7 @@ class CallbackModule(CallbackBase):
         while not self._over.wait(self._interval or DEFAULT):
             now, interval = time.monotonic(), self._interval or DEFAULT
             for (host, _task), step in sorted(self._steps.copy().items()):
-                # Half an interval is enough: otherwise a step that began just after a round would be reported much too late.
+                # This loop runs once in each interval. With a full interval as the limit, a step that began just after a pass of
+                # the loop would be reported after almost two intervals.
                 if now - step.began >= interval / 2:
                     self._display.display(f"{host}: {step.name}, since {step.since}")

@@ -71,7 +71,7 @@ def driver_load_steps(
         "hold": hold and ("hold" in differences or installs),
         "load_at_boot": "boot" in differences,
         "wait_for_cards": "npufleet-cards.service" in differences,
-        # An installer may already have loaded the kernel module.
+        # A loaded kernel module, such as one that an installer has loaded, is unloaded before the module is loaded again.
         "unload": load and current["actual"]["driver"]["module"] is not None,
         "load": load,
         "start_services": loads,

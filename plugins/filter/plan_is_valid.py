@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: plan_is_valid
 short_description: Decide whether the plan of this run still describes the server of a host
 description:
-  - Returns true if no other run has had the lease of the host since the plan was made. The plan must also change no concerns other
-    than those that a run with the tags of the server applies.
+  - Returns true if no other run has had the lease of the host since the plan was made, and if the tags of the server select every
+    concern that the plan changes.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -51,7 +51,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 # `serve` starts the server and loads missing models, `restart` restarts the server, `reload` reloads the driver's kernel module.
 STEPS = ["serve", "restart", "reload"]
-# Differences of the cards that a reload of the kernel module may repair. All other differences of the cards need an operator.
+# Differences of the cards that a reload of the kernel module can repair. All other differences of the cards need an operator.
 RELOAD_REPAIRS = ("cards", "/dev/rsd0", "/dev/rbln*")
 # Actions that change the driver or its files for containers
 ROLE_ACTIONS = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)

@@ -44,7 +44,7 @@ DISPLAYED_KEYS = ("msg", "report", "refusals", "warnings", "errors")
 FAILED_CHANGE_KEYS = ("failed", "changed", "msg", "did", "back", "restored", "warnings", "exception")
 # The prefix of the facts in which Ansible reports the interpreter of a host
 INTERPRETER_PREFIX = "discovered_interpreter_"
-# Seconds for which a lost connection is retried even after the time limit, and seconds between two attempts
+# After a loss of contact, a call is repeated every RETRY_SECONDS, for at least RECONNECT_SECONDS even if its time limit is over.
 RECONNECT_SECONDS, RETRY_SECONDS = 60.0, 2.0
 # The most repetitions of a call whose module was killed, for example by the kernel to free memory
 MAX_RETRIES = 5
@@ -60,7 +60,7 @@ def role_defaults() -> Dict[str, Any]:
 
 
 def _trusted(value: Any) -> Any:
-    """Return a value whose templates are marked as trusted. Ansible's own loader would take five times as long for the same."""
+    """Return a value whose templates are marked as trusted. Ansible's own loader marks them, too, but takes five times as long."""
     if isinstance(value, dict):
         return {key: _trusted(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -122,7 +122,7 @@ class FleetAction(ActionBase):
         return host_variables(self._templar, task_vars, self._results_prefix(task_vars))
 
     def _results_prefix(self, task_vars: Mapping[str, Any]) -> str:
-        """Return the prefix of the paths of the results that hosts of a task share (shared_results.py), or "" for one host."""
+        """Return the path prefix of the results that the hosts of this task share (shared_results.py), or "" for one host."""
         hosts = task_vars.get("ansible_play_batch") or []
         if len(hosts) < 2:
             return ""
@@ -187,7 +187,7 @@ class FleetAction(ActionBase):
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the result of a module without its secrets. The module runs from the library (module_utils/programs/library.py).
 
-        If the host lacks the library, a module that runs as root gets the library installed first. Without root, Ansible copies the
+        If the host lacks the library, and the module runs as root, the library is installed first. Without root, Ansible copies the
         module to the host as usual.
         """
         parameters = library.parameters(module, options)
@@ -244,9 +244,9 @@ class FleetAction(ActionBase):
 
 
 class Contact:
-    """Calls of modules on a host, which are repeated after a loss of contact, for at most `limit` seconds.
+    """Module calls on a host that are repeated after a loss of contact, until `limit` seconds after the creation of this object.
 
-    The class calls `report` with a message when contact is lost and when contact is restored.
+    The calls are repeated for at least RECONNECT_SECONDS. `report` is called with a message at a loss of contact and at its return.
     """
 
     def __init__(self, host: str, limit: float, report: Callable[[str], None]) -> None:

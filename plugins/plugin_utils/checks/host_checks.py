@@ -31,7 +31,7 @@ VARIABLE_OPTIONS = ("image", "timeout", "latency", "require_checks", "checks_dir
 
 
 class Checks(NamedTuple):
-    """The input of a check: the checks as a JSON document, the client program that sends them (in Base64), the key, the server."""
+    """The checks of a host. `document` is the JSON document with the checks, `program` the client that sends them, in Base64."""
 
     document: Dict[str, Any]
     program: str

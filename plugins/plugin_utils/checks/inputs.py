@@ -145,7 +145,7 @@ def _file_digest(path: str) -> bytes:
 
 
 def _golden(path: str, model: str) -> str:
-    """Return the directory of golden data that a check file names. Ignore errors in the file. check_files.py reports them."""
+    """Return the directory of golden data that a check file names. Ignore errors in the file, which check_files.py reports."""
     try:
         golden = yaml_of(path).get("golden", model)
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):

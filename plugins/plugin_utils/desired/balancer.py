@@ -34,9 +34,9 @@ ExecReload=/usr/sbin/haproxy -Ws -f $CONFIG -c -q $EXTRAOPTS
 ExecReload=/usr/bin/python3 -IS {library} balancer reload
 ExecStop=-/usr/bin/python3 -IS {library} balancer save
 """
-# Only root can read these files. HAProxy reads them before it gives up its privileges.
+# The mode of haproxy.cfg and of the certificates. Only root can read them. HAProxy reads them before it gives up its privileges.
 PRIVATE_MODE = 0o600
-# Variables with files on the controller
+# Variables that have the path of a file on the controller
 CERTIFICATE = "load_balancer_tls_certificate"
 KEY = "load_balancer_tls_key"
 AUTHORITY = "load_balancer_client_ca"
@@ -83,7 +83,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the desired state with digests instead of files and logins. The host computes them with the key in `digest_key`."""
+    """Return the desired state with digests instead of files and logins. The host computes digests with the key in `digest_key`."""
     contents = {**{entry["path"]: entry["content"] for entry in state["certificates"]}, files.CONFIG: state["config"]}
     visible = {name: value for name, value in state.items() if name not in ("config", "certificates")}
     return {

@@ -48,8 +48,8 @@ GRPC_CALLS = (
     ),
     "/grpc.health.v1.Health/Check",
 )
-# The headers of a W3C trace context. With OpenTelemetry, Triton traces each request that has `traceparent`, and ignores the
-# configured rate of traces.
+# The headers of a W3C trace context. HAProxy removes them by default, because Triton with OpenTelemetry traces each request that
+# has `traceparent`, and ignores the configured rate of traces.
 TRACE_CONTEXT = ("traceparent", "tracestate")
 # The response of a server with a full queue. Such a server is overloaded but not broken, so its check passes. If the check failed,
 # an overload would take all servers out of the traffic, one after the other.
@@ -62,7 +62,7 @@ CONNECT_SECONDS, HEADER_SECONDS, KEEP_ALIVE_SECONDS = 5, 30, 600
 # PROBE_IDLE_SECONDS, one every PROBE_INTERVAL_SECONDS. A connection with data in flight is closed if the data are not acknowledged
 # for ACKNOWLEDGE_SECONDS. A slow server keeps its connections, because its kernel answers the probes and acknowledges the data.
 PROBE_IDLE_SECONDS, PROBE_INTERVAL_SECONDS, PROBE_COUNT, ACKNOWLEDGE_SECONDS = 15, 5, 3, 30
-# HAProxy 2.6 ignores tcp-ut in the line `default-server`.
+# HAProxy 2.6 ignores tcp-ut in the line `default-server`, so each line `server` has it.
 SERVER = f"weight {WEIGHT} tcp-ut {ACKNOWLEDGE_SECONDS}s"
 # The most bytes of a log line in the ring, the buffer in which HAProxy keeps its log
 MAX_LINE_BYTES = 512
@@ -253,7 +253,8 @@ def _deny(condition: str) -> str:
 def _http_frontend(settings: Settings) -> List[str]:
     return [
         *_bind(settings, settings.http_port, "h2,http/1.1"),
-        # After a reload, HAProxy closes each connection after its next response. Closing idle connections could lose requests.
+        # Without this option, a reload would close idle connections, which could lose requests. With the option, HAProxy closes
+        # each connection after its next response.
         "option idle-close-on-response",
         *_log(),
         "acl npufleet_reads method GET HEAD",

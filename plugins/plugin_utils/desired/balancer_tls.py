@@ -25,7 +25,7 @@ def reasons(certificate: str, key: str, now: datetime) -> Iterator[str]:
     try:
         private = serialization.load_pem_private_key(key.encode(), None)
     except (TypeError, ValueError) as error:
-        # The message of the library does not contain the key.
+        # The library raises TypeError for a key that needs a passphrase.
         why = "it has a passphrase" if isinstance(error, TypeError) else "it is not PEM"
         yield f"load_balancer_tls_key is not a private key that HAProxy can read ({why}), expected a key without a passphrase"
         return
@@ -70,7 +70,7 @@ def _dates(name: str, certificate: Any, now: datetime) -> Iterator[str]:
 
 
 def _ends(certificate: Any) -> datetime:
-    """Return the end of a certificate. Versions of the library before 42 return only times without a time zone."""
+    """Return the end of a certificate. Before version 42, cryptography has only times without a time zone, which are UTC."""
     ends: Any = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=timezone.utc)
     return ends if isinstance(ends, datetime) else datetime.max.replace(tzinfo=timezone.utc)
 

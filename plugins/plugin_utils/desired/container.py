@@ -190,7 +190,8 @@ def mount_sources(variables: Mapping[str, Any]) -> List[str]:
 def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     """Return the query for driver.driver_files.find, or None if this project mounts no files of the driver into the container.
 
-    From 3.0 on, the driver contains the SDK's libraries. If the engine finds cards by CDI name, the vendor's CDI spec mounts these.
+    From 3.0 on, the driver contains the SDK's libraries. If the engine finds cards by CDI name, the vendor's CDI spec mounts these
+    libraries.
     """
     if device_access.uses_cdi(variables) or not variables["triton_server_driver_files"]:
         return None

@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# systemd reads `$$` as `$`. The unit counts the nodes and ignores their numbers, which a dead card may shift.
+# systemd reads `$$` as `$`. The unit counts the nodes and ignores their numbers, because a failed card can shift them.
 UNIT_TEXT = r"""# Written by npufleet
 [Unit]
 Description=Device nodes of the NPUs
@@ -60,7 +60,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "hold": bool(variables["rbln_driver_hold"]),
         "reboots": bool(variables["rbln_driver_reboot"]),
         "unit": unit(npus, int(variables["rbln_driver_boot_timeout"])),
-        # Units of a host whose engine finds the cards by CDI name
+        # The units of the container toolkit, for a host whose engine finds the cards by CDI name
         "cdi": cdi.unit_texts(variables["triton_server_name"]) if device_access.uses_cdi(variables) else {},
     }
 

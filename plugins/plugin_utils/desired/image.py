@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import files_of
 
-# Forms of delivery. The lock file may have an entry for each.
+# Forms of delivery. The lock file can have an entry for each form.
 ARCHIVE, REGISTRY = "archive", "registry"
 
 
@@ -25,7 +25,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     sources = {ARCHIVE: lock.get("archive"), REGISTRY: in_repository(lock.get("repo_digest"), repository)}
     delivery, publish = REGISTRY if repository else ARCHIVE, False
     if lock.get("id") and not sources[delivery]:
-        # The image is not published in this form yet, so the build host publishes it. That host may get it in the other form first.
+        # The image is not published in this form yet, so the build host publishes it. If the image is published in the other form,
+        # the build host first gets it in that form.
         publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
         delivery = next((form for form in sorted(sources) if publish and sources[form]), delivery)
     return {

@@ -22,7 +22,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     packages = set(variables["monitoring_packages"])
     absent = {scraping.path(variables, name) for name in scraping.TARGETS} - set(files)
     if not variables["monitoring_status_metrics"]:
-        # Prometheus would read an old file forever, so alerts about the drift in it would never end.
+        # Prometheus would scrape the metrics of an old file forever, so alerts about the drift in the file would never end.
         absent.add(f"{variables['monitoring_probe_directory']}/{STATUS_FILE}")
     elif variables["monitoring_node_exporter"]:
         packages.update(variables["monitoring_node_packages"])
@@ -43,7 +43,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def _rules(paths: List[str]) -> Dict[str, str]:
-    """Return {name on the host: text} of files with rules, and of all such files in directories. Raises Refusal.
+    """Return {name on the host: text} of the rule files in `paths`, which can also be directories of rule files. Raises Refusal.
 
     The name of a file from a directory begins with the name of the directory, because directories may have files of the same name.
     """

@@ -85,8 +85,8 @@ def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
 def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     """Return {"path", "sha256"} of the host's file with Triton's keys to object stores, or None if there are no keys.
 
-    The name of the file depends on the keys, so changed keys get a new file. Its path is in the environment of the container, so
-    the host replaces the container. The previous file is kept for a restore of the previous container.
+    The name of the file depends on the keys, so changed keys get a new file. The environment of the container has the path of the
+    file, so the host replaces the container. The previous file is kept for a restore of the previous container.
     """
     if not keys:
         return None

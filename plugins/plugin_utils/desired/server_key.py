@@ -24,7 +24,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import
 # The APIs that checks by inference use
 USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "statistics"))
 CONTROL = "model-repository"
-# The fingerprint of a key is not secret. A short key that a person has chosen could be guessed from its fingerprint.
+# The minimum length of a key that an operator sets. The fingerprint of a key is not secret, so a short key could be guessed from
+# its fingerprint.
 MIN_KEY_LENGTH = 12
 # In this mode of model control, a client that may load models can send a model with its own code.
 EXPLICIT = "explicit"

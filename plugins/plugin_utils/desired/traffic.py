@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The desired state of the concern traffic: no host is drained, so a host has no record of a drain."""
+"""The desired state of the concern traffic: no host is drained, so no host has the file that marks a drain."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
-    """Return the path of the record that a rollout writes on a host before it drains the host."""
+    """Return the path of the file that a rollout writes on a host before it drains the host."""
     return {"record": os.path.join(variables["npufleet_root"], RECORD)}

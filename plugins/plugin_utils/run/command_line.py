@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, command: str, text: Optional[str]) -> None:
         about, _gap, more = (text or "").partition("\n\n")
         epilog = "\n\n".join(filter(None, [more.strip("\n"), DEFAULTS_NOTE, EXIT_CODE_TABLE]))
-        # An abbreviation may match another option in a later version.
+        # An abbreviation could match another option in a later version.
         super().__init__(command, None, about, epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
@@ -106,7 +106,7 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return a number of seconds above 0 and at most a day, because clients wait no longer. Raises ArgumentTypeError."""
+    """Return a number of seconds, above 0 and at most a day. Raises ArgumentTypeError."""
     try:
         number = float(text)
     except ValueError:
@@ -124,7 +124,7 @@ def name(text: str) -> str:
 
 
 def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
-    """Return the scheme of a URL, and its host:port with the path. The default is the first of `schemes`. Raises CommandError."""
+    """Return the scheme and the host:port/path of a URL. The default scheme is the first of `schemes`. Raises CommandError."""
 
     def error(actual: str, expected: str) -> CommandError:
         return CommandError(USAGE_ERROR, f"{option} {actual}, expected {expected}")

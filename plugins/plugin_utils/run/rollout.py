@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The batches of a rollout, their announcement, and the record of durations.
+"""The batches of a rollout, their announcement, and the file with the durations of previous changes.
 
 This module runs only on the controller and imports nothing of ansible-core.
 """
@@ -158,7 +158,7 @@ def _batch(names: Sequence[str], many: bool) -> str:
 
 
 def _estimate(remaining: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
-    """Return the estimated duration as text: the sum of the durations of the slowest host of each batch."""
+    """Return the estimated duration as text. A batch takes as long as its slowest host."""
     seconds, unknown = 0.0, []
     for batch in remaining:
         slowest = 0.0
@@ -183,7 +183,7 @@ def listing(remaining: Sequence[Sequence[PlannedHost]]) -> str:
 
 
 def read(path: str) -> Dict[str, Duration]:
-    """Return {host: duration of its last change}, or {} if the record is missing or invalid."""
+    """Return {host: duration of its last change}, or {} if the file is missing or invalid."""
     durations: Dict[str, Duration] = {}
     with suppress(OSError, ValueError, TypeError, AttributeError, KeyError), open(path, encoding="utf-8") as source:
         for host, entry in json.load(source).items():
@@ -192,6 +192,6 @@ def read(path: str) -> Dict[str, Duration]:
 
 
 def write(path: str, durations: Mapping[str, Duration]) -> None:
-    """Add durations to the record. Raises OSError."""
+    """Add durations to the file. Raises OSError."""
     content: Dict[str, Any] = {host: duration._asdict() for host, duration in {**read(path), **durations}.items()}
     outputs.write(path, json.dumps(content, indent=1, sort_keys=True))
