@@ -4,9 +4,9 @@
 
 It drains or undrains the server, sets its weight, and waits until its requests have ended or its health check passes.
 
-A step reads all servers, changes one of them, and writes the records of drains and the state file (drains.py). It holds the lock of
-the balancer.
-While a change waits, the lock is free, so that other processes can change other servers.
+A change consists of steps and waits. A step holds the lock of the balancer: it reads all servers, changes one of them, and writes
+the records of drains and the state file (drains.py). During a wait, the lock is free, so that other processes can change other
+servers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers i
 FIRST_PAUSE, MAX_PAUSE = 0.1, 1.0
 # Time limits in seconds: until closed requests have ended, and until a reload has ended
 CLOSE_TIMEOUT, RELOAD_TIMEOUT = 15.0, 60.0
-# Largest number of attempts to make a change while HAProxy is reloaded again and again
+# Largest number of attempts to make a change if HAProxy is reloaded during each attempt
 MAX_ATTEMPTS = 5
 UNIT = "haproxy.service"
 
@@ -113,9 +113,9 @@ class Change:
         raise BalancerError(f"HAProxy was reloaded during each of {MAX_ATTEMPTS} attempts to change {self.desired.name}. Run again")
 
     def _await_reload(self) -> None:
-        """Wait until a reload of HAProxy has ended.
+        """Wait until a running reload of HAProxy has ended. After that, the caller can see whether a new worker runs.
 
-        Then it is known if a new worker runs. That worker lacks the change if it read the state file before the change.
+        A new worker lacks the change if it read the state file before the change.
         """
         if not os.path.isdir("/run/systemd/system"):
             return
@@ -186,7 +186,7 @@ class Change:
             )
 
     def _keep_foreign_drain(self, server: Server) -> Step:
-        """Keep the drain of another owner. If a drain is desired, extend a drain of one protocol to both protocols."""
+        """Keep the drain of another owner. If this change also drains, extend a drain of only one protocol to both protocols."""
         if self.desired.state == READY or server.idle:
             return Step(False, True, server)
         if not self.check_mode:
@@ -220,7 +220,7 @@ class Change:
         return self.desired.weight
 
     def _refuse_outage(self, all_servers: Dict[str, Server], server: Server) -> None:
-        """Raise BalancerError if no other server would take requests."""
+        """Raise BalancerError if no other server would take requests, and the requester does not allow this."""
         serving = servers.serving(all_servers)
         if serving == [server.name] and not self.desired.allow_outage:
             raise BalancerError(
@@ -241,7 +241,7 @@ class Change:
             if self.check_mode:
                 return False
             if server.state == IN_MAINTENANCE:
-                # HAProxy does not check servers in maintenance.
+                # HAProxy does not check servers in maintenance, so the server is drained instead.
                 self.balancer.drain(name)
                 drains.save_state(self.home, self.balancer.runtime)
                 changed = True
@@ -286,7 +286,10 @@ class Change:
         return {"in_flight": at_drain, "closed": closed, "waited": waited}
 
     def _await_no_requests(self, deadline: float) -> int:
-        """Wait for the requests in flight until the deadline. Return how many remain. Raises BalancerError if somebody undrains."""
+        """Wait for the requests in flight until the deadline, and return how many remain.
+
+        Raises BalancerError if another caller makes the server ready meanwhile.
+        """
         name, pause = self.desired.name, FIRST_PAUSE
         while True:
             server = self.balancer.server(name)

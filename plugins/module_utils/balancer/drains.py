@@ -25,7 +25,7 @@ HOME = "/var/lib/npufleet-balancer"
 RECORDS, STATE = "drains.json", "state"
 # A process holds this lock while it reads and changes the servers of a balancer.
 LOCK = "/run/npufleet-balancer.lock"
-# Longest time in seconds to wait for the lock. A process needs the lock for a few commands only.
+# Longest time in seconds to wait for the lock
 LOCK_WAIT = 60.0
 # Kinds of drains, from the lowest priority to the highest. A caller may end or take over a drain of its own kind or a lower one.
 KINDS = ("rollout", "maintenance", "operator")

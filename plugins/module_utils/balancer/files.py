@@ -26,7 +26,7 @@ _DESCRIPTION = re.compile(r"^ *description:? npufleet ([0-9a-f]{16})$", re.MULTI
 
 
 def description_line(digest: str) -> str:
-    """Return the line that names the digest of a configuration. `show info` of a running HAProxy contains the same line."""
+    """Return the line that names the digest of a configuration. `show info` of a running HAProxy also contains the digest."""
     return f"description npufleet {digest}".rstrip()
 
 

@@ -32,8 +32,9 @@ COUNTERS = (
     "client_aborts",
     "server_aborts",
 )
-# HAProxy writes the line of a request shortly after its end. So a window (the time in which traffic is counted) ends this many
-# seconds before it is read. The next window starts at the end of this one, so no request is missed or counted twice.
+# HAProxy writes the line of a request shortly after the request has ended. So a window (the time in which traffic is counted) ends
+# this many seconds before the lines are read. The next window starts at the end of the last window, so that every request is
+# counted exactly once.
 MARGIN = 0.05
 
 

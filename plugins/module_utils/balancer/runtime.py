@@ -27,7 +27,7 @@ RETRY_SECONDS, RETRY_PAUSE = 5.0, 0.1
 MAX_SHOWN, MAX_OLD_WORKERS = 120, 100
 # The two backends, by protocol. A gRPC server tracks the HTTP server of the same name.
 BACKENDS = {"http": "npufleet_http", "grpc": "npufleet_grpc"}
-# Names of servers that may be a part of a command
+# The names of servers. Other names are not inserted into commands.
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
 # Flags of srv_admin_state. The flags in OWN_MAINTENANCE and OWN_DRAIN were set on the server itself. MAINTENANCE and DRAIN also
 # include inherited flags.
@@ -164,7 +164,7 @@ def parse_stat(text: str) -> List[StatRow]:
         if len(row) != len(header):
             raise BalancerError(f"HAProxy's answer to `show stat` has a row of {len(row)} fields, expected {len(header)}")
         fields = dict(zip(header, row))
-        # Type 2 is a server. The others are frontends, backends and listeners.
+        # Rows of type 2 are servers. Rows of other types are frontends, backends and listeners.
         if fields["type"] == "2" and fields["# pxname"] in BACKENDS.values():
             counters = [_count(fields[name], "show stat") for name in _COUNTERS]
             in_flight = _count(fields["scur"], "show stat") + _count(fields["qcur"], "show stat")
@@ -242,7 +242,7 @@ def is_gone(answer: str) -> bool:
 
 
 def _rows(lines: Iterator[List[str]]) -> Iterator[List[str]]:
-    """Yield the rows of a table, without empty ones. Raises BalancerError if the table is damaged or too long."""
+    """Yield the rows of a table, without empty rows. Raises BalancerError if the table is damaged or too long."""
     try:
         for number, row in enumerate(lines):
             if number > MAX_ROWS:

@@ -34,8 +34,8 @@ UP, DOWN, UNKNOWN = "up", "down", "unknown"
 class Server(NamedTuple):
     """A server of both backends.
 
-    `health` is the health of the server for HTTP. The server for gRPC tracks it (HAProxy's option `track`). `state` is `drained` if
-    the server is drained for HTTP or for gRPC.
+    `health` is the health of the HTTP server. The gRPC server always has the same health (HAProxy's option `track`). `state` is
+    `drained` if the server is drained for HTTP or for gRPC.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Server(NamedTuple):
     in_flight: int
     # Commands that make the server ready again for both protocols
     undrain: List[str]
-    # True if the server takes new requests over neither protocol
+    # True if the server takes no new requests over HTTP and none over gRPC
     idle: bool
 
 

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The saved state of the servers of a balancer. It keeps drains and weights across a reload, a restart and a reboot.
 
-HAProxy reads the file when it loads its configuration. It would use the ports in the file instead of those in the configuration,
-and would regard a server that is missing in the file as healthy. Therefore this module first completes the file from the
-configuration.
+HAProxy reads the file when it loads its configuration. A port in the file takes precedence over the port in the configuration, and
+a server that is missing in the file counts as healthy. Therefore this module first completes the file from the configuration.
 
 A drop-in of HAProxy's unit runs `python3 LIBRARY balancer save` and `python3 LIBRARY balancer reload` (commands.py).
 """
@@ -69,10 +68,10 @@ def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
 
 
 def complete_state(state: str, config: str) -> str:
-    """Return a state with one row for each server of a configuration. Known servers keep their drains, weights and check results.
+    """Return a state with one row for each server of a configuration. Rows of servers that are not in it are removed.
 
-    A server that is new, or has moved to another address or port, is down until its checks pass. Rows of servers that are
-    not in the configuration are removed.
+    A server in `state` keeps its drain, weight and check results. A server that is not in `state`, or has moved to another address
+    or port, is down until its checks pass.
     """
     rows = _rows(state)
     lines = [VERSION, "# " + " ".join(COLUMNS)]

@@ -135,12 +135,13 @@ class Ring(NamedTuple):
 def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
     """Return the requests in a ring that finished from `since` until before `until` (seconds since 1970).
 
-    A full ring has lost the requests before its oldest line.
+    A full ring has overwritten the requests before its oldest line.
     """
     requests: List[Request] = []
     oldest = math.inf
     lines = text.split("\n", MAX_LINES)
-    # Most lines of a full ring are older than the window. Of these, only the first is parsed, for the time of the oldest line.
+    # Most lines of a full ring are older than the window. Of these, only the first line is parsed, because its
+    # time shows how far back the ring reaches.
     window_start = f"{MARK} {max(since, 0) * 1000:013.0f}"
     for line in lines[:MAX_LINES]:
         if oldest <= since and line[: len(window_start)] < window_start:

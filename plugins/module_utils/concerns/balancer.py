@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The concern `balancer`: HAProxy's packages, configuration, certificates and systemd drop-in, and the running HAProxy.
 
-Texts that a plan shows contain digests in place of secrets: module_utils/secret.py seals the secrets with a key.
+A plan shows digests in place of secrets. module_utils/secret.py computes (seals) each digest with a key.
 """
 
 from __future__ import annotations

@@ -25,12 +25,13 @@ UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
 # The plan item about a required reboot, and the marker file that the role writes. The reboot removes the file.
 REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
-# Forms of a driver besides `deb`. A PRESENT driver was installed by somebody else: this project only checks it and holds its
-# packages. A RUN driver comes from the vendor's installer.
+# Forms of a driver besides `deb`. Somebody else has installed a PRESENT driver: this project only checks it and holds its packages
+# (apt-mark hold). A RUN driver comes from the vendor's installer.
 PRESENT, RUN = "present", "run"
 # The plan item about a wrong version of a PRESENT driver
 INSTALLED_MODULE = "installed module"
-# Packages of a driver: `rebellions` before driver 3.0. From driver 3.0 on, the vendor's installer installs the other packages.
+# Packages of a driver. Drivers before 3.0 have the package `rebellions`. Later drivers have other packages, which the vendor's
+# installer installs.
 PACKAGES = ("rebellions*", "librbln-*")
 PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
 # Services of the driver, the older one first. A running service keeps the module in use.
@@ -53,7 +54,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "package": installed.get(desired["package"]),
         # {package of any driver: True if it is held}
         "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
-        # Both are None if the form is `deb`.
+        # These two facts are None if the form is `deb`.
         "installed": _installed() if not_deb else None,
         "dkms": _dkms() if not_deb else None,
         # Directories that an engine created for missing sources of mounts. A package cannot install a file at such a path.
@@ -197,7 +198,7 @@ def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], compare_l
     if not compare_listed:
         return plan
     if "groups_error" in tool:
-        # An operator has to decide on a reload of the module, because a reload ends the servers of all groups.
+        # The plan does not reload the module, because a reload ends the servers of all groups. An operator has to decide on it.
         plan.append(item(CONCERN, "groups", tool["groups_error"], "the group of every NPU", INSPECT))
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The concern `engine`: packages of Docker, daemon.json (merged, never overwritten), systemd drop-ins, and the running engine.
 
-Plans show digests in place of secrets: module_utils/secret.py seals the secrets with a key.
+A plan shows digests in place of secrets. module_utils/secret.py computes (seals) each digest with a key.
 """
 
 from __future__ import annotations

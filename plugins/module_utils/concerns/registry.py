@@ -57,7 +57,7 @@ class Concern(NamedTuple):
     models_actions: Optional[Tuple[str, ...]] = ()
     # The systemd unit whose state is read with the concern
     unit: str = ""
-    # True if the desired state may contain secrets. They are sealed: queries to the host and its plan have digests in their place.
+    # True if the desired state may contain secrets. Queries to the host and its plan then have digests in place of the secrets.
     sealed: bool = False
     # A function that returns a warning about something that is not in the plan but needs an operator, or None
     warning: Callable[[Mapping[str, Any]], Optional[str]] = _no_warning
@@ -124,7 +124,7 @@ def concerns_of(inventory_groups: Sequence[str], npu_group: str) -> List[str]:
 
 def needs_site(item: Item) -> bool:
     """Return True if only site.yml may perform the action of a difference, and models.yml must not."""
-    # The plan comes from a host, so the concern may be unknown to the controller.
+    # The plan comes from a host, so it may name a concern that is not in CONCERNS.
     concern = CONCERNS.get(item["concern"])
     allowed = concern.models_actions if concern else ()
     return allowed is not None and item["action"] not in allowed

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's container toolkit, and the CDI spec (Container Device Interface) that the toolkit generates.
 
-With the spec, an engine adds NPUs to a container by name. From the toolkit's source (github.com/RBLN-SW/rbln-container-toolkit,
-0.2.0): The entry of an NPU has the device node of the NPU and the device node of its group, with the same names as on the host. The
-spec mounts the driver's libraries and tools, and creates their links.
+With the spec, an engine adds NPUs to a container by name. The source of the toolkit (github.com/RBLN-SW/rbln-container-toolkit,
+0.2.0) shows what a spec contains. The entry of an NPU has the device node of the NPU and the device node of its group, with the
+names that they have on the host. For all NPUs, the spec mounts the driver's libraries and tools, and creates their links.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ PACKAGE, TOOLKIT = "rbln-container-toolkit", "/usr/bin/rbln-ctk"
 MIN_VERSION = "0.2"
 # Older drivers lack a library that the toolkit needs.
 OLDEST_DRIVER = 3
-# The path of the spec. The vendor's own unit also writes this file, and each boot removes it. The vendor's package writes another
-# spec into /etc/cdi, but only during its installation. That spec gets outdated. Engines prefer /var/run/cdi to /etc/cdi.
+# The path of the spec. The vendor's own unit also writes this file. Each boot removes the file, because /var/run is in memory. The
+# vendor's package writes a second spec into /etc/cdi, but only during its installation, so the second spec gets outdated. It does
+# not matter, because engines prefer /var/run/cdi to /etc/cdi.
 SPEC = "/var/run/cdi/rbln.yaml"
 KIND = "rebellions.ai/npu"
 # The node of the default group of NPUs. The SDK opens only this name, and finds no NPU without it.

@@ -20,7 +20,7 @@ ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
 # Largest number of failed checks in a message
 MAX_SHOWN = 20
-# Seconds to start and remove a container. Largest number of requests of a check: two protocols, and each request is repeated once.
+# Seconds to start and remove a container, and largest number of requests of a check: two protocols, and two requests over each.
 ENGINE_SECONDS, REQUESTS_PER_CHECK = 300.0, 4
 # The exit code of `docker run` if the engine cannot run the container
 ENGINE_FAILED = 125

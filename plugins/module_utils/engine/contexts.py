@@ -43,7 +43,7 @@ def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
     for holder in tool["holders"]:
         owner = owner_of(holder)
         # The tool may list a process of the container by its ID in the container's PID namespace. The host has no process with
-        # this ID, so the process looks like an ended one.
+        # this ID, so the process looks like an ended one. Therefore, while the container runs, such processes count as its own.
         if not (ignore_gone and owner["gone"]) and not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
             foreign.append({**holder, **owner, "open": open_cards(holder["pid"]) if not owner["gone"] else set()})
     names = {}

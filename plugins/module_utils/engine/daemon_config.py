@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
-# {option: the option that selects its driver}. The values of the first option are valid only for the selected driver.
+# {option: the option that selects its driver}. The values of an option are valid only for the selected driver.
 DRIVER_OPTIONS = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
 # Defaults of dockerd. The storage driver has no fixed default: it depends on the host.
 DEFAULT_DRIVERS = {"log-driver": "json-file"}
@@ -101,7 +101,7 @@ def _valid_part(option: str, value: Any, current: Mapping[str, Any], desired: Ma
     if current_driver == desired[owner]:
         return value
     if current_driver is None and isinstance(value, list):
-        # A storage option begins with the name of its driver, as in `overlay2.size=20G`.
+        # The current driver is unknown, but a storage option begins with the name of its driver, as in `overlay2.size=20G`.
         return [entry for entry in value if str(entry).startswith(f"{desired[owner]}.")] or None
     return None
 
@@ -137,7 +137,7 @@ def read_flags() -> Dict[str, str]:
     """
     words = _command_line(_unit_files())
     if not words or os.path.basename(words[0][0].lstrip("@-:+!")) != PROGRAM:
-        # In this case systemd starts a script that starts dockerd, so only the running process shows the flags.
+        # Systemd starts another program, such as a script that starts dockerd. Only the running process shows the flags.
         words = _running_command_line()
     return {flag.option: f"{flag.written} in {flag.source}" for flag in parse_flags(words)}
 

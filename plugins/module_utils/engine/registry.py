@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of image registries through the engine, which has its own certificate authorities, proxies and insecure registries.
 
-A direct request to a registry (http_probe.py) may fail although the engine can reach the registry.
+A direct request to a registry (http_probe.py) is not enough: it can fail although the engine reaches the registry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
-# Messages about a rejected login. The status is no criterion, because it differs between engines.
+# Messages about a rejected login. They are compared because the HTTP status for a rejected login differs between engines.
 REFUSED = re.compile(r"\b40[13]\b|unauthorized|denied|no basic auth|incorrect username or password", re.IGNORECASE)
 # The registry to which Docker sends a login that names no registry
 DOCKER_HUB = "https://index.docker.io/v1/"

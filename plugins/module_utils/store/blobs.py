@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blobs (large files) of a host's store. The name of a blob is its SHA-256, which is verified when the blob arrives.
 
-Every blob has a stamp in `blobs/stamps/<digest>`: size, modification time and inode of the verified file. A blob is hashed again
-only if it does not match its stamp. `collect` removes the blobs that no release links to.
+The stamp of a blob, `blobs/stamps/<digest>`, has the size, the modification time and the inode of the verified file. If a blob
+still matches its stamp, it is normally not hashed again. `collect` removes the blobs that no release links to.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# File in incoming/ with the name of the controller that is transferring. The controller renews the time stamp of the file.
+# File in incoming/ with the name of the controller that transfers blobs. The controller keeps the time stamp of the file recent.
 CONTROLLER = ".controller"
-# File with the number of bytes that the host downloads itself
+# File in incoming/ with the number of bytes that the host downloads itself, without the controller
 TOTAL = ".total"
 # Age in seconds after which partial files in incoming/ are removed
 PARTIAL_AGE = 7 * 86400
-# Age in seconds after which files in tmp/ are removed
+# Age in seconds after which files in tmp/ and blobs without a release are removed
 STAGED_AGE = 3600
 # The server may run as any user, so everybody can read blobs
 BLOB_MODE = 0o444
@@ -126,7 +126,7 @@ def space_problem(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) 
 
 
 def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Return the reason why files of these sizes do not fit into `free` bytes, or None. An unknown size counts as 0.
+    """Return the reason why files of these sizes do not fit into `free` bytes, or None if they fit. An unknown size counts as 0.
 
     `partial` is {digest: number of bytes that have already arrived}.
     """
@@ -145,8 +145,8 @@ def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[s
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
     """Verify all transferred blobs, then move them into the store. Raises StoreError if a blob is missing or wrong.
 
-    A damaged blob of the store is replaced by a rename, so that a server that has the damaged file open keeps it.
-    `sources` is {digest: origin} for messages.
+    A damaged blob in the store is replaced by a rename, so that a server can still read the old file if it has the file open.
+    `sources` is {digest: origin of the blob}, which messages show.
     """
     problems = []
     verified = []
@@ -181,7 +181,7 @@ def _staging_path(root: str, digest: str) -> str:
 
 
 def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Optional[str]:
-    """Move one blob from `incoming` into tmp/ and verify it. Return the reason why it was removed, or None if it is correct."""
+    """Move one blob from `incoming` into tmp/ and verify it. Return what is wrong, or None. A wrong blob is removed."""
     staged = _staging_path(root, digest)
     try:
         proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
@@ -202,8 +202,9 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
 def collect(root: str, keep: int) -> Dict[str, Any]:
     """Remove old releases, unused blobs, and files of interrupted transfers. Return {"removed": [names], "bytes": freed bytes}.
 
-    For each model, the newest releases of the last `keep` proven contents stay (history.py). The served release, the release to
-    which a rollback would return, and the releases of an open transaction or a hold always stay.
+    For each model, the last `keep` proven contents stay, each in its newest release (history.py explains contents). Four kinds of
+    releases always stay: served and held releases, releases of an open transaction, and the release to which a rollback would
+    return.
     """
     removed: List[str] = []
     freed = 0
@@ -226,7 +227,8 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     linked = _linked(releases)
     for digest in store.listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
-        # A young blob without a link may belong to another run, which has not made its release yet.
+        # A young blob without a link may belong to another run, which has not made its release yet. This is impossible for blobs in
+        # `unlinked`: they belonged to releases that were removed above.
         if digest in linked or (digest not in unlinked and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
             continue
         freed += os.lstat(path).st_size
@@ -234,7 +236,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
         if os.path.exists(_stamp_path(root, digest)):
             os.unlink(_stamp_path(root, digest))
         removed.append(f"blob {digest[:12]}")
-    # Interrupted runs and transfers have left these files.
+    # Old files in these two directories were left by interrupted runs and transfers.
     for path in [*_expired(os.path.join(root, "tmp"), STAGED_AGE), *_expired(os.path.join(root, "incoming"), PARTIAL_AGE)]:
         freed += trees.remove(path)
         removed.append(os.path.relpath(path, root))
@@ -317,7 +319,7 @@ def _older(stamp: str, path: str, age: float) -> bool:
 
 
 def _expired(directory: str, age: float) -> List[str]:
-    """Return the entries of a directory that are older than `age` seconds, or none if another run has locked the directory."""
+    """Return the entries of a directory that are older than `age` seconds, or an empty list if another run has locked it."""
     if not os.path.isdir(directory):
         return []
     found = []

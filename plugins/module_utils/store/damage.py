@@ -50,7 +50,7 @@ def holds_unknown(root: str) -> Optional[str]:
 
 
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
-    """Return the flaw of a damaged record that cannot be recovered, or None for any other record."""
+    """Return the flaw of a record that is damaged and cannot be recovered. Return None for an intact or recoverable record."""
     entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
     flaw = entry.flaw if entry.exists else "it is gone"
     return flaw if flaw and _recover_record(root, name, label) is None else None
@@ -59,7 +59,8 @@ def lost_record(root: str, name: str, label: str) -> Optional[str]:
 def mend(root: str, forget: bool = False) -> List[str]:
     """Repair the damaged files and return their paths. The caller holds the lock of the store.
 
-    If the holds are unknown, holds.json and the history stay as they are, unless `forget` ends all holds.
+    If the holds are unknown, holds.json and the history stay as they are. With `forget`, these files are repaired, too, because the
+    caller then ends all holds.
     """
     flaws = find(root)
     if holds_unknown(root) and not forget:
@@ -83,7 +84,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
             root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.mismatch(hold, store.HOLD) is None})
         )
     if store.HUNG in flaws:
-        # The content is not needed, because a load that still hangs is detected and recorded again.
+        # The lost content is not needed, because a run detects and records a load that still hangs.
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
         lines = history.read_history(root)

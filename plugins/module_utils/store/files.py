@@ -16,13 +16,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST, LABEL, NAME
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
-# The file with the models whose load hangs, and the time at which a run noticed this. The file is valid until the server restarts.
+# The file with the models whose load hangs, and with the time at which a run noticed this. It is valid until the server restarts.
 HUNG = "hung.json"
-# Fields of a time that is measured since boot (kernel/clock.py), so that nobody can set it. Earlier versions wrote only the time
-# of day.
+# Fields of a time since boot (kernel/clock.py), which nobody can set, unlike the time of day. They are optional, because earlier
+# versions of npufleet wrote only the time of day.
 MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
-# The shapes of the JSON files. history.SHAPE describes a line of the history, and records.SHAPE describes a record.
+# The shapes of the JSON files; `?` marks an optional field. The shapes of the history and of records are in their own files.
 SHAPES = {
     TRANSACTION: {
         "run": str,
@@ -90,7 +90,7 @@ def make_directory(path: str, mode: int = 0o755) -> None:
 
 
 def make_directories(root: str) -> None:
-    """Create the directories of the store. All users can read them, except tmp/, because Triton may run as any user."""
+    """Create the directories of the store. Triton may run as any user, so all users can read the directories except tmp/."""
     for name in DIRECTORIES:
         make_directory(os.path.join(root, name), 0o700 if name == "tmp" else 0o755)
 
@@ -98,7 +98,7 @@ def make_directories(root: str) -> None:
 def prepare(root: str) -> None:
     """Create the directories, and remove old files in tmp/. The caller holds the lock of the store."""
     make_directories(root)
-    # Killed runs have left these files.
+    # The lock is held, so no other run uses these files: they are leftovers of killed runs.
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):
@@ -119,7 +119,7 @@ def locked(root: str, deadline: float) -> Iterator[None]:
 
 
 def write_json(root: str, path: str, value: Mapping[str, Any]) -> None:
-    """Write a JSON file as write_text does."""
+    """Write `value` as a JSON file, atomically like write_text."""
     write_text(root, path, json.dumps(value, indent=1, sort_keys=True))
 
 

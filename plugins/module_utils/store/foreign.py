@@ -70,12 +70,12 @@ def _enter(directory: int, part: str) -> int:
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Return True for a regular file with one name. A second name (hard link) may be the file of another account."""
+    """Return True for a regular file with one name. A file with a second name (hard link) may be a file of another account."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def check(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
-    """Raise Untrusted unless the file is a regular file of this owner with at most `limit` bytes."""
+    """Raise Untrusted unless the file is a regular file of this owner (None: any owner) with at most `limit` bytes."""
     if not (is_plain(found) if single else stat.S_ISREG(found.st_mode)):
         raise NotRegular(f"is {_kind(found)}, expected a regular file with one name")
     if owner is not None and found.st_uid != owner:

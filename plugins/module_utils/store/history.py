@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HISTORY
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, NAME, content, serial
 
-# The fields of a line. Most of the optional fields (`?`) are only for people.
+# The fields of a line. `?` marks an optional field.
 SHAPE = {
     "model": NAME,
     "result": str,
@@ -29,7 +29,7 @@ SHAPE = {
 PROVEN = "proven"
 # The kind of change (`what`) of a line that ends a hold
 FORGET = "forget"
-# The kind of change of a line about a restore: the change was not proven, so its run returned to the previous release
+# The kind of change of a restore: a change was not proven, so its run returned to the previous release
 RESTORED = "put back"
 
 
@@ -110,7 +110,7 @@ def read_lines(root: str) -> Tuple[List[Dict[str, Any]], Optional[str], bool]:
 
 
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
-    """Append the lines that the run has not recorded yet."""
+    """Append the lines that the history does not contain yet."""
     keys = ("run", "model", "what", "from", "to", "result")
     recorded = {tuple(line.get(key) for key in keys) for line in read_history(root)}
     new_lines = [line for line in lines if tuple(line[key] for key in keys) not in recorded]

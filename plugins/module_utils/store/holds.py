@@ -23,7 +23,7 @@ def read_holds(root: str) -> Dict[str, Any]:
 
 
 def holds_from_history(root: str) -> Dict[str, Any]:
-    """Return the holds that the history shows, completed from the records of their releases."""
+    """Return the holds that the history shows. Add the release and the versions from the record of each held release."""
     found = {}
     for name, hold in history.holds(read_history(root)).items():
         facts: Mapping[str, Any] = {}
@@ -53,7 +53,8 @@ def holds_after(root: str, run: Run, link_moves: Mapping[str, Move], why: str) -
         before = holds.get(name)
         target = read_record(root, name, move["to"] or "")
         served = read_record(root, name, move["from"] or "")
-        # After a second rollback, the hold still rejects the source that the inventory has
+        # In a second rollback, the served release is the held one. The inventory still has the source that the first rollback
+        # rejected, so the hold keeps rejecting that source.
         rejected = before["source"] if before and before["release"] == served["release"] else served["source"]
         holds.pop(name, None)
         if rejected != target["source"]:

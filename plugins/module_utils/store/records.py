@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a release (a file next to the directory of the release), and the recovery of a lost record from the release.
 
-A label such as `0004-0123456789ab` names a release of a model: its serial number, and the first digits of its digest. The digest
-covers everything in the files except itself, which is in the config. So it can be computed again from the files.
+A label such as `0004-0123456789ab` names a release of a model: its serial number, and the first digits of its digest. The config
+of the model contains the digest. The digest covers all files of the release, but not its own lines in the config. So it can be
+computed again from the files.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Record(TypedDict):
     files: Dict[str, File]
 
 
-# A move of a model's link from one release to another. They are labels, or None for no release. `what` is the kind of change, and
-# `failed` is the unproven release that a restore replaced.
+# A move of a model's link. `from` and `to` are the labels of two releases, or None for no release. `what` is the kind of change.
+# `failed` is the label of the unproven release that a restore replaced.
 Move = TypedDict(
     "Move",
     {"from": Optional[str], "to": Optional[str], "what": str, "failed": Optional[str]},
@@ -74,7 +75,7 @@ def serial(label: str) -> int:
 
 
 def tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
-    """Return the SHA-256 of `files`, {path: digest}, and of `table`, {key: digest} of compiled files."""
+    """Return one SHA-256 for `files` ({path: digest}) and `table` ({key: digest of a compiled file})."""
     lines = [f"{files[path]} {path}\n" for path in sorted(files)]
     lines += [f"{table[key]} artefact {key}\n" for key in sorted(table)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -121,7 +122,7 @@ def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
 
 
 def _block(name: str) -> str:
-    """Return the pattern of a parameter in a config, in the form that manifest.py prints."""
+    """Return a regular expression for a parameter in a config, in the form in which manifest.py prints the parameter."""
     return rf'^parameters \{{\n  key: "{name}"\n  value \{{\n    string_value: "([0-9a-f]{{64}})"\n  \}}\n\}}\n'
 
 

@@ -215,12 +215,12 @@ def current_models(root: str, desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def changes_version(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return True if a version number gets other content, so that a response cache may return responses of the old content."""
+    """Return True if a version number gets other content, so that a response cache can return outdated responses."""
     shared = set(old["versions"]) & set(new["versions"])
     return any(_version(old, number) != _version(new, number) for number in shared)
 
 
 def _version(entry: Mapping[str, Any], number: str) -> Any:
     files = {path: file["sha256"] for path, file in entry["files"].items() if path.startswith(number + "/")}
-    # An unknown shape equals no other shape
+    # An unknown shape differs from every shape, even from another unknown shape.
     return files, entry.get("shape") or object()

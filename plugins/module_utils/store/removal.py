@@ -35,7 +35,7 @@ FILES = (
     *("replacement.json", "traffic.json", "rollouts.json"),
     *("probe.json", "watchdog.json", "process.lock"),
 )
-# Suffixes of files: no suffix, the two suffixes of files that are being written, and the suffix of copies of damaged files
+# Endings of the names of files: none, two endings of files that are being written, and the ending of copies of damaged files
 ENDINGS = ("", ".new", ".draft", DAMAGED_SUFFIX)
 # Names of the drafts that the module host_files writes
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")
@@ -84,7 +84,7 @@ def _is_one_of(name: str, project_files: Sequence[str]) -> bool:
 
 
 def remove(root: str) -> bool:
-    """Remove the store. Return False if it did not exist. Raises StoreError if it is not a store or cannot be removed."""
+    """Remove the store. Return False if it was missing or empty. Raises StoreError if it is not a store or cannot be removed."""
     names = entries(root)
     for name in names:
         # `rm` is used, because the connecting user can nest directories in incoming/ deeper than a recursion in Python can go.

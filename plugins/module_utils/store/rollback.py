@@ -38,7 +38,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
         return found
     if to in usable:
         return to
-    # The same content may have a newer label
+    # After a restore, the content of the label `to` may have a newer label.
     renamed = [label for label in usable if LABEL.fullmatch(to) and content(label) == content(to)]
     if renamed:
         return renamed[0]
@@ -57,7 +57,8 @@ def rollback_target(root: str, name: str, to: str) -> str:
 def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
     """Return {model: move} for the given models, by default for every served model that has a release to return to.
 
-    Models that already serve the content to return to are left out. Raises StoreError with all reasons.
+    Models that already serve the content to return to are left out. Raises StoreError if one of the given models, or without given
+    models every served model, has no release to return to.
     """
     link_moves: Dict[str, Move] = {}
     possible = False

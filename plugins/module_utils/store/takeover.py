@@ -20,7 +20,8 @@ from typing import Any, BinaryIO, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign
 
-# Time limit in seconds for a sender to close its file. Its child processes also have the file open until they execute a program.
+# Time limit in seconds for the sender to close its file. A child process that the sender has just forked also has the file open,
+# until the child executes a program.
 CLOSE_TIMEOUT = 5.0
 # Errors of file systems that do not support read leases (`_lease`)
 LEASES_UNSUPPORTED = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -31,7 +32,7 @@ class MissingFile(StoreError):
 
 
 class RejectedFile(StoreError):
-    """An error because an entry cannot be taken over. The entry was removed."""
+    """An error because a file cannot be taken over or given. `take` has removed the file."""
 
 
 def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.MAX_SIZE) -> str:
@@ -112,7 +113,8 @@ def _lease(handle: int) -> bool:
 
     Return False if the file system does not support leases.
     """
-    # If the lease is broken, the kernel sends a signal. The default signal, SIGIO, would end this process.
+    # If another process opens the file for writing, the kernel sends a signal. This process ignores SIGURG, but the default signal,
+    # SIGIO, would end it.
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
     deadline = time.monotonic() + CLOSE_TIMEOUT
     while True:
@@ -150,7 +152,7 @@ def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
 def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.MAX_SIZE) -> str:
     """Move a file of root to the directory of `user`, and make this user its owner and only reader. Return the file's digest.
 
-    Raises RejectedFile if it is a link, a file with a second name (hard link), no regular file, or larger than `limit` bytes.
+    Raises RejectedFile if the file is a link, has a second name (hard link), is not a regular file, or is larger than `limit`.
     """
     with _open_checked(path, limit) as source:
         sha256 = foreign.digest(source, limit)

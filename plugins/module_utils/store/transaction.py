@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction in which a run points links in served/ to other releases. It is recorded before the first link moves.
+"""The transaction in which a run points links in served/ to other releases.
 
-If a run is interrupted, the next run finds the previously served releases in this record. A run closes the transaction when the
-host is proven to serve the new releases.
+A run writes transaction.json before it moves the first link. If the run is interrupted, the next run finds the previously served
+releases in this file. A run closes the transaction (removes the file) when the host is proven to serve the new releases.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _moves_since_proof(root: str) -> Dict[str, Move]:
 
 
 def open_transaction(root: str, run: Run, link_moves: Mapping[str, Move], **more: Any) -> Dict[str, Any]:
-    """Record `link_moves` ({model: {"from", "to", "what"}}) before any link moves. `more` has additional fields of the record.
+    """Record `link_moves` ({model: {"from", "to", "what"}}) before any link moves. `more` has additional fields of the file.
 
     A model that is already in the open transaction keeps its `from`, which is its proven release.
     """
@@ -124,8 +124,8 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
         return {}
     link_moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
-        # The proof was for the releases that the links point to. These may differ from the record, because a killed run may have
-        # moved only some links.
+        # The proof was for the releases that the links point to. These may differ from the recorded moves, because a killed run
+        # may have moved only some links.
         current_label = served_label(root, name)
         if current_label == move["to"]:
             link_moves[name] = move

@@ -35,9 +35,9 @@ MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
 RESUME_INTERVAL = 10.0
 # A run counts as active if it renewed its lease of the host (change/lease.py) less than this many seconds ago
 ACTIVE_SECONDS = 60.0
-# Up to this version, Triton itself restarts a dead stub, and the whole server ends if a stub is killed during a request.
+# Up to this version, Triton itself restarts a stub that has ended, and the whole server ends if a stub is killed during a request.
 LAST_TO_RESTART_STUBS = (2, 46)
-# Time limits in seconds of an unload, and of the end of the processes of an unloaded model
+# Time limits in seconds: for an unload, and after it for the end of the processes of the model
 UNLOAD_TIMEOUT, END_TIMEOUT = 5.0, 10.0
 # Seconds between two polls
 POLL_SECONDS = 0.2
@@ -59,7 +59,7 @@ class Host(Observer):
         return DEPLOYMENT if os.path.exists(os.path.join(self.settings.root, lease.LEASE)) else None
 
     def resume(self) -> Optional[str]:
-        """Finish the change of a run that has ended. Return the reason why the watchdog must do nothing, or None if it may act."""
+        """Finish the change of an interrupted run. Return the reason why the watchdog must do nothing, or None if it may act."""
         if time.monotonic() < self._resume_at or self._run_is_active():
             return DEPLOYMENT
         command = [sys.executable, "-IS", library.path(), "resume", self.settings.root]
@@ -97,7 +97,7 @@ class Host(Observer):
         return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
 
     def reload(self, model: str) -> str:
-        """Unload a model, kill its remaining processes, and load the model. Return the action for the log.
+        """Unload a model, kill its remaining processes, and load the model. Return a description for the log.
 
         The unload is needed, because Triton ignores a request to load a model that is already loaded.
         """
@@ -108,7 +108,7 @@ class Host(Observer):
         self.control(model, "unload", UNLOAD_TIMEOUT)
         left = _remaining(init, before)
         killed = ""
-        # See LAST_TO_RESTART_STUBS: in older versions, the kill of a stub during a request ends the whole server.
+        # Up to the version LAST_TO_RESTART_STUBS, the kill of a stub during a request ends the whole server.
         if left and self.version() > LAST_TO_RESTART_STUBS:
             for pid in left:
                 with suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Metrics
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Time limit in seconds of the requests of all model configs
+# Time limit in seconds for all requests for model configs
 CONFIG_SECONDS = 60.0
 # Largest size of a response in bytes
 MAX_SIZE = 16 << 20
@@ -185,7 +185,8 @@ class Observer:
     def _assign_processes(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
         """Return {version: its processes}, and the processes that cannot be assigned to one version.
 
-        Triton copies code from an object store to a local directory. The path of such a copy does not contain the model's name.
+        Triton copies code from an object store to a local directory. The path of such a copy does not contain the model's name, so
+        the processes that run the copy cannot be assigned.
         """
         home = self.settings.root + "/served/"
         found = {entry: {pid for pid, stub in living.items() if entry.runs(stub)} for entry in ready}

@@ -27,7 +27,7 @@ class Evidence(NamedTuple):
     # Container ID and start time, which together identify one run of the container, or None if the container does not run
     container_run: Optional[str]
     age: float  # Seconds since the container started
-    # None if the server does not answer
+    # The metrics of the server, or None if the server does not answer
     metrics: Optional[Page]
     # {model: {version: state}}, or None if the server does not return its index
     models: Optional[Dict[str, Dict[str, str]]]
@@ -56,7 +56,7 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """The rules of the watchdog. It remembers since when each condition has been true."""
+    """The judge of the watchdog. It applies the rules, and remembers since when each condition has been true."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -146,7 +146,7 @@ class Judge:
         return findings
 
     def _stalls(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model whose requests wait without an answer. Ensembles are left out: their steps are judged."""
+        """Return a finding for each model whose requests wait without an answer. Ensembles are judged by their steps."""
         page = evidence.metrics or {}
         findings = []
         for labels, pending in page.get("nv_inference_pending_request_count", []):
@@ -157,7 +157,7 @@ class Judge:
             self._lost_requests[key] = min(self._lost_requests.get(key, 0.0), pending)
             work = self._work_of(page, model, version)
             stalled = pending > self._lost_requests[key] and self._work.get(key) == work and model not in evidence.ensembles
-            # The condition needs two observations with the same counters.
+            # A model stalls only if two observations in a row have the same counters.
             seconds = self._lasting(("stall", model, version), stalled, evidence.at)
             self._work[key] = work
             if seconds > self._settings.stall_timeout:
@@ -168,7 +168,7 @@ class Judge:
 
     @staticmethod
     def _work_of(page: Page, model: str, version: str) -> Tuple[float, ...]:
-        """Return all counters that grow if the model executes requests, with success or not."""
+        """Return all counters that grow if the model executes requests, also if these requests fail."""
         own = {"model": model, "version": version}
         counts = [value for name in WORK_COUNTERS for labels, value in page.get(name, []) if own.items() <= labels.items()]
         # Triton before 24.05 reports failures without a reason. Such failures are not counted, because the model may never have

@@ -49,7 +49,10 @@ class Ledger:
             self._write()
 
     def record(self, action: Dict[str, Any]) -> None:
-        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked"}. `at` is in seconds since 1970."""
+        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked"}.
+
+        `at` is in seconds since 1970, `found` is the fault, `did` describes the action, and `worked` is True for success.
+        """
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])

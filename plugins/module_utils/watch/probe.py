@@ -35,6 +35,7 @@ MAX_SHOWN = 20
 RESULT_FIELDS = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
 # The fields of the previous state that a new state takes over
 PREVIOUS_SHAPE = {"last_run?": shapes.NUMBER, "proven?": {re.compile(".*", re.DOTALL): shapes.NUMBER}}
+# The shapes of the first line of the file of checks, and of the rest
 HEAD = {"checks": str, "document": str}
 REQUEST_SHAPE = {
     "program": str,
@@ -85,7 +86,7 @@ def run_checks(settings: Settings, request: Mapping[str, Any]) -> Tuple[List[Dic
         proof = check_client.prove(settings.image, document, request["program"], keys.headers(settings.key), run_client)
     except check_client.ClientError as error:
         raise Unavailable(error.cause, str(error)) from None
-    # Earlier versions wrote the name `unasked`.
+    # Earlier versions of npufleet named this field `unasked`.
     unchecked = list(document.get("unchecked", document.get("unasked", [])))
     if unchecked and not proof["checks"]:
         raise Unavailable("nothing", f"no check covers {', '.join(unchecked)}: add check files, or set monitoring_probe: false")
@@ -130,7 +131,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
-    # Maintenance or a deployment that has begun meanwhile may have caused the failure. The probe then counts as paused, not failed.
+    # A failure may come from maintenance or a deployment that began meanwhile. So the probe then counts as paused, not as failed.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import textfile
 
 PAUSED = ("deployment", "maintenance")
-# The causes of a probe that could run no check
+# The reasons why the probe could run no check
 UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
 HELP = {
     "npufleet_check_ok": "Whether a check by inference passed (1) or not (0).",

@@ -76,7 +76,8 @@ class Metrics(NamedTuple):
     certificates: Sequence[str] = ()  # Paths of files with certificates
 
 
-# Fields whose name in the file differs. An earlier version of this project may have written the file, so these names must stay.
+# {field: its name in the file} if the names differ. An earlier version of this project may have written the file, so the names in
+# the file must stay.
 FILE_NAMES = {
     "fault_timeout": "fault_limit",
     "stall_timeout": "stall_limit",

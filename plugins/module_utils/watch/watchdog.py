@@ -31,7 +31,7 @@ EXPLICIT, POLL = "explicit", "poll"
 
 
 class Watchdog:
-    """The loop of the watchdog: observe the host, apply the rules, and perform the mildest action that may help."""
+    """The loop of the watchdog: observe the host, apply the rules, and perform the mildest action that can help."""
 
     def __init__(self, settings: Settings, host: actions.Host, ledger: Ledger, judge: Judge) -> None:
         self._settings, self._host, self._ledger, self._judge = settings, host, ledger, judge
@@ -105,11 +105,11 @@ class Watchdog:
             self._last_message = key
 
     def _act(self, finding: Finding, evidence: Evidence) -> None:
-        """Perform the mildest action that may help. If it fails, perform the next one at once."""
+        """Perform the mildest action that can help. If a reload fails, restart the container at once."""
         if finding.rule == STUCK:
             with suppress(Failure):
                 self._perform(finding, END, lambda: self._host.end(finding.waits))
-                # The ended load fails and has to be repeated. A server that is still starting exits, and the engine restarts it.
+                # The ended load fails and has to be repeated. A server that was still starting exits, and the engine restarts it.
                 self._to_load_again.update(filter(None, map(_model_of, finding.waits)))
             self._judge.forget()
             return
@@ -161,7 +161,7 @@ class Watchdog:
                 return
 
     def _why_not_reload(self, finding: Finding, evidence: Evidence) -> Optional[str]:
-        """Return the reason to restart the container without a reload, or None if a reload may help."""
+        """Return the reason to restart the container without a reload, or None if a reload can help."""
         if finding.model is None:
             return "the whole server is silent"
         if self._settings.mode != EXPLICIT:
@@ -251,7 +251,7 @@ def running(config: str) -> Dict[str, str]:
 
 
 def run(config: str) -> int:
-    """Watch until the process is ended."""
+    """Watch the server until a signal ends this process."""
     digests = running(config)
     settings = load(config, Settings)
     ledger = Ledger(settings)

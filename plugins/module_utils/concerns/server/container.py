@@ -52,7 +52,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "extra_hosts": sorted(host.get("ExtraHosts") or []),
         "groups": sorted(host.get("GroupAdd") or []),
         "memory": host.get("Memory") or 0,
-        # Some engines write `default` for the network, others `bridge`. Both are the same.
+        # Some engines write `default` for the network, others `bridge`. Both names mean the same network.
         "network": "default" if host.get("NetworkMode") in (None, "", "default", "bridge") else host["NetworkMode"],
         "pid": host.get("PidMode") or "",
         "read_only": bool(host.get("ReadonlyRootfs")),
@@ -72,7 +72,7 @@ def _device_request(request: Mapping[str, Any]) -> str:
     """Return a device request (from `--gpus`, or CDI names) as one text."""
     count = request.get("Count") or 0
     devices = request.get("DeviceIDs") or ["all" if count < 0 else str(count)]
-    # Capabilities of a CDI request are left out, because engines ignore them. Docker Compose adds some to each request.
+    # Capabilities of a CDI request are left out, because engines ignore them. Docker Compose adds capabilities to each request.
     kinds = [kind for kinds in request.get("Capabilities") or [] for kind in kinds if request.get("Driver") != "cdi"]
     return " ".join([request.get("Driver") or "any", *kinds, ",".join(devices)])
 

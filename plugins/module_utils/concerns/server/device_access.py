@@ -26,7 +26,7 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
     """Return {"devices": devices for the container, "groups": IDs of the groups that may open them, "missing", "mismatches"}.
 
     "missing" lists the reasons why the server could not open the cards. "mismatches" lists the reasons why the user of the server
-    or the groups of the NPUs do not fit. The controller makes the query (desired/device_access.py).
+    or the groups of the NPUs do not fit. The controller has made `query` (desired/device_access.py).
     """
     if query is None:
         return {"devices": [], "groups": [], "missing": [], "mismatches": []}
@@ -87,7 +87,7 @@ def _access_group(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
 
 
 def _account_conflicts(uid: int) -> Iterator[str]:
-    """Yield a reason for each account of the host that has the server's user ID, because it could read the server's keys."""
+    """Yield a reason for each account of the host with the server's user ID, because the account could read the server's keys."""
     for kind, find_name in (("user", lambda: pwd.getpwuid(uid).pw_name), ("group", lambda: grp.getgrgid(uid).gr_name)):
         try:
             name = find_name()

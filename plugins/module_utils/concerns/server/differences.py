@@ -72,7 +72,7 @@ def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> It
 def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
     """Yield the differences of the server in its container: its state, its models, and the key that it uses.
 
-    If the plan replaces the container (`replaced`), the key in use is not compared.
+    If the plan replaces the container (`replaced`), the key in use is not compared, because a new container reads the new key.
     """
     if actual["state"] != "running":
         log = ": " + actual["log"] if actual.get("log") else ""

@@ -50,7 +50,7 @@ def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping
 
 
 def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
-    """Return the models whose load hangs, as a run has recorded. The record does not apply to a server that started later.
+    """Return the models whose load hangs according to hung.json. The file does not apply to a server that started later.
 
     The start of the process is compared by uptime if possible, because the time of day may have been set meanwhile.
     """
