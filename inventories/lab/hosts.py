@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Print the Ansible inventory of a running lab, which `lab/lab.py up` has written. The variable LAB is the name of the lab.
+"""Print the Ansible inventory of a running lab, which `lab/lab.py up` has written.
 
-Every run of Ansible calls this program, so it imports as little as possible.
+The environment variable LAB is the name of the lab. Every run of Ansible calls this program, so it
+imports only one module and starts quickly.
 """
 
 import os

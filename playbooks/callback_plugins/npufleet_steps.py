@@ -39,7 +39,7 @@ class CallbackModule(CallbackBase):
         record_errors(tag_guard.errors(playbook))
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Record the strategy. With `linear`, all hosts run the same task, so every step has ended when the next task begins."""
+        """Record the strategy. With `linear`, a task begins after the last step of the previous task. Open steps are then lost."""
         STEPS.mark_lost()
         self._linear = str(play.strategy).rpartition(".")[2] == "linear"
 
