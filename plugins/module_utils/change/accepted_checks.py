@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks that the current releases of a host passed when their change was accepted.
 
-After a failed change, these checks prove the restored releases, which may fail the checks of newer releases. Only the requests and
-the expected answers are stored. The connection is not stored, because a later change without checks may change ports or keys.
+After a rollback, the restored releases are proven with these checks. The checks of the inventory may be made for newer releases, so
+restored releases can fail them. The file has the requests and the expected answers. It does not have the ports and the key of the
+server, because a later change without checks can change these and does not write the file.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import dura
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
-# Only root may read the file, because it has golden data. No container mounts its directory.
+# Only root may read the file, because it contains golden data. No container mounts its directory.
 PATH = "/etc/npufleet/accepted_checks.json"
-# The first line: the digest of each release, and of the rest of the file
+# The first line of the file: the release of each model, and the digest of the other lines
 HEAD = {"releases": {re.compile(".+", re.DOTALL): str}, "content": str}
-# The only part of the connection that is stored, because an inventory without TLS has no certificate for a restored server with TLS
+# The client's TLS settings for gRPC. They are stored, because a restored server may use TLS when the inventory no longer has it.
 GRPC_TLS = "grpc_tls"
 CHECKS = {"image": str, "program": str, "document": {"host": str, "server": dict, "checks": [dict]}}
 
@@ -46,7 +47,7 @@ def read(root: str) -> Optional[Dict[str, Any]]:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
         if head["releases"] != _current_releases(root) or head["content"] != hashlib.sha256(body).hexdigest():
             return None
-        # The digest proves that this project wrote the body, so json.loads is safe. shapes.parse would refuse infinite golden data.
+        # The digest proves that this project wrote the body, so json.loads is safe. shapes.parse would refuse infinite numbers.
         checks: Dict[str, Any] = json.loads(body)
     except (OSError, ValueError, store.StoreError):
         return None
@@ -70,13 +71,13 @@ def for_actual_server(
         tls = server.pop(GRPC_TLS, None) or found["server"][GRPC_TLS]
         server.update({GRPC_TLS: tls} if connection.secures_grpc(inspect) else {})
     key = connection.api_key(connection.command_of(inspect), keys.FILE) or connected.get("key")
-    # An operator may have removed the image of an earlier release row. The client in any image sends the same requests.
+    # If an operator has removed the stored image, use the inventory's image. The client sends the same requests in any image.
     image = accepted["image"] if images.inspect_image(engine, accepted["image"]) else inventory["image"]
     return {**accepted, "image": image, "document": {**found, "host": connected["host"], "server": server, "key": key}}
 
 
 def _published(inspect: Mapping[str, Any], fixed_address: bool) -> Dict[str, Any]:
-    """Return the ports of a container, and its address unless the inventory has a `fixed_address`."""
+    """Return the ports of a container. Without `fixed_address`, also return its address and the URL of its metrics."""
     found = {service: connection.endpoint(inspect, service) for service in connection.DEFAULT_PORTS}
     server: Dict[str, Any] = {f"{service}_port": where[1] for service, where in found.items() if where}
     http, metrics = found["http"], found["metrics"]

@@ -9,7 +9,8 @@ from typing import Any, Dict, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
 
-# A program that prints the cards as JSON of SHAPE. Older SDKs do not have the functions device_count and get_npu_name.
+# A program that prints the number and the names of the cards as JSON (SHAPE). Older SDKs lack device_count or get_npu_name. Then
+# the number is null or the list of names is empty, and is not checked.
 PROGRAM = """
 import json, rebel
 count, name = (getattr(rebel, function, None) for function in ("device_count", "get_npu_name"))
@@ -17,7 +18,7 @@ npus = count() if count else None
 print(json.dumps({"npus": npus, "names": [name(npu) for npu in range(npus)] if name and npus else []}))
 """
 SHAPE = {"npus": (int, shapes.NULL), "names": [shapes.TEXT_OR_NULL]}
-# Time limit in seconds for the SDK to start and to list the cards
+# Time limit in seconds of PROGRAM, which starts the SDK
 TIMEOUT_SECONDS = 120.0
 
 
@@ -27,7 +28,7 @@ def prove(engine: Docker, name: str, desired: Mapping[str, Any]) -> None:
 
 
 def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> None:
-    """Raise ContainerError unless PROGRAM, which ran in `where` and ended with exit code `code`, printed the desired cards."""
+    """Raise ContainerError unless PROGRAM printed the desired cards. `code` is its exit code, `where` the container in messages."""
     try:
         reported: Dict[str, Any] = shapes.parse_as(output.strip().rpartition("\n")[2], SHAPE)
     except ValueError:
@@ -60,7 +61,7 @@ def _query_sdk(engine: Docker, name: str) -> Tuple[int, str]:
         "User": config.get("User"),
         "Entrypoint": ["python3", "-c", PROGRAM],
         "Healthcheck": {"Test": ["NONE"]},
-        # The mounts, devices and limits are those of the server.
+        # The mounts, devices and limits are those of the new container.
         "HostConfig": {
             **host,
             "PortBindings": {},

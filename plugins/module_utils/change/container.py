@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace, restore, start and restart the container of the server. A later run can finish steps that were interrupted.
 
-Besides the container `<name>`, at most two others exist. `<name>-next` was created and has never served. `<name>-previous` is
-stopped. It is the last container that was proven: it served the desired models and passed the checks. It is removed as soon as
-`<name>` is proven. replacement.py records the steps.
+Besides the container `<name>`, at most two other containers of the server exist:
+- `<name>-next` was created and has never served.
+- `<name>-previous` is stopped. It is the last container that was proven: it served the desired models and passed the checks. It is
+  removed as soon as `<name>` is proven.
+replacement.py writes the phase of a replacement to replacement.json.
 """
 
 from __future__ import annotations
@@ -44,10 +46,11 @@ TOOL_TIMEOUT = 20.0
 def replace(
     engine: Docker, root: str, holder: lease.Holder, name: str, settings: Mapping[str, Any], manual: Mapping[str, Any]
 ) -> List[str]:
-    """Replace `<name>` by `<name>-next`. Keep the old container as `<name>-previous` until `keep` or `restore`.
+    """Replace `<name>` by `<name>-next`. Keep the old container as `<name>-previous` until `keep` or `restore` is called.
 
-    `manual` is {"pid", "options" of docker exec} of a server that was started manually in the old container, or empty. If `<name>`
-    was never proven, it is removed, because the proven container still exists as `<name>-previous`. Raises ContainerError.
+    If `<name>-previous` exists already, `<name>` was never proven, so `<name>` is removed. `manual` is a server that an operator
+    started in the old container: its "pid", and the "options" of docker exec. It is empty if there is no such server. Raises
+    ContainerError.
     """
     _finish_proven(engine, root, name)
     current, previous, next_container = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
@@ -81,9 +84,9 @@ def replace(
 
 
 def stop(engine: Docker, root: str, holder: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
-    """Stop the container for another change, such as a change of the driver. `keep` or `restore` removes the record of the stop.
+    """Stop the container for another change, such as a change of the driver. Return False if it did not run.
 
-    Returns False if the container did not run.
+    The stop is written to replacement.json. `keep` or `restore` removes this file.
     """
     _finish_proven(engine, root, name)
     found = engine.inspect(name)
@@ -111,10 +114,10 @@ def _stop(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, A
 
 
 def wait_for_cards(settings: Mapping[str, Any]) -> str:
-    """Wait until the vendor's tool lists no context on a card. Returns the reason why the cards are not free, or an empty text.
+    """Wait until the vendor's tool lists no context on a card. Return the reason why the cards are not free, or an empty text.
 
-    A context is one process on one NPU. If a server starts while another process has a context, the card can hang. Without the
-    tool, the cards count as free. If the tool fails or hangs, they do not count as free.
+    A context is one process on one NPU. If a server starts while another process has a context, the card can hang. On a host
+    without the tool, the cards count as free. If the tool fails or hangs, the cards do not count as free.
     """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
@@ -153,15 +156,15 @@ def _finish_proven(engine: Docker, root: str, name: str) -> None:
 
 
 def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -> Optional[str]:
-    """Restore the container that was proven last. Returns what was done, or None if there was nothing to restore.
+    """Restore the container that was proven last. Return what was done, or None if there was nothing to restore.
 
-    An interrupted call can be repeated. Raises ContainerError if the restored server does not answer.
+    An interrupted call can be repeated. Raises ContainerError if the restored server does not become ready.
     """
     _finish_proven(engine, root, name)
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
     record = replacement.read(root, previous is not None)
     if record is None or not (previous or (current and record["old"] == current["Id"])):
-        # No earlier container exists. The next run proves the current one.
+        # No earlier container exists, so the current container stays. The next run proves it.
         if record is not None and record["phase"] == replacement.SWAPPING:
             replacement.advance(root, replacement.SWAPPED)
         if record is None:
@@ -171,13 +174,13 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
     manual = record["inside"]
     if not previous and current and current["State"]["Running"] and (not manual or _is_server(manual["pid"])):
         # In phase SWAPPING, the replacement was interrupted before it changed the container, so the replacement is closed. In phase
-        # STOPPED, the container still has to be proven.
+        # STOPPED, the container was stopped and runs again. It still has to be proven, so the replacement stays open.
         if record["phase"] == replacement.SWAPPING:
             _remove_if_present(engine, name + "-next")
             replacement.close(root)
         return None
     if previous:
-        # If this call is interrupted after the rename, only the record shows that the container has to be started.
+        # If this call is interrupted after the rename, only replacement.json shows that the container has to be started.
         replacement.write(root, {**record, "old": previous["Id"], "phase": replacement.SWAPPING})
         if current:
             with suppress(ContainerError):
@@ -197,9 +200,9 @@ def _serve_again(
     engine: Docker, container: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]
 ) -> None:
     """Start the old container, and the server in it if an operator had started that server. Wait until the server is ready."""
-    # The container may still run although the server in it has ended, so it is stopped first.
+    # The container may still run although the server in it has ended, so the container is stopped first.
     engine.stop(container["Id"], settings["stop_timeout"])
-    # Start even if the cards are not free: this is the last server that is known to work
+    # Start the container even if the cards are not free, because it is the only proven one
     wait_for_cards(settings)
     engine.start(container["Id"])
     if manual:
@@ -218,7 +221,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(manual: Mapping[str, Any]) -> Dict[str, Any]:
-    """Add the command line from /proc to the facts of a manually started server. Keys in the command line stay on the host."""
+    """Add the command line of a manually started server to `manual`. It may contain keys, so the controller never gets it."""
     if not manual:
         return {}
     raw = read_text(f"/proc/{int(manual['pid'])}/cmdline") or ""
@@ -239,7 +242,7 @@ def _start_manual_server(name: str, manual: Mapping[str, Any]) -> None:
 
 
 def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
-    """Restart the container. Raises ContainerError after the start if the cards were not free."""
+    """Restart the container. If the cards are not free, start it all the same, and then raise ContainerError."""
     found = _existing(engine, name)
     refuse_absent(found)
     engine.stop(found["Id"], settings["stop_timeout"])
@@ -297,12 +300,12 @@ def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.
             return int(((engine.inspect(name) or {}).get("State") or {}).get("Pid") or 0) or None
         return None
 
-    # A lease that an older version wrote has no such limit, so the default applies.
+    # `settings` may come from a lease that an older version wrote without this limit. In this case, the default applies.
     return stuck_load.Guard(first_process, float(settings.get("stuck_load_limit", stuck_load.DEFAULT_LIMIT)))
 
 
 def ending_message(container: Mapping[str, Any]) -> Optional[str]:
-    """Return a message if the process of a container has ended for good or ends repeatedly, or None if it may still start."""
+    """Return a message if the process of a container has ended for good or ends repeatedly, or None if it can still start."""
     state = container["State"]
     count = container.get("RestartCount") or 0
     if state["Status"] in ("exited", "dead"):

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A host change in its own process, which survives the end of the connection.
+"""A host change in its own process, which survives the end of Ansible's connection to the host.
 
-A module starts the process and waits for its result. If the module is killed with its connection, the process continues. It ends
-within the time limits of its order (the parameters of the change), and writes the result to a file. It holds a lock while it runs.
+A module starts the process and waits for its result. If the connection ends and the module is killed, the process continues. The
+process ends within the time limits in its order (the parameters of the change), and writes its result to a file. It holds a lock as
+long as it runs.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import MAX_OUTPUT, read_text, timestamp, which
 
-# ORDER is removed as soon as it is read, because the checks' headers may be secret. STEPS gets one JSON line for each started step.
+# The files with the order of a change, its result and its steps. ORDER is removed as soon as it is read, because it contains the
+# headers of the checks, which may be secret. STEPS gets one JSON line for each started step.
 ORDER, RESULT, STEPS = "change.order.json", "change.result.json", "change.steps"
 # The file that accepts or rejects a proven change
 DECISION = "change.decision.json"
 # The process of the change holds a lock on this file as long as it runs. The file contains the id of the latest order.
 LOCK = "change.lock"
-# The text in place of the report on the rollback, if the change failed outside of its own error handling
+# The text in place of a report on the rollback, if an unexpected error ended the change
 UNKNOWN = "the serving state is unknown: run playbooks/status.yml"
 # Largest size of a result in bytes. It includes the results of the checks, which can be as long as the output of a command.
 MAX_RESULT = 2 * MAX_OUTPUT
-# Largest number of characters of the output in the error for a process that left no result
+# If a process leaves no result, the error shows at most this number of characters of its output.
 MAX_OUTPUT_SHOWN = 2000
 # First pause in seconds between two reads of the result, and the factor by which each pause grows
 FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
-# This directory exists if systemd runs. With systemd, the process gets its own scope. So it survives the end of the session, even
-# if logind kills the processes of the user.
+# This directory exists if systemd runs. With systemd, the process gets its own scope. So the process survives the end of the
+# session, even if logind kills the processes of the user.
 SYSTEMD = "/run/systemd/system"
 
 
-# A refused change writes only the fields without `?`
+# `seconds_to_accept` is only in the result of a proven change that waits to be accepted.
 RESULT_SHAPE = {
     "id": str,
     "run": str,
@@ -63,7 +65,7 @@ DECISION_SHAPE = {"accepted": bool, "why": str}
 
 
 class NoResult(Exception):
-    """A change that was not started, or that left no result."""
+    """The error if a change was not started, or left no result."""
 
 
 def begin(root: str, order: Mapping[str, Any]) -> None:
@@ -75,12 +77,12 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
         for name in (RESULT, STEPS, ORDER, DECISION):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(root, name))
-        # If the controller loses its connection during this call, it finds the change by this id
+        # If the controller loses its connection during this call, it later finds the change by this id.
         lock.truncate(0)
         lock.write(str(order["id"]))
         lock.flush()
         lease.write(os.path.join(root, ORDER), order, 0o600)
-        # Besides the steps, the file gets all other output, which `wait` reports if the process leaves no result
+        # STEPS also gets all other output of the process. `wait` reports it if the process leaves no result.
         steps_file = os.open(os.path.join(root, STEPS), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(steps_file, "w", encoding="utf-8") as output:
             subprocess.Popen(
@@ -90,7 +92,7 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
                 stderr=output,
                 start_new_session=True,
                 cwd="/",
-                # The process holds the lock from its start. The kernel releases it when the process ends.
+                # The process inherits the lock, so it holds the lock from its start. The kernel releases the lock at its end.
                 pass_fds=[lock.fileno()],
             )
 
@@ -101,8 +103,9 @@ def _scope() -> List[str]:
 
 
 def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optional[Dict[str, Any]]:
-    """Return the result of the change with this id, or None if the change still runs after `seconds`. Raises NoResult.
+    """Return the result of the change with this id, or None if the change still runs after `seconds`.
 
+    Raises NoResult if the change has ended without a result, or if the latest change of the host has another id.
     With `proven`, also return the result of a proven change that waits to be accepted (see `waiting`).
     """
     try:
@@ -125,7 +128,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
 
 
 def waiting(root: str) -> Optional[Dict[str, Any]]:
-    """Return the result of the proven change that waits to be accepted, including `seconds_to_accept`, or None."""
+    """Return the result of a proven change that waits to be accepted, or None. It includes `seconds_to_accept`."""
     found = last(root)
     if found is None or "seconds_to_accept" not in found:
         return None
@@ -142,7 +145,7 @@ def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
 def change_begun_by(root: str, ident: str) -> str:
     """Return the id of the change that the call `ident` began, accepted or rejected, or an empty text if there is no such change.
 
-    A caller that lost the response to a call repeats the call with the same id.
+    If a caller loses the response to its call, it repeats the call with the same id. This function shows if the first call worked.
     """
     latest = read_text(os.path.join(root, LOCK)) or ""
     if ident and latest == ident:
@@ -158,7 +161,7 @@ def last(root: str) -> Optional[Dict[str, Any]]:
 
 
 def steps(root: str) -> List[Dict[str, Any]]:
-    """Return the steps of the latest change, {"at": time, "step": name}, oldest first."""
+    """Return the steps of the latest change, oldest first, each as {"at": time, "step": name}."""
     found = []
     for line in (read_text(os.path.join(root, STEPS)) or "").splitlines():
         with suppress(ValueError):
@@ -167,7 +170,7 @@ def steps(root: str) -> List[Dict[str, Any]]:
 
 
 def perform(root: str) -> int:
-    """Make the change in this process and write RESULT. Returns the exit code."""
+    """Make the change in this process and write RESULT. Return the exit code."""
     # The import is here, because calls that only begin a change or wait for one do not need this module.
     from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
@@ -203,7 +206,7 @@ def perform(root: str) -> int:
 
 
 def _decision(root: str, order: Mapping[str, Any]) -> Optional[str]:
-    """Wait until the change is accepted or rejected. Returns None if it is accepted, otherwise the reason of the rejection."""
+    """Wait until the change is accepted or rejected. Return None if it is accepted, or the reason why it is rejected."""
     deadline = time.monotonic() + order["acceptance_timeout"]
     while time.monotonic() < deadline:
         found = shapes.read(os.path.join(root, DECISION), DECISION_SHAPE)

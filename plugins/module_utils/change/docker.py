@@ -10,12 +10,12 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, missing_binds
 
-# Time limit in seconds of a request to the engine. A stop also gets the stop timeout of the container.
+# Time limit in seconds of a request to the engine. For a stop, the stop timeout of the container is added.
 ENGINE_TIMEOUT = 60.0
 
 
 class ContainerError(Exception):
-    """A container that could not be changed, or does not serve. The message is for an operator."""
+    """The error if a container cannot be changed, or does not serve. The message is for an operator."""
 
 
 class Docker(Engine):
@@ -29,7 +29,7 @@ class Docker(Engine):
             raise ContainerError(f"the engine does not answer ({error}): see `systemctl status docker`") from error
 
     def order(self, method: str, resource: str, timeout: float, allowed: Tuple[int, ...] = (204, 304)) -> None:
-        """Request one change. Raises ContainerError with the message of the engine."""
+        """Request one change. Raises ContainerError with the engine's message if the status is not in `allowed`."""
         try:
             status, raw = self.exchange(method, resource, timeout=timeout)
         except OSError as error:
@@ -41,7 +41,7 @@ class Docker(Engine):
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
 
     def stop(self, identity: str, patience: float) -> None:
-        """Stop a container. `patience` is the stop timeout of the container in seconds. This also ends a restart loop."""
+        """Stop a container, even if the engine keeps restarting it. `patience` is its stop timeout in seconds."""
         self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_TIMEOUT)
 
     def start(self, identity: str) -> None:

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of a change, and the drivers for the two kinds of servers.
 
-A server runs in a container of its own, or as a process in the container in which Ansible runs. A driver starts, stops and reads
-the server, and provides the client that requests loads. host_change.py has the other steps.
+A server runs in a container of its own, or as a process in the container in which Ansible runs. In this file, a driver is the class
+that starts, stops and reads one kind of server, and provides the client that requests loads. It is not the vendor's driver of the
+cards. host_change.py has the other steps of a change.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import sta
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, log
 
-# Actions of a plan that replace the server (REPLACES), and all actions that start one (STARTS)
+# The actions of a plan that replace the server (REPLACES), and all actions that start a server (STARTS)
 REPLACES = frozenset({"create", "replace"})
 STARTS = REPLACES | {"start", "restart"}
 
@@ -37,7 +38,7 @@ STARTS = REPLACES | {"start", "restart"}
 class Order(TypedDict):
     """The parameters of a change."""
 
-    # Id under which a caller finds the result
+    # Id of the change, with which a caller finds the result
     id: str
     host: str  # name in the inventory
     root: str  # project directory on the host
@@ -51,11 +52,11 @@ class Order(TypedDict):
     serve_current: bool
     # Name and time limits of the container (container.py)
     container: Dict[str, Any]
-    # A server that was started manually in the old container: {"pid", "options"}
+    # A server that was started manually in the old container: {"pid", "options" of docker exec}, or empty
     manual_server: Dict[str, Any]
-    # Seconds between two polls of a server that polls for new releases
+    # Interval in seconds at which a server in mode `poll` looks for new releases
     poll_seconds: int
-    # {"image", "document", "program"} of the checks. If it is None, the change is proven without inference.
+    # The image, the input ("document") and the "program" of the client that sends the checks. None: no checks are sent
     checks: Optional[Dict[str, Any]]
     # Number of proven releases that are kept for each model
     keep: int
@@ -65,16 +66,16 @@ class Order(TypedDict):
     acceptance_timeout: float
     # Keep the change if nobody accepts or rejects it within `acceptance_timeout`
     keep_unanswered: bool
-    # Release the lease after a kept change, because it is the last step of the run
+    # True if the run does nothing on the host after this change, so that a kept change also releases the lease
     release_host: bool
 
 
 class Driver(ABC):
-    """The interface through which a change starts, stops and reads a server."""
+    """The interface with which a change starts, stops and reads a server."""
 
     # The term for the server in the names of steps
     noun: str
-    # Actions of a plan that call `prepare` first
+    # Actions of a plan before which `prepare` is called
     prepares: FrozenSet[str]
     # The functions `read` and `diff` for the server (HostSide in concerns/registry.py)
     host_side: Any
@@ -101,16 +102,16 @@ class Driver(ABC):
         return True
 
     def busy_cards(self) -> List[str]:
-        """Wait until the cards are free. Return the reasons why they are still busy."""
+        """Wait until the cards are free. At the time limit, return the reasons why cards are still busy."""
         return []
 
     @abstractmethod
     def prepare(self) -> List[str]:
-        """Prepare the new server and prove that it sees the cards. The old server still runs. Return what was done."""
+        """Prepare the new server and prove that it sees the cards, while the old server still runs. Return what was done."""
 
     @abstractmethod
     def replace(self) -> List[str]:
-        """Replace the old server by the new one. `restore` can undo that until `keep` is called. Return what was done."""
+        """Replace the old server by the new one. Until `keep` is called, `restore` can undo this. Return what was done."""
 
     @abstractmethod
     def start(self) -> bool:
@@ -126,10 +127,10 @@ class Driver(ABC):
 
     @abstractmethod
     def keep(self) -> bool:
-        """Mark the new server as proven. Return True if its replacement was still open."""
+        """Mark the server as proven. Return True if a replacement was open, which means not yet proven."""
 
     def keep_checks(self) -> None:
-        """Keep the checks that the change has passed, if a later rollback can use them."""
+        """Store the checks that the change has passed, for the proof of a later rollback. By default, do nothing."""
         return
 
     @abstractmethod
@@ -175,7 +176,7 @@ class ContainerDriver(Driver):
         return bool(actual.get("container") or actual.get("previous"))
 
     def serves_store(self, actual: Mapping[str, Any]) -> bool:
-        # A container that was started manually serves from another repository
+        # A container that was started manually may serve another model repository than the store.
         found = actual.get("container")
         return not found or f"--model-repository={self.root}/served" in (found.get("command") or [])
 
@@ -206,7 +207,7 @@ class ContainerDriver(Driver):
             accepted_checks.write(self.root, self.order["checks"])
 
     def remove_unused_files(self) -> List[str]:
-        # Each container has its own file with Triton's keys to object stores
+        # Each container has its own file with Triton's keys to object stores. The files of earlier containers are unused.
         current = (self.server.get("credentials") or {}).get("path")
         unused = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != current]
         for path in unused:
@@ -227,7 +228,7 @@ class ContainerDriver(Driver):
 
 
 class ProcessDriver(Driver):
-    """A server under a supervisor, in the container in which Ansible runs. `key` is the key that an operator set, or empty."""
+    """A server under a supervisor, in the container in which Ansible runs. `key` is the API key that an operator set, or empty."""
 
     noun, prepares, host_side = "server", STARTS, state
 
@@ -273,7 +274,7 @@ class ProcessDriver(Driver):
     def restore(self) -> Optional[str]:
         previous, running = self._replaced_config(), supervised.running(self.root)
         if not previous:
-            # Without a previous server, the new server stays, and the next run proves it
+            # Without a previous server, the new server stays, and the next run proves it.
             if replacement.interrupted(self.root):
                 replacement.advance(self.root, replacement.SWAPPED)
             return None
@@ -306,14 +307,14 @@ class ProcessDriver(Driver):
         return state.mask_secrets(self.server, message)
 
     def _replaced_config(self) -> Dict[str, Any]:
-        """Return the configuration of the server that an open replacement has replaced, or {} if no replacement is open."""
+        """Return the configuration of the replaced server, or {} if no replacement is open."""
         return dict((replacement.read(self.root) or {}).get("config") or {})
 
     def _start(self, config: Mapping[str, Any]) -> None:
         supervised.start(self.root, config, self.server["supervisor"]["archive"], state.python_path(self.root))
 
     def _run_grpc_client(self, command: List[str], seconds: float) -> Tuple[int, str]:
-        """Run the gRPC client with the Python that has the SDK, on the gRPC port of the inventory."""
+        """Run the gRPC client with the Python that has the SDK. The client uses the gRPC port of the inventory."""
         request = json.dumps({**json.loads(command[3]), "port": self.server["grpc_port"]})
         try:
             done = capture([state.python_path(self.root), *command[1:3], request], seconds)

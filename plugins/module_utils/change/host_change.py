@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change what a host serves: make the change, then prove and keep it, or restore the previous state.
 
-The caller holds the lease of the host, has copied the model files and has created the container `<name>-next`. So this code needs
-no controller. resume.py ends a change that was killed between two steps.
+Before the change, the caller takes the lease, copies the model files and creates the container `<name>-next`. So the change needs
+no connection to the controller. resume.py ends a change that was killed between two steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_STEPS = 4
 
 
 class Unproven(Exception):
-    """The error of a change that is not proven, with the models whose load hangs until a restart, and the results of the checks."""
+    """The error if a change is not proven. `hung` has the models whose loads hang until the server restarts."""
 
     def __init__(self, message: str, hung: Sequence[str] = (), checks: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Unproven(Exception):
 
 
 class Outcome(NamedTuple):
-    """The result of a change. `did` lists its steps. `why` is None, or why the proof failed. `back` reports the rollback."""
+    """The result of a change. `did` lists its steps. `why` is the reason of a failure, or None. `back` reports the rollback."""
 
     did: List[str]
     why: Optional[str] = None
@@ -82,7 +82,7 @@ class HostChange:
         self.did: List[str] = []
         self.warnings: List[str] = []
         self.actions: Set[str] = set()
-        # `server_touched`: the server may have changed. `proven`: the change is proven, and its transaction is closed.
+        # `server_touched`: a step on the server has begun. `proven`: the change is proven, and its transaction is closed.
         self.replaces = self.cache_stale = self.server_touched = self.proven = self.restored = False
         self.moves: Mapping[str, store.Move] = {}
         self.accepted: Optional[bool] = None
@@ -91,9 +91,9 @@ class HostChange:
     def run(self) -> Outcome:
         """Make and prove the change, or restore the previous state. Raises LeaseError if this run does not have the lease."""
         holder = self.driver.holder
-        # The guard may end loads only while this run holds the lease. pylint: disable-next=confusing-with-statement
+        # Only a run with the lease is allowed to end stuck loads, as the guard does. pylint: disable-next=confusing-with-statement
         with lease.working(self.root, holder, self._limit()) as current_lease, self.guard:
-            # Maintenance may have begun after the lease was taken
+            # An operator may have begun a maintenance after the lease was taken.
             lease.refuse_maintenance(self.root, bool(current_lease and current_lease["maintenance"]))
             try:
                 observation = self._observe_actions()
@@ -109,16 +109,16 @@ class HostChange:
                 why = self._reason(error)
                 back = self._roll_back(observation, why, getattr(error, "hung", []))
                 return self._outcome(getattr(error, "checks", []), why, back)
-            # The change is proven and closed. A failure from here on is only a warning.
+            # The change is proven, and its transaction is closed. From here on, an error is only a warning.
             self._clean_up()
             return self._outcome(checks)._replace(released=self.order["release_host"] and self._release_host(holder))
 
     def observe(self) -> proof.Observation:
-        """Return the actual state of the host and its differences."""
+        """Return the actual state of the host and its differences from the desired state."""
         return self._observe(["models", "server"], self.order["serve_current"])
 
     def _limit(self) -> float:
-        """Return the longest time in seconds of the change and its rollback, from the time limits of their steps."""
+        """Return an upper limit in seconds for the change and its rollback: the sum of the time limits of all steps."""
         step = sum(float(self.settings.get(name) or 0) for name in ("ready_timeout", "stop_timeout", "free_timeout"))
         models = len(self.order["desired"]["models"].get("models") or {}) + len(self.server.get("models") or {})
         checking = check_client.time_limit(self.order["checks"]["document"]) if self.order["checks"] else 0.0
@@ -133,10 +133,10 @@ class HostChange:
         return Outcome(did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted, self.restored)
 
     def _observe_actions(self) -> proof.Observation:
-        """Return the state of the host, and set `actions` to the actions in its plan."""
+        """Return the state of the host, and set `actions` to the actions on the server in its plan."""
         observation = self.observe()
         opened = (observation.actual.get("models") or {}).get("transaction")
-        # The response cache may still contain responses of the previous release
+        # `stale`: after the switch, the response cache may contain responses of the previous release.
         self.cache_stale = bool(opened and opened["stale"] and self.server["cache"])
         self.actions = {entry["action"] for entry in observation.plan if entry["concern"] == server.CONCERN}
         self.actions |= {"restart"} if self.cache_stale else set()
@@ -220,7 +220,7 @@ class HostChange:
             raise Unproven(change.why(), change.hung)
 
     def _release_lost_models(self, observation: proof.Observation) -> None:
-        """Make new releases of models that a polling server does not serve, because such a server only loads newer files."""
+        """Copy each release that a polling server does not serve to a new release, because this server loads only newer files."""
         opened = store.read_transaction(self.root)
         switched = {name for name, move in opened["models"].items() if move["to"]} if opened else set()
         waiting = {entry["name"] for entry in observation.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
@@ -239,14 +239,14 @@ class HostChange:
             raise Unproven(f"{self.order['host']} is not in sync:{observation.describe()}", self._hanging_models(observation))
 
     def _wait_until_served(self, concerns: List[str], serve_current: bool) -> proof.Observation:
-        """Wait until nothing differs, and repeat loads that were stuck. Return the last observation."""
+        """Wait until the host is in sync, and repeat loads that were stuck. Return the last observation."""
         ended_before = len(self.guard.ended_loads)
         observation = self._observe(concerns, serve_current, prove=True, timeout=self.settings["ready_timeout"])
         if not observation.plan or not self.guard.repeats(ended_before):
             return observation
         self.log_step("repeat the loads that were stuck")
         left = {entry["name"]: entry["action"] for entry in observation.plan if entry["concern"] == server.CONCERN}
-        # A server ends if a load fails during its start. Start it, unless it runs again already.
+        # Triton ends if a load fails during its start. If the server does not run, start it.
         if self.driver.start():
             pass
         elif "restart" in left.values():
@@ -320,14 +320,14 @@ class HostChange:
     # The rollback
 
     def _roll_back(self, observation: proof.Observation, why: str, hung: Sequence[str]) -> str:
-        """Restore the previous state. Return what serves now, or why the restore failed."""
+        """Restore the previous state. Return a text that says what serves now, or why the restore failed."""
         previous: Mapping[str, Any] = observation.actual.get("server") or {}
         try:
             self.log_step("restore the previous state")
             if not self.driver.existed(previous):
                 return "there was no server before; the next run continues from this state"
             self.models = self._previous_models(previous)
-            # Restore the server even if the links could not be restored. The server then starts with the current links.
+            # Restore the server even if the links could not be restored. It then serves what the current links point to.
             link_moves, failure = self._restore_links(why, hung)
             restored = self.driver.restore()
             if failure is not None:
@@ -347,14 +347,14 @@ class HostChange:
         return report + ("; a load hangs in the server, so the next run restarts it" if hung else "")
 
     def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:
-        """Restore the links. Return the links that moved, and the error if that failed."""
+        """Restore the links of the releases. Return the links that moved, and the error if the restore failed."""
         try:
             return self._store("restored", {"why": why, "hung": hung})["moves"], None
         except Exception as error:
             return {}, error
 
     def _previous_models(self, previous: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the models of the store in the inventory, and the models that the previous server read from object stores.
+        """Return the inventory's models with files in the store, and the models that the previous server read from object stores.
 
         If the previous server did not answer, return all models of the inventory.
         """
@@ -389,12 +389,12 @@ class HostChange:
         )
 
     def _store(self, state: str, params: Mapping[str, Any]) -> Dict[str, Any]:
-        """Apply a change of the store (releases.apply), and record the moved links. Return its result."""
+        """Apply a change of the store (releases.apply), and add the moved links to `did`. Return the result of the change."""
         defaults = {"models": [], "releases": {}, "withdraw": [], "incoming": "", "why": "", "hung": [], "keep": self.order["keep"]}
         answer = releases.apply(self.root, self.run_of_store, {**defaults, **params, "state": state})
         self.warnings += answer.get("warnings", [])
         message = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
-        # Restored releases were already reported when their links moved
+        # A reason (`why`) means a rollback. It reported the restored releases when their links moved.
         link_moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
         self.did += [message.format(name=name, to=move["to"] or "no more") for name, move in link_moves.items()]
         return answer

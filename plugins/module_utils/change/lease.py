@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease of a host: a file that gives one run the right to change the host, from the first to the last change of the run.
 
-`lease.json` names the run and the person who started it. A call is one execution of a module on the host that changes or proves
-the host for the run. The lease is live (valid) during each call, and for `patience` seconds after the last call. Each running call
-keeps a lock on `lease.calls`. Only its own run releases a live lease. Another run waits until the lease is no longer live, and
-then takes it over. A reboot ends every lease. If a call hangs, the kernel ends its process at its time limit.
+`lease.json` names the run and the person who started it. A call is one execution of a module that changes or proves the host for
+this run. The lease is live (valid) during each call, and for `patience` seconds after the last call. Each running call keeps a lock
+on `lease.calls`. A live lease is released only by the run that has it. Another run waits until the lease is no longer live, and
+then takes it over. A reboot ends every lease. If a call hangs, the kernel ends the process of the call at its time limit.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
 LAST = "lease.last"
 # The watchdog holds a lock on this file during a repair of the server. Before a repair, it checks that no run has the lease.
 WATCHDOG = "/run/npufleet-watchdog.lock"
-# Longest time in seconds that the watchdog holds its lock
+# Longest time in seconds for which the watchdog holds this lock
 WATCHDOG_WAIT = 900.0
-# Base of the time limit of a call in seconds. The time limits of the container are added to it.
+# Shortest time limit of a call in seconds. The time limits of the container are added.
 CALL_LIMIT = 3600.0
 # Largest argument of signal.alarm in seconds
 MAX_ALARM = 2.0**30
-# How often the time limits of the container are added. A call may replace the container and then restore the old container. The
-# rest is reserve.
+# The time limits of the container are added to CALL_LIMIT this number of times. A call can replace the container and then restore
+# the old one, so it needs each time limit twice. The rest is a reserve.
 LIMIT_REPEATS = 4
 SHAPE = {
     "run": str,
@@ -49,11 +49,11 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal. Nobody can set this clock, unlike the time of day in `renewed`. Earlier versions wrote
-    # only `renewed`.
+    # Seconds since boot at the last renewal. Nobody can set this clock, but the time of day in `renewed` can be set. Earlier
+    # versions wrote only `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
-    # Name and time limits of the container (container.py). With these, the host can complete or undo an interrupted change
+    # Name, time limits and API key file of the container (container.py). With these, the host can undo an interrupted change
     # without the controller.
     "container": {
         "name?": str,
@@ -77,11 +77,11 @@ UNREADABLE: Dict[str, Any] = {
 
 
 class LeaseError(Exception):
-    """An error because this run may not change the host."""
+    """The error if this run is not allowed to change the host."""
 
 
 class Held(LeaseError):
-    """An error because another run has the lease (`run` is its ID), or because a lock does not become free (`run` is None)."""
+    """The error if another run has the lease (`run` is its ID), or if a lock does not become free (`run` is None)."""
 
     def __init__(self, message: str, run: Optional[str]) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class Held(LeaseError):
 
 
 class Holder(NamedTuple):
-    """A run that changes a host: its id, the person who started it, and whether it may change a host in maintenance."""
+    """A run that changes a host: its id, the person who started it, and whether it is allowed to change a host in maintenance."""
 
     run: str
     by: str
@@ -125,14 +125,15 @@ def remaining(lease: Mapping[str, Any]) -> float:
     if "uptime" in lease:
         age = clock.uptime() - lease["uptime"]
     else:
-        # A time up to `patience` in the future: the clock was set back, and the lease counts as just renewed. Later times end it.
+        # If `renewed` is in the future, the clock was set back. Up to `patience` seconds, the lease counts as just renewed. Beyond
+        # that, it counts as ended.
         age = time.time() - lease["renewed"]
         age = max(age, 0.0) if age >= -lease["patience"] else age
     return max(lease["patience"] - age, 0.0) if age >= 0 else 0.0
 
 
 def live(root: str, lease: Mapping[str, Any], dead_run: str = "") -> bool:
-    """Return True if the run of the lease may still change the host.
+    """Return True if the lease is live, so that its run can still change the host.
 
     `dead_run` is the ID of a run whose process on the controller has ended. Its lease is live until its last call on the host ends.
     """
@@ -140,7 +141,7 @@ def live(root: str, lease: Mapping[str, Any], dead_run: str = "") -> bool:
 
 
 def at_work(root: str) -> bool:
-    """Return True if a call of the run that holds the lease is running. All calls of the run share a lock."""
+    """Return True if a call of the run that holds the lease is running. All calls share the lock on `lease.calls`."""
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
             # Other processes hold the lock only for a moment, to test it. A call holds it for longer.
@@ -168,7 +169,7 @@ def _lease_lock(root: str) -> Iterator[None]:
 
 
 def watchdog_idle() -> Any:
-    """Hold the lock of the watchdog, so that the watchdog takes no action. Raises Held."""
+    """Hold the lock of the watchdog, so that it repairs nothing. Raises Held if the watchdog does not end its repair."""
     return _file_lock(
         WATCHDOG,
         time.monotonic() + WATCHDOG_WAIT,
@@ -202,10 +203,10 @@ def acquire(
     dead_run: str = "",
     watchdog: bool = True,
 ) -> Tuple[bool, Optional[Dict[str, Any]]]:
-    """Take or renew the lease. Return (taken, old): `taken` is False after a renewal, `old` is the replaced lease of another run.
+    """Take or renew the lease. Return (taken, old): `taken` is False after a renewal, `old` is the replaced lease or None.
 
-    `dead_run` is the ID of a run that is known to have ended. `watchdog` is False on hosts without a watchdog. Raises Held if
-    another run still holds the lease after `wait` seconds, and LeaseError if the host is in maintenance.
+    `dead_run` is the ID of a run that the caller knows to have ended. `watchdog` is False on hosts without a watchdog. Raises Held
+    if another run still holds the lease after `wait` seconds, and LeaseError if the host is in maintenance.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -214,7 +215,7 @@ def acquire(
             is_renewal = before is not None and before["run"] == holder.run
             if before is None or is_renewal or not live(root, before, dead_run):
                 if is_renewal and before is not None:
-                    # The permission to change a host in maintenance also holds for the later calls of a run.
+                    # If one call of a run was allowed to change a host in maintenance, its later calls are allowed, too.
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
                 _write(root, holder, patience, container, before["since"] if is_renewal and before else timestamp())
@@ -256,9 +257,9 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
     """Keep the lease live during a call, and renew it at the end. The kernel ends a process that takes too long.
 
-    `limit` is a time limit in seconds. It can only raise the limit that follows from CALL_LIMIT and the container. With `holder`,
-    raise LeaseError if this run does not hold the lease. Without `holder`, the call belongs to the run that holds the lease. If no
-    run holds it, the call renews nothing and has no time limit.
+    The time limit follows from CALL_LIMIT and the time limits of the container. A larger `limit` (in seconds) replaces it. With
+    `holder`, raise LeaseError if this run does not hold the lease. Without `holder`, the call belongs to the run that holds the
+    lease. If no run holds the lease, the call renews nothing and has no time limit.
     """
     if holder is None and not os.path.exists(os.path.join(root, LEASE)):
         yield None
@@ -317,14 +318,14 @@ def _lock_calls(root: str) -> int:
 def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """Release the lease of this run. Return False if this run does not hold it.
 
-    `rollout` is the result of the host change for the record of rollouts (rollouts.py). If it is empty, the change has
-    succeeded. Raises ValueError if `rollout` is invalid.
+    `rollout` is the result of the host change, for rollouts.json. An empty `rollout` means that the change has succeeded. Raises
+    ValueError if `rollout` is invalid.
     """
     with _lease_lock(root):
         lease = read(root)
         if lease is None or lease["run"] != holder.run:
             return False
-        # The lease must be released even if the disk is full. Then the record of the rollout lacks the result of this host.
+        # The lease must be released even if the disk is full. In this case, rollouts.json lacks the result of the change.
         with suppress(OSError):
             rollouts.end(root, holder.run, rollout)
         os.unlink(os.path.join(root, LEASE))

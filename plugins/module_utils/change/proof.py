@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Read a host, compare it with the desired state, and wait for differences that disappear by themselves, such as loads."""
+"""Read a host, compare it with the desired state, and wait for differences that disappear by themselves, such as a running load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 POLL_SECONDS = 0.5
 # Largest length of an actual value in the message of a failed proof. The value may contain Triton's reasons for every model.
 MAX_SHOWN = 2000
-# Number of restarts of a crashing server that a proof waits for
+# Number of restarts for which a proof waits if the server crashes
 MAX_RESTARTS = 2
 
 
@@ -29,7 +29,7 @@ def read_host(
 ) -> Tuple[Dict[str, Any], List[Item]]:
     """Return the actual state of each concern (a part of the host) in `desired`, and the plan.
 
-    The plan includes what a dead run left unfinished.
+    The plan also has items for a change that another run left unfinished.
     """
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
@@ -55,7 +55,7 @@ def cannot_recover(plan: List[Item]) -> bool:
 
 
 def restarted_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that does not answer has restarted since `first`. Before its end, it had tried each load."""
+    """Return True if a server that does not answer has restarted since the state `first`. It tried each load before it ended."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
@@ -71,9 +71,9 @@ def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
 
     With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore differences from the inventory.
     """
-    # PROVE: the caller closes the transaction after the proof. MEND: the proof also removes releases without a record.
+    # After the proof, the caller closes the transaction (PROVE). The same step repairs damaged files of the store (MEND).
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
-    # The serving container has mounted its files at its start. Only the next container can mount these files.
+    # A container mounts files only at its start, so the files of TO_MOUNT wait for the next container.
     ignored += [item for item in plan if (prove or serve_current) and item["name"] in server.TO_MOUNT]
     if serve_current:
         ignored += [
@@ -111,7 +111,7 @@ class Observation(NamedTuple):
     loading: Collection[str] = ()
 
     def is_complete(self) -> bool:
-        """Return True if Triton has refused a model and no load is running, so that every reason is known."""
+        """Return True if Triton has refused a model and no load is running, so that the log has every reason."""
         return bool(self.refusals) and not self.loading
 
     def describe(self) -> str:
@@ -144,8 +144,9 @@ def observe(
 ) -> Observation:
     """Read the host. With `prove`, repeat this until nothing differs, waiting cannot help, or `timeout` seconds have passed.
 
-    With `serve_current`, `desired` contains the linked releases. `run` is the ID of the caller's run, and `dead_run` that of a run
-    that is known to have ended. With a `driver` (drivers.py), the driver reads the server instead of the concern `server`.
+    With `serve_current`, `desired` contains the releases that the served/ links point to. `run` is the ID of the caller's run.
+    `dead_run` is the ID of a run that the caller knows to have ended. A `driver` (drivers.py) reads the server in place of the
+    concern `server`.
     """
     deadline = time.monotonic() + timeout
     actual, plan = read_host(desired, root, run, dead_run, driver)

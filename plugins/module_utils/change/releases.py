@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, s
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
-# Seconds to wait for the lock of the store, which another process such as a transfer may hold
+# Seconds to wait for the lock of the store, which another process, such as a copy of model files, may hold
 STORE_WAIT = 60.0
 
 LinkMoves = Dict[str, store.Move]
@@ -24,7 +24,7 @@ UNCHANGED: Mapping[str, Any] = {"changed": False, "switched": {}, "moves": {}}
 
 
 def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the releases to make. A model that an operator rolled back is held: it gets a copy of the release in its hold."""
+    """Return the releases to make. A model with a hold gets a copy of the held release, until the inventory has another source."""
     holds = store.read_holds(root)
     return {
         name: store.release_content(root, name, holds[name]["label"])
@@ -43,7 +43,7 @@ def refuse_directories(root: str, names: List[str]) -> None:
 
 
 def switch(root: str, run: store.Run, link_moves: LinkMoves, holds: Dict[str, Any], **more: Any) -> Dict[str, Any]:
-    """Open a transaction and move the links. Return the result of the step. If it fails before the first move, undo everything."""
+    """Open a transaction and move the links. Return the result of the step. On an error before the first move, undo all."""
     before, holds_before = store.read_transaction(root), store.read_holds(root)
     targets = {name: move["to"] for name, move in link_moves.items()}
     try:
@@ -75,7 +75,7 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
         params["incoming"],
         sorted({file["sha256"] for entry in new_entries for file in entry["files"].values() if file["blob"]}),
     )
-    # Complete every release before the first link moves, so that a failure does not leave some models switched.
+    # Complete every release before the first link moves, so that a failure does not leave only some models switched.
     labels = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
     link_moves: LinkMoves = {
         name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in labels.items()
@@ -100,7 +100,7 @@ def touch_served(root: str, run: store.Run, names: List[str]) -> None:
     """Update the time stamps of these served models, so that a polling server loads them again."""
     with store.locked(root, time.monotonic() + STORE_WAIT):
         if store.read_transaction(root) is not None:
-            # Renew the transaction, because the log of the earlier loads no longer counts.
+            # Renew the time of the transaction: the log is read from this time on, without the messages about earlier loads.
             store.open_transaction(root, run, {})
         for name in set(names) & set(store.served_names(root)):
             home = os.path.join(root, "served", name)
@@ -111,7 +111,7 @@ def touch_served(root: str, run: store.Run, names: List[str]) -> None:
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `rolled_back`: switch to earlier releases and hold them."""
     found = store.rollback_moves(root, params["models"], params["to"])
-    # Read all contents before the first release is made, so that a lost file stops the rollback before it changes anything.
+    # Read all contents before the first release is made, so that a missing file stops the rollback before it changes anything.
     contents = {name: store.release_content(root, name, move["to"] or "") for name, move in found.items()}
     link_moves: LinkMoves = {name: {**found[name], "to": store.make_release(root, name, entry)} for name, entry in contents.items()}
     if not link_moves:
@@ -120,7 +120,7 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
 
 
 def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Apply state `restored`: link the releases from before the open transaction."""
+    """Apply state `restored`: move the links back to the releases from before the open transaction."""
     if params["hung"]:
         store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time(), **clock.mark()})
     link_moves = store.restore(root, run, params["why"])
@@ -173,7 +173,7 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any
         store.prepare(root)
         all_forgotten = state == "forgotten" and not params["models"]
         holds_unknown = damage.holds_unknown(root)
-        # Every state except `restored` and `proven` needs the holds.
+        # `restored` and `proven` do not need the holds, and the end of all holds does not need their content.
         if holds_unknown and not all_forgotten and state not in ("restored", "proven"):
             raise store.StoreError(holds_unknown)
         mended = damage.mend(root, forget=all_forgotten)
@@ -182,6 +182,6 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any
         if mended:
             answer["mended"] = mended
         if state == "released" and not answer["moves"] and damage.find(root):
-            # Remove releases whose record cannot be recovered, unless they are still needed
+            # The remaining damage is releases whose file of facts (record) cannot be recovered. Remove those that are not needed.
             blobs.collect(root, params["keep"])
     return answer

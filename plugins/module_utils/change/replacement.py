@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a replacement of the server. It is written before the first step and removed after the last step."""
+"""The file replacement.json, which describes an open replacement of the server.
+
+The file is written before the first step of the replacement and removed after the last step.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 REPLACEMENT = "replacement.json"
-# Phases of a replacement. One call makes all steps from SWAPPING to SWAPPED. STOPPED: the container was stopped for another change,
-# such as a change of the driver, and has to run again. PROVEN: only the removal of the previous container is left.
+# Phases of a replacement. SWAPPING: a call replaces the server, or was interrupted in the meantime. SWAPPED: the new server is not
+# proven yet. STOPPED: the container was stopped for another change, such as a change of the driver, and has to run again. PROVEN:
+# only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
     # Id of the run that started the replacement
@@ -29,7 +33,7 @@ SHAPE = {
     # Configuration of a previous server that is a process (process/supervised.py)
     "config?": dict,
 }
-# The record that `read` returns for an unreadable record
+# The content that `read` returns if the file cannot be read
 UNKNOWN: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -42,9 +46,10 @@ UNKNOWN: Dict[str, Any] = {
 
 
 def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
-    """Return the open replacement, or None if no replacement is open. Return UNKNOWN if the record cannot be read.
+    """Return the open replacement, or None if no replacement is open. Return UNKNOWN if the file cannot be read.
 
-    `previous` is True if a previous container exists. In this case, a missing record also counts as UNKNOWN.
+    `previous` is True if a previous container exists. This container shows that a replacement is open, so UNKNOWN is also returned
+    if the file is missing.
     """
     found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
     if not found.exists:
@@ -53,28 +58,28 @@ def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
 
 
 def write(root: str, entry: Mapping[str, Any]) -> None:
-    """Write the record. Only root can read the file, because the command line of a server may contain keys."""
+    """Write the file. Only root can read it, because the command line of a server may contain keys."""
     lease.write(os.path.join(root, REPLACEMENT), entry, 0o600)
 
 
 def begin(root: str, holder: lease.Holder, **facts: Any) -> None:
-    """Write the record of a replacement by this run, before its first step. `facts` are more fields of the record."""
+    """Write the file before the first step of a replacement by this run. `facts` are more fields of SHAPE."""
     write(root, {**UNKNOWN, "run": holder.run, "by": holder.by, "since": timestamp(), "phase": SWAPPING, **facts})
 
 
 def advance(root: str, phase: str) -> None:
-    """Record the next phase of the open replacement."""
+    """Write the next phase of the open replacement."""
     write(root, {**(read(root) or UNKNOWN), "phase": phase})
 
 
 def close(root: str) -> None:
-    """Remove the record."""
+    """Remove the file, because no step of the replacement is left."""
     with suppress(FileNotFoundError):
         os.unlink(os.path.join(root, REPLACEMENT))
 
 
 def interrupted(root: str, run: Optional[str] = None) -> bool:
-    """Return True if a replacement of `run`, by default of any run, was interrupted between its steps, so that no server runs."""
+    """Return True if a replacement of `run`, by default of any run, was interrupted, so that possibly no server runs."""
     entry = read(root)
     return entry is not None and entry["phase"] == SWAPPING and run in (None, entry["run"])
 
@@ -84,7 +89,7 @@ def recover(
 ) -> Optional[str]:
     """Restore the server that an interrupted replacement stopped. Return what was done, or None if there was no such server.
 
-    If this fails, return the error as text (from `failure`), because the run continues with its own server.
+    If the restore fails, return the error as text (from `failure`), because the run continues and starts its own server.
     """
     try:
         with lease.working(root, holder):

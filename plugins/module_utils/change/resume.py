@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""End a change whose run is gone: the host itself restores the previous state, because no run is left to prove the new state.
+"""End a change that its run left open, for example because the run was killed.
 
-The watchdog calls `resume` as long as a lease exists, and a unit calls it at boot. If the run changed nothing, only its lease is
-released.
+The host itself restores the previous state, because no run is left to prove the new state. If the run changed nothing, only its
+lease is released. The watchdog calls `resume` as long as a lease exists, and a systemd unit calls it at boot.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 ROLLBACK_REASON = "its run has ended, so the host rolled it back"
 # Errors whose message is meant for an operator
 EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
-# Default time limits in seconds, for a lease that does not have them (container.py)
+# Time limits in seconds of the steps in container.py, if the lease does not have them
 SETTINGS = {"free_timeout": 60, "stop_timeout": 120, "ready_timeout": 600}
 # Seconds between two polls of the server
 POLL_SECONDS = 0.5
 
 
 class Outcome(NamedTuple):
-    """The result of `resume`: `did` reports the rollback, `busy` names a run that may still work, `failed` is an error."""
+    """The result of `resume`: `did` reports the rollback, `busy` names a run that may still be active, `failed` is an error."""
 
     did: str = ""
     busy: str = ""
@@ -42,11 +42,11 @@ class Outcome(NamedTuple):
 
 
 def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
-    """End a change whose run is gone. Do nothing without a lease, or if the run of the lease may still be working."""
+    """End a change that its run left open. Do nothing if no lease exists, or if the run of the lease may still be active."""
     found = lease.read(root)
     if found is None:
         return Outcome()
-    # An interrupted replacement is restored before the lease ends, because its call has ended and no server runs.
+    # If the call that replaced the server has ended before its last step, no server runs. So do not wait for the end of the lease.
     interrupted = replacement.interrupted(root, found["run"]) and not lease.at_work(root)
     if not interrupted and lease.live(root, found):
         return Outcome(busy=f"{found['by']} since {found['since']}")
@@ -66,15 +66,15 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
         )
     finally:
         # Release the lease even after a failure, because a later run finds the remaining differences. An error of the release is
-        # ignored, because this lease has no patience and expires at once.
+        # ignored, because this lease has a patience of 0 and so ends by itself.
         with suppress(lease.LeaseError, OSError):
             lease.release(root, host)
 
 
 def unfinished(root: str, run: str, previous: bool, dead_run: str = "") -> List[Item]:
-    """Return plan items for an open replacement, and for the lease of a dead run.
+    """Return plan items for an open replacement, and for a lease whose run has ended.
 
-    `previous` is True if a previous container exists. `dead_run` is a run that is known to have ended.
+    `previous` is True if a previous container exists. `dead_run` is a run that the caller knows to have ended.
     """
     items = []
     entry = replacement.read(root, previous)
@@ -95,7 +95,7 @@ def _run_of_host() -> store.Run:
 
 
 def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any], owner: str) -> str:
-    """Roll back the change of a dead run. Return what was done."""
+    """Roll back the change that `owner` left open. Return what was done."""
     run = _run_of_host()
     link_moves: Dict[str, Any] = {}
     failure: Optional[Exception] = None
@@ -106,7 +106,7 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
                 damage.mend(root)
                 link_moves = store.restore(root, run, f"{owner}: {ROLLBACK_REASON}")
         except Exception as error:
-            # The container is restored even if the links could not be restored.
+            # Restore the container even if the links could not be restored.
             failure = error
     name = settings.get("name")
     entry = replacement.read(root)
@@ -116,7 +116,7 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(link_moves.items())]
     if name:
         with container.guard(engine, name, settings) as guard:
-            # The container starts with the links as they are now
+            # The container is restored after the links, because it loads at its start what they point to.
             restored = container.restore(engine, root, name, settings)
             if restored:
                 done.append(restored)
@@ -136,7 +136,7 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
 def serve_current_releases(
     engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
 ) -> None:
-    """Wait until the server serves the linked releases. First restart it, unless it polls or was just started (`fresh`)."""
+    """Restart the server, unless it polls or was just started (`fresh`). Wait until it serves the linked releases."""
     command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]

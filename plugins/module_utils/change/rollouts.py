@@ -3,7 +3,7 @@
 """The record of the last rollouts on a host, in `rollouts.json`. Only the run that holds the lease of the host writes it.
 
 An entry is written when a rollout takes the lease, and completed when the lease is released. The entry of a run that was killed
-therefore has no end. No decision depends on the record.
+therefore has no end. The record is for operators. No decision depends on it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import dura
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 RECORD = "rollouts.json"
-# Largest number of entries, size of the file in bytes, and number of concerns in an entry
+# Largest number of entries, largest size of the file in bytes, and largest number of concerns in an entry
 MAX_ENTRIES, MAX_SIZE, MAX_CONCERNS = 50, 1 << 18, 20
 _TEXT = re.compile(r".{0,500}", re.DOTALL)
 _TEXT_OR_NULL = (_TEXT, shapes.NULL)
 _COUNT = (int, shapes.NULL)
-# Fields that the controller sends at the end of a host change
+# Fields that the controller sends at the end of a host change. The host was drained for the change: `in_flight` is the number
+# of its requests at the begin of the drain, and `closed` is the number of requests that the drain closed.
 END = {
     "failure": _TEXT,
     "verdict": ({"verdict": _TEXT, "text": _TEXT}, shapes.NULL),
@@ -90,7 +91,7 @@ def _require(facts: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
 def _write(root: str, entries: List[Dict[str, Any]]) -> None:
     newest = entries[:MAX_ENTRIES]
     text = json.dumps(newest, sort_keys=True)
-    # If the text is too large, only the newest entries stay. A single entry is always below the limit.
+    # If the text is too large, drop the older half of the entries. A single entry is always below the limit.
     while len(text) > MAX_SIZE:
         newest = newest[: len(newest) // 2]
         text = json.dumps(newest, sort_keys=True)

@@ -26,7 +26,7 @@ CONTAINER_LIBRARIES = "/usr/lib"
 TOOL = "/usr/bin/rbln-smi"
 _LIBRARY_PATTERN = rf"(?:{'|'.join(map(re.escape, DIRECTORIES))})/{LIBRARY.pattern}"
 _TOOL_PATTERN = "|".join(map(re.escape, vendor_tool.TOOLS))
-# The allowed bind mounts of driver files
+# The bind mounts of driver files that a container may have
 BIND = re.compile(rf"(?:{_LIBRARY_PATTERN}|{_TOOL_PATTERN}):(?:{CONTAINER_LIBRARIES}/{LIBRARY.pattern}|{_TOOL_PATTERN}):ro")
 
 

@@ -11,10 +11,10 @@ import subprocess
 from contextlib import suppress
 from typing import IO, List, Optional
 
-# A message has at most MAX_LINES lines from the last TAIL_BYTES bytes of the log.
+# An error message shows at most MAX_LINES lines from the last TAIL_BYTES bytes of the log.
 MAX_LINES = 30
 TAIL_BYTES = 16384
-# Seconds between SIGTERM and SIGKILL
+# Longest time in seconds between SIGTERM and SIGKILL
 MAX_WAIT_SECONDS = 30.0
 
 

@@ -28,13 +28,12 @@ PERCENT = {"": 0.01, "%": 0.01}
 SPEED = {"": 1.0, "GT/s": 1.0}
 # Limits of possible readings. A number beyond a limit probably has another unit, so the reading is None.
 MAX_CELSIUS, MIN_CELSIUS, MAX_WATTS, MAX_BYTES, MAX_SPEED, MAX_WIDTH = 200.0, -50.0, 2000.0, 2.0**50, 256.0, 32
-# A temperature without a unit is in thousandths of a degree from MILLI_CELSIUS on. A power without a unit is in microwatts from
-# MICROWATTS on. No card reaches 1000 degrees. In watts, MICROWATTS would be 100 kW, which no card reaches. In microwatts, it is
-# 0.1 W, and every card needs more.
+# Limits for numbers without a unit. From MILLI_CELSIUS on, a temperature is in thousandths of a degree, because no card reaches
+# 1000 degrees. From MICROWATTS on, a power is in microwatts, because no card needs 100 kW, and every card needs more than 0.1 W.
 MILLI_CELSIUS, MICROWATTS = 1000.0, 100_000.0
-# A total memory without a unit is in bytes if it is at least this number, because the smallest card has 16 GiB.
+# From this number on, a total memory without a unit is in bytes. Every card has more bytes, and no card has 2**30 KiB (1 TiB).
 MIN_BYTES = 2.0**30
-# The status of a card that works, and texts that mean an unknown status. All other texts are faults.
+# The status of a card that works, and the texts for an unknown status. Every other status is a fault.
 NORMAL, UNKNOWN_STATUS = "normal", ("", "n/a", "na", "none", "unknown", "-")
 # Largest number of cards in one output of the tool, and largest number of characters of a text
 MAX_CARDS, MAX_TEXT = 256, 100
@@ -115,7 +114,7 @@ def quantity(value: Any, units: Mapping[str, float], lower: bool = False) -> Opt
 
 
 def celsius(value: Any) -> Optional[float]:
-    """Return a temperature in degrees Celsius. A number without a unit is in degrees, or in thousandths of a degree."""
+    """Return a temperature in degrees Celsius. For a number without a unit, see MILLI_CELSIUS."""
     number, unit = _split(value)
     if number is None or unit:
         return _within(quantity(value, TEMPERATURE, lower=True), MIN_CELSIUS, MAX_CELSIUS)

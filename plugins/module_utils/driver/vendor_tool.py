@@ -46,16 +46,15 @@ ANSWER = {
 
 def find_tool() -> Optional[str]:
     """Return the path of the tool, or None if the host has none."""
-    # A directory may have the path, because an engine creates missing bind sources as directories.
+    # A path can be a directory, because an engine creates missing bind sources as directories.
     return next((path for path in TOOLS if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def query_tool() -> Dict[str, Any]:
-    """Return {"path", "version", "devices", "contexts", "holders"} or {"error"}, in one format for all versions of the tool.
+    """Return the "path" of the tool and the fields of parse_tool, or {"error"}. All versions of the tool give the same format.
 
-    "contexts" is the number of contexts, "holders" the contexts with their cards. A device has a "group" if the tool reports the
-    group. If two NPUs have the same number, a second call queries the groups. If this call fails on a host with several groups,
-    "groups_error" is the reason.
+    If two NPUs have the same number, a second call of the tool queries the groups. If the second call fails on a host with several
+    groups, "groups_error" is the reason.
     """
     path = find_tool()
     if path is None:
@@ -81,7 +80,7 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order in which a process numbers them: by group and number, if these pairs are unique."""
+    """Return the devices in the order in which a process numbers them: by (group, number), unless two devices have the same."""
     group_and_number = {(device.get("group", 0), device["npu"]) for device in devices}
     if len(group_and_number) < len(devices):
         return list(devices)
@@ -91,8 +90,9 @@ def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
     """Return a message if the driver has lost its cards, or None. The driver can lose cards if a process that uses them is killed.
 
-    The tool then gives every card of a group the number 0, or lists no card although device nodes (`nodes`) exist. Only a reload of
-    the module or a reboot helps. A reload ends the servers on all cards. So if the groups are unknown, no card counts as lost.
+    After that, the tool gives every card of a group the number 0, or lists no card although device nodes (`nodes`) exist. Only a
+    reload of the module or a reboot helps, and both end the servers on all cards. So the loss must be certain. If the groups are
+    unknown, each card with the number 0 may be the first one of its group, so no card counts as lost.
     """
     devices = tool.get("devices")
     if devices is None:
@@ -112,7 +112,7 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
 def query_readings(timeout: float) -> List[readings.Card]:
     """Return the readings of the cards. Raises ValueError with the reason if the tool reports no cards.
 
-    Unlike query_tool, this function accepts devices with missing fields. If the host has several groups, call the tool with `-g`.
+    Unlike query_tool, this function accepts devices with missing fields.
     """
     path = find_tool()
     if path is None:
@@ -156,7 +156,7 @@ def _group(device: Mapping[str, Any]) -> Optional[int]:
 
 
 def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """Return {"npu", "cards", "pid", "process"} of each context. "cards" has the cards on which the context may be.
+    """Return {"npu", "cards", "pid", "process"} of each context. "cards" has the cards on which the context can be.
 
     The SDK opens the node of only one group, so all contexts of a process are on NPUs of the same group.
     """
@@ -180,7 +180,11 @@ def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[st
 
 
 def parse_tool(output: str) -> Dict[str, Any]:
-    """Return {"version", "devices", "contexts", "holders"} from the JSON that the tool prints with `-j`, or {"error"}."""
+    """Return {"version", "devices", "contexts", "holders"} from the JSON that the tool prints with `-j`, or {"error"}.
+
+    "version" is the version of the driver. "devices" are the NPUs, with their "group" if the tool reports it. "contexts" is the
+    number of contexts, and "holders" lists them with their cards.
+    """
     try:
         answer = shapes.parse_as(output, ANSWER)
         devices = [

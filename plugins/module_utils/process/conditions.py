@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 # The directory of Triton in the vendor's images
 HOME = "/opt/tritonserver"
-# The PATH of the container's own programs. The PATH of Ansible's environment may differ.
+# The PATH of the container's own programs, and of the server. Ansible's environment can have another PATH.
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICES, SYSFS, SHARED = "/dev", "/sys/module/rebellions/version", "/dev/shm"
 MIB = 1 << 20
@@ -59,14 +59,15 @@ def server_home(program: str) -> str:
 
 @cache
 def options(program: str) -> List[str]:
-    """Return the options that this server supports."""
+    """Return the options that a tritonserver program supports."""
     return OPTION.findall(run(program, "--help")[1])
 
 
 def missing_packages(path: str, requirements: List[str]) -> Tuple[List[str], List[str]]:
-    """Return the requirements that the packages of a Python do not meet, and [the reason] if its output is not valid.
+    """Return the requirements that the packages of the Python at `path` do not meet, and [the reason] if its output is invalid.
 
-    If the Python fails, all packages count as missing: the role creates its virtual environment later, or pip reports the error.
+    If the Python fails, all packages count as missing. Either its virtual environment does not exist yet and the role creates it,
+    or pip reports the error later.
     """
     code, output = run(path, "-c", PROGRAM, json.dumps(requirements))
     if code:

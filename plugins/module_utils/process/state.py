@@ -26,7 +26,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import con
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
-# Environment variables that the server inherits from Ansible. Other variables differ from terminal to terminal.
+# Environment variables that the server inherits from Ansible. Others differ from terminal to terminal, and each difference would
+# replace the server.
 INHERITED_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
 
 
@@ -47,7 +48,7 @@ def backends_path(root: str, files: Mapping[str, str]) -> str:
 
 
 def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the desired configuration of the supervisor, without the options in `maybe` that this Triton does not support."""
+    """Return the desired configuration of the supervisor, without the options in desired["maybe"] that this Triton lacks."""
     root = desired["root"]
     program = conditions.tritonserver() or "tritonserver"
     supported = conditions.options(program)
@@ -55,7 +56,7 @@ def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
     line = [word for word in desired["command"] if word.partition("=")[0] not in unknown]
     line = [program if word == "tritonserver" else word for word in line]
     line += ["--backend-directory=" + backends_path(root, desired["backends"])]
-    # The stub of Triton's python backend runs the first Python in PATH
+    # The stub of Triton's python backend runs the first Python in PATH, so the virtual environment is first.
     bins = [os.path.dirname(python_path(root)), os.path.dirname(program), conditions.PATHS]
     environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     environment.update(desired["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(root, "venv"))
@@ -127,7 +128,7 @@ def write_key(desired: Mapping[str, Any], operator_key: str) -> bool:
 
 
 def make_backends(desired: Mapping[str, Any]) -> bool:
-    """Create the directory of backends with the desired files and links to the container's backends. Return False if it exists."""
+    """Create the directory of backends with the desired files and links to Triton's own backends. Return False if it exists."""
     path = backends_path(desired["root"], desired["backends"])
     if os.path.isdir(path):
         return False

@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 
 PROGRAM, CONFIG, PID, LOG = "supervisor.pyz", "config.json", "pid", "triton.log"
-# Bytes after which the supervisor rotates the log. It keeps one previous log.
+# Size in bytes at which the supervisor rotates the log. One previous log is kept.
 LOG_BYTES = 50 << 20
 SHAPE = {
     "command": [str],
@@ -34,7 +34,7 @@ SHAPE = {
     "stuck_load_limit?": int,
     "since?": int,
 }
-# Fields that differ at every start
+# Fields that differ at every start, so they are not compared with the desired configuration
 START_FIELDS = ("since",)
 # Log lines of the supervisor: the server has ended (ENDED), or the supervisor ends a stuck load (STUCK)
 ENDED, STUCK = (
@@ -52,7 +52,7 @@ MAX_LOG_BYTES = 4 << 20
 
 
 class ProcessError(Exception):
-    """A server that could not be started or stopped. The message is for an operator."""
+    """The error if a server cannot be started or stopped. The message is for an operator."""
 
 
 def home(root: str) -> str:
@@ -165,9 +165,9 @@ def log_of_start(root: str) -> str:
 
 
 def log_since(root: str, since: int, until: Optional[int] = None) -> str:
-    """Return the log from byte `since` to byte `until` or its end. Of this part, return at most the last MAX_LOG_BYTES bytes.
+    """Return the log from byte `since` to byte `until` or its end. If this part is longer than MAX_LOG_BYTES, return its end.
 
-    If the log is shorter than `since`, the supervisor has rotated the log. In this case, the part starts at byte 0.
+    If the log is shorter than `since`, the supervisor has rotated the log, so the part starts at byte 0.
     """
     try:
         with open(log_path(root), "rb") as source:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a Triton server on a machine without init system and container engine. It restarts the server if it ends.
+"""The supervisor of a Triton server on a machine without init system and container engine. It restarts a server that ends.
 
 The supervisor is a separate archive (programs/archive.py), called as `supervisor.pyz CONFIG`. CONFIG is a JSON file with `command`,
 `environment`, `log`, `log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). The supervisor locks the file
@@ -26,8 +26,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load import Guard
 
-# The pause in seconds before a restart. It starts with FIRST_PAUSE and doubles at each restart up to MAX_PAUSE. After a server has
-# run for STABLE_SECONDS, the next pause is FIRST_PAUSE again.
+# The pauses in seconds before restarts. The first pause is FIRST_PAUSE. Each next pause is twice as long, up to MAX_PAUSE. If the
+# server ran for STABLE_SECONDS before it ended, the next pause is FIRST_PAUSE.
 FIRST_PAUSE, MAX_PAUSE, STABLE_SECONDS = 1.0, 60.0, 120.0
 # Seconds between two checks of the server and of the size of its log
 POLL_SECONDS = 0.5
@@ -123,7 +123,7 @@ class Supervisor:
             log.write(f"npufleet_supervisor: {timestamp()}: {message}\n")
 
     def _rotate(self) -> None:
-        """Copy a log that is too large to `<log>.1` and empty it. The server keeps its open file, because it only appends."""
+        """If the log is too large, copy it to `<log>.1` and empty it. The server can keep the log open, because it only appends."""
         path = self.config["log"]
         if os.path.exists(path) and os.path.getsize(path) > self.config["log_bytes"]:
             shutil.copyfile(path, path + ".1")

@@ -41,8 +41,8 @@ def digest(entry: str) -> str:
 
 
 def pack_program(files: Mapping[str, str], main: str) -> bytes:
-    """Return {path: source} as a program that calls main() of a module. Missing __init__.py files of packages are added."""
-    # This import is slow, and hosts never pack a program.
+    """Return {path: source} as a program that calls main() of the module `main`. Add missing __init__.py files of packages."""
+    # This import is slow, and only the controller needs it.
     import zipfile
 
     names = dict(files)

@@ -22,9 +22,9 @@ ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe", "metrics": "met
 PROGRAMS = "programs.json"
 # Exit code of the command `resume` if the run that began the change may still be active
 BUSY = 75
-# Age in seconds from which an unlocked draft directory counts as left by a killed run
+# `install` unpacks into a draft directory. From this age in seconds, an unlocked draft counts as left by a killed run.
 DRAFT_SECONDS = 3600.0
-# The path of the library in versions before 0.2
+# The path of the library in versions of the collection before 0.2
 FORMER = "/usr/local/lib/npufleet/npufleet_change.pyz"
 
 
@@ -67,7 +67,7 @@ def install(version: str, packed: bytes) -> bool:
         _unpack(packed, draft, path(version))
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
-        # Another run has installed the version meanwhile.
+        # The rename fails if another run has installed the version in the meantime.
         if os.path.isdir(path(version)):
             return False
         raise
