@@ -24,8 +24,8 @@ _MEMORY = "(npufleet_card_memory_used_bytes / npufleet_card_memory_size_bytes)"
 _HOTTEST = f"max {_CARD} (max_over_time(npufleet_card_temperature_celsius[{{span}}s] @ end()))"
 # The cards that get a line: first the faulty cards, then the hottest cards
 _CHARTED_CARDS = f"topk({MAX_CARDS}, ({_HOTTEST} + 1000 * (1 - min {_CARD} (npufleet_card_healthy @ end()))) or {_HOTTEST})"
-# {name: query}. `window` is the range of a rate in seconds, and `span` is the range of the charts. LABELS has the labels of the
-# series.
+# {name: query}. `window` is the range of a rate, and `span` is the range of the charts, both in seconds. LABELS are the labels that
+# the series have.
 QUERIES = {
     "rate": _SUCCESS,
     "latency": f"sum by (model) (rate(nv_inference_request_duration_us[{{window}}s])) / ({_SUCCESS} > 0) / 1000",
@@ -65,7 +65,10 @@ def grid(now: float, hours: int) -> Grid:
 
 
 def read(port: int, now: float, hours: int) -> Dict[str, Any]:
-    """Return {"start", "step", "series": {name of a query: [{"labels", "values"}]}, "flaw"}. With a flaw, there are no series."""
+    """Return {"start", "step", "series": {name of a query: [{"labels", "values"}]}, "flaw"}.
+
+    If a query fails, `flaw` is the reason and `series` is empty. Otherwise, `flaw` is None.
+    """
     times = grid(now, hours)
     found: Dict[str, Any] = {"start": times.start, "step": times.step, "series": {}, "flaw": None}
     for name, query in QUERIES.items():
@@ -97,7 +100,7 @@ def _labels(metric: Dict[str, str]) -> Dict[str, str]:
 
 
 def _values(samples: List[Any], times: Grid) -> List[Optional[float]]:
-    """Return one value for each time of the grid. The value is None where Prometheus has none."""
+    """Return one value for each time of the grid. The value is None where Prometheus has no sample."""
     values: List[Optional[float]] = [None] * (STEPS + 1)
     for sample in samples[: STEPS + 1]:
         if len(sample) != 2 or isinstance(sample[0], str):

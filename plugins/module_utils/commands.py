@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import read
 
 UNIT = "npufleet-resume.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
-# After a power loss, the unit ends the change that the power loss has interrupted.
+# At boot after a power loss, the unit finishes the change that the power loss has interrupted.
 UNIT_TEXT = """# Written by npufleet
 [Unit]
 Description=Roll back an interrupted change

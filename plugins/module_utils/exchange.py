@@ -86,7 +86,7 @@ class _Incoming(io.RawIOBase):
 
 
 def connect(address: str, port: int, budget: Budget) -> socket.socket:
-    """Connect to a host. The time is shared equally by the IP addresses of the host. Raises the OSError of the last address."""
+    """Connect to a host. Its IP addresses get equal parts of the remaining time. Raises the OSError of the last address."""
     failure = OSError(f"{address} has no address")
     # For a name in bytes, getaddrinfo does not import the tables of international domain names.
     addresses = socket.getaddrinfo(address.encode(), port, 0, socket.SOCK_STREAM)

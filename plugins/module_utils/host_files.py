@@ -71,7 +71,7 @@ class Conflict(Exception):
 
 
 class NotStarted(Exception):
-    """A unit that did not start with the new files. The previous files were restored."""
+    """The error if a unit did not start with the new files. The previous files have been restored."""
 
 
 class Difference(NamedTuple):
@@ -93,7 +93,7 @@ def differences(desired: Desired) -> List[Difference]:
     for directory in desired.directories:
         if directory.empty:
             changes += _difference_of_empty(directory)
-    # `apply` removes the content of a directory that must be empty.
+    # `apply` removes the content of a directory that must be empty, so all paths in the directory will be missing.
     emptied = tuple(difference.path + os.sep for difference in changes)
     for directory in desired.directories:
         if directory.empty:
@@ -232,13 +232,13 @@ def _restart(units: Sequence[str]) -> Optional[str]:
 
 
 def _mask_secrets(message: str, contents: Sequence[bytes]) -> str:
-    """Return a message in one line, without the values in `contents` that may be secret."""
+    """Return a message in one line, without the values in `contents`, because they may be secret."""
     hidden = [value for content in contents for value in _values(content.decode("utf-8", "replace"))]
     return " ".join(secret.replace_logins(secret.remove_values(message, hidden, []), "***@").split())[:1000]
 
 
 def _values(content: str) -> Iterator[str]:
-    """Yield the values in a file that may be secret: the strings of a JSON file, or the parts after `=` in other files."""
+    """Yield the possibly secret values of a file: the strings of a JSON file, or the parts after `=` in other files."""
     try:
         yield from _texts(shapes.parse(content))
     except ValueError:
@@ -301,7 +301,7 @@ def _make(directory: Directory) -> None:
 def _write(file: File) -> None:
     """Write a file that belongs to the user of this process. If the path is a link, replace the link.
 
-    The temporary file has a unique name, because another run may write the same file.
+    The temporary file has a unique name, because another run can write the same file at the same time.
     """
     directory, name = os.path.split(file.path)
     os.makedirs(directory, exist_ok=True)
@@ -332,7 +332,7 @@ def _remove_drafts(directory: str, name: str) -> None:
 
 
 def _is_being_written(draft: str) -> bool:
-    """Return True if a process has locked a temporary file. The age of the file is not enough, because the clock can be set."""
+    """Return True if a process has locked a temporary file. The age of the file is not sufficient, because the clock can be set."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
     handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -141,7 +141,7 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
 def takes_login(registry: str, realm: str) -> bool:
     """Return True if the login of a registry may be sent to a token server.
 
-    Both need https addresses. They have to be on the same host, or to belong to Docker Hub.
+    The registry and the token server need https addresses. They have to be on the same host, or to belong to Docker Hub.
     """
     try:
         registry_parts, realm_parts = parse_address(registry), parse_address(realm)
@@ -234,7 +234,7 @@ def _lower(headers: Any) -> Dict[str, str]:
 
 
 def _proxies(address: str, proxies: Mapping[str, str]) -> Dict[str, str]:
-    """Return {scheme: proxy} for an address. It is empty if no_proxy contains the host of the address or a parent domain."""
+    """Return {scheme: proxy} for an address, or {} if no_proxy contains the host of the address or a parent domain."""
     host = parse_address(address).hostname or ""
     for domain in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
         if domain and (domain == "*" or host == domain.lstrip(".") or host.endswith("." + domain.lstrip("."))):

@@ -23,7 +23,7 @@ class Item(TypedDict):
     action: str
 
 
-# The action of a difference that no run can end, but only an operator
+# The action of a difference that only an operator can end
 INSPECT = "inspect"
 # Default length limit of a value in a message
 MAX_LENGTH = 300

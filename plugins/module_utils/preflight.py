@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 GIB = 2**30
 # The key in `passwords` for the sources of large model files
 LARGE_FILES = "large files of models"
-# The name of the concern, and of the kind of supplier to which the host's engine connects (an image registry)
+# The name of the concern `engine`, and the `kind` of the suppliers that the host's engine contacts (image registries)
 ENGINE = "engine"
 # Card types by PCI device ID, from the vendor's operator and exporter. If a type has two IDs, the second ID is that of the virtual
 # function of the card.
@@ -43,7 +43,7 @@ CARDS = {
     "0x2030": "RBLN-CR03",
     "0x2031": "RBLN-CR03",
 }
-# The next step for the operator, by the name of a plan item of the driver that no run can repair
+# {name of a plan item of the driver that no run can repair: next step for the operator}
 NEXT_STEPS = {
     "bus": "Check seat and power of the card with `lspci -d 1eff:`, or correct npufleet_npus",
     "/dev/rsd0": "Without it the SDK sees no device. Run `modprobe -r rebellions && modprobe rebellions`, then `dmesg | tail`",
@@ -58,8 +58,8 @@ NEXT_STEPS = {
     "card type": "Choose a release that supports the card, or correct npufleet_card",
     cdi.SPEC: f"See `{cdi.TOOLKIT} cdi list` and /etc/rbln/container-toolkit.yaml, or set npufleet_device_access: devices",
 }
-# The UEFI variable of Secure Boot, and the keys with which DKMS (which builds the driver's kernel module) signs modules on Ubuntu
-# and Debian
+# SECURE_BOOT is the UEFI variable of Secure Boot. DKMS builds the driver's kernel module, and signs it with one of MOK_KEYS on
+# Ubuntu and Debian.
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MOK_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # Packages that conflict with the engine, each with the reason
@@ -111,8 +111,8 @@ def refusals(
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and desired["downloads"]:
         reasons += download_refusals(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
-    # If the plan changes the engine, its suppliers are not checked, because the new engine may reach suppliers that it cannot reach
-    # now.
+    # If the plan changes the engine, its suppliers are not checked, because the engine may be able to reach them only after the
+    # change.
     needed = [
         entry for entry in suppliers if tuple(entry["needed"]) in planned_actions and not (changing and entry.get("kind") == ENGINE)
     ]
@@ -275,7 +275,7 @@ def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Option
 def clash(listen: str, bound: str) -> bool:
     """Return True if a socket at `bound` prevents a socket at `listen` on the same port. An empty address means every address."""
     if not listen or not bound or listen == bound or bound == "::":
-        # A socket at :: may also accept IPv4.
+        # A socket at :: can also accept IPv4.
         return True
     same_family = (":" in listen) == (":" in bound)
     return same_family and (listen in ("0.0.0.0", "::") or bound == "0.0.0.0")

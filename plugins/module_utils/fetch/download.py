@@ -155,11 +155,11 @@ def fetch(
     secrets: Mapping[str, str],
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download a file to `target`, or the rest of a partial file. `check_cancelled` is called between blocks and may raise.
+    """Download a file to `target`, or the rest of a partial file. `check_cancelled` is called between blocks and can raise.
 
-    If a connection ends too early, the download continues over a new one, within the limits of source.py. The download fails if the
-    file does not have the `size` of its origin. The partial file of a failed download stays, and the next run resumes it. But if
-    the disk is full, or the file is larger than announced, the partial file is removed.
+    If a connection ends too early, the download continues over a new connection, within the limits of source.py. The download
+    fails if the file does not have the `size` of its origin. The partial file of a failed download stays, and the next run resumes
+    it. But if the disk is full, or the file is larger than announced, the partial file is removed.
     """
     source = Source(origin.get("size"))
     while True:

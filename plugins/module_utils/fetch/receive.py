@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a transfer on the host: prepare the directory, download files, and move all files into the store.
 
-`order` is the request of the controller: {"do": the step, "user": the connecting user, "by": the person, "blobs": {digest: origin},
+`order` is the request of the controller: {"do": the step, "user": the connecting user, "by": user@controller, "blobs": {digest: origin},
 "fetch_options": `options` of download.py, "bundle": a path on this host}. An origin has the fields that download.py reads, the
 name `source` for messages, `pull` (True if this host downloads the blob itself), and `size` if it is known.
 """
@@ -25,7 +25,10 @@ MAX_NAME, UNKNOWN = 800, "another controller"
 
 
 def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Run one step of a transfer. Return {"busy": its name} if another controller transfers to this host. Raises StoreError."""
+    """Run one step of a transfer, and return its result. Raises StoreError.
+
+    If another controller transfers files to this host, return {"busy": name of the other controller}.
+    """
     steps: Dict[str, Callable[..., Dict[str, Any]]] = {"prepare": _prepare, "take": _take, "drop": _drop}
     try:
         return steps[order["do"]](root, incoming, order, secrets)
@@ -34,7 +37,10 @@ def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 
 
 def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
-    """Prepare the directory of the connecting user. Returns the needed blobs. Raises StoreError if the disk has no room."""
+    """Prepare the directory for the files of the controller. Raises StoreError if the disk has no room.
+
+    Return the digests of the blobs that this host needs, and the sizes of the files that have arrived.
+    """
     store.make_directory(root)
     os.makedirs(incoming, exist_ok=True)
     try:
@@ -54,7 +60,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """Make the connecting user the owner of the directory and its files. rsync runs as this user and resumes only own files."""
+    """Make the connecting user the owner of the directory and its files. rsync runs as this user and resumes only its own files."""
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
@@ -70,7 +76,7 @@ def _write(incoming: str, name: str, content: str) -> None:
         os.unlink(path)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
-        # The umask may have reduced the mode
+        # The umask may have reduced the mode.
         os.fchmod(handle, 0o644)
         sink.write(content)
 
@@ -115,7 +121,7 @@ def _pull(
         if reasons:
             raise store.StoreError("; ".join(reasons))
         for digest, size in sizes.items():
-            # A partial file that is larger than the blob is useless
+            # A partial file that is larger than the blob is useless.
             if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
                 os.unlink(os.path.join(incoming, digest))
         check_cancelled = cancellation(incoming)
@@ -136,7 +142,7 @@ def _pull(
 def cancellation(incoming: str) -> Callable[[], None]:
     """Return a function that raises StoreError if the controller has not touched its file for MAX_SILENCE seconds."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
-    # The time of day may be set meanwhile, so the time stamp is only compared with its own previous value.
+    # The clock can be set during a download, so the time stamp of the file is only compared with its own previous value.
     latest_stamp, last_change = 0, time.monotonic()
 
     def check_cancelled() -> None:

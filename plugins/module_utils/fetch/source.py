@@ -13,7 +13,7 @@ BLOCK_BYTES = 1 << 20
 # A download fails after this many interrupted attempts in a row that were slower than MIN_RATE. It also fails if it has to restart
 # from the first byte more than this many times.
 MAX_TRIES = 3
-# A download fails after this many interrupted attempts, even if they were fast
+# A download fails after this many interrupted attempts, even if they were fast.
 MAX_ATTEMPTS = 100
 # A response has to begin within INTERVAL_SECONDS. In each interval of this length, the body needs MIN_RATE (bytes per second).
 INTERVAL_SECONDS, MIN_RATE = 60.0, 1 << 16
@@ -85,7 +85,7 @@ class Source:
 
 
 class FileBudget(Budget):
-    """The limits of one attempt. Until the body begins, the limits of an exchange apply. Then each interval needs MIN_RATE."""
+    """The limits of one attempt: INTERVAL_SECONDS and MAX_HEAD until the body begins, then MIN_RATE in each interval."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(INTERVAL_SECONDS, MAX_HEAD)

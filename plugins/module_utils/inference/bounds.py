@@ -18,9 +18,10 @@ from typing import Any, Iterator, List, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 
-# Largest size of an answer or stream in bytes, and number of bytes that count for each response in addition to its own size
+# MAX_RESPONSE_BYTES: largest size in bytes of an answer, and of all responses of a stream together
+# RESPONSE_OVERHEAD: bytes that each response of a stream counts in addition to its size, for its memory in the queue
 MAX_RESPONSE_BYTES, RESPONSE_OVERHEAD = 1 << 28, 1 << 10
-# Options of gRPC channels: requests of any length, answers up to the limit, no compression
+# Options of gRPC channels: requests of any length, answers up to MAX_RESPONSE_BYTES, no compression
 CHANNEL: List[Tuple[str, int]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
@@ -31,7 +32,10 @@ _THREAD = threading.local()
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Limit the time and the answer size of HTTP requests in this context. Raises TimeoutError or, for a large answer, OSError."""
+    """Limit the time and the answer size of HTTP requests in this context.
+
+    Raises TimeoutError after `seconds`, and OSError for an answer that is too large.
+    """
     _bound_responses()
     timeout = getattr(sys.modules.get("gevent"), "Timeout", None)
     limit = timeout.start_new(seconds, TimeoutError(f"no answer within {seconds:g} s")) if timeout else None
@@ -46,7 +50,7 @@ def bounded(seconds: float) -> Iterator[None]:
 
 @functools.cache
 def _bound_responses() -> None:
-    """Replace the response class of geventhttpclient by a class that counts bytes, because the library has no option for that."""
+    """Replace the response class of geventhttpclient by a class that counts bytes, because the library has no size limit."""
     try:
         client = importlib.import_module("geventhttpclient.client")
     except ImportError:
@@ -56,7 +60,7 @@ def _bound_responses() -> None:
         return
 
     class BoundedResponse(original):
-        """A response that counts against the budget of its thread, if the thread has one."""
+        """A response whose bytes count against the budget of its thread, if the thread has a budget."""
 
         def feed(self, data: bytes) -> Any:
             """Parse received bytes."""
@@ -77,14 +81,14 @@ def _bound_responses() -> None:
 
 
 class ResponseQueue:
-    """A queue of the responses of one stream, each as (result, error). All responses together have the size limit of an answer."""
+    """A queue of the responses of one stream, each as (result, error). MAX_RESPONSE_BYTES limits all responses together."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Tuple[Any, Any]] = queue.Queue()
         self._left = MAX_RESPONSE_BYTES
 
     def put(self, result: Any, error: Any) -> None:
-        """Add a response. Beyond the limit, add one error and drop all further responses."""
+        """Add a response. The first response beyond the limit is replaced by an error, and all later responses are dropped."""
         left_before = self._left
         self._left -= RESPONSE_OVERHEAD + (0 if result is None else result.get_response().ByteSize())
         if self._left >= 0:

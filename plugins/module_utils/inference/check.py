@@ -35,7 +35,7 @@ class Check(NamedTuple):
         """Return the inputs and outputs of a request."""
         arrays = {name: (dtype, rows.take(request.rows)) for name, (dtype, rows) in self.inputs.items()}
         inputs = {name: (dtype or triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
-        # A label is judged by the two best classes, because they may have the same score.
+        # For a label, two classes are requested: if the two best classes have the same score, the label is ambiguous.
         classes = {
             name: expected.get("class_count", 2)
             for name, expected in self.expect.items()
@@ -45,7 +45,7 @@ class Check(NamedTuple):
 
 
 def unpack_check(model: str, check: Mapping[str, Any]) -> Check:
-    """Return the Check for a check of a document, in which arrays are packed."""
+    """Return the Check for an entry of a document, with its arrays unpacked."""
     inputs = {name: (packed.get("dtype", ""), unpack(packed)) for name, packed in check["inputs"].items()}
     expect = with_rows(check.get("expect") or {})
     other_fields = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout", "latency")]

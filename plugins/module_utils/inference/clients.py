@@ -33,17 +33,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
     refuse_too_large,
 )
 
-# Time limit in seconds for a server to report that it is live. A request to a model may take longer.
+# Time limit in seconds for a server to report that it is live. A request to a model can take longer.
 SIGN_OF_LIFE = 5.0
 PORTS = "Triton's ports are 8000 for HTTP and 8001 for gRPC by default"
-# Prefix of the gRPC metadata with the key of a restricted API
+# Prefix of a gRPC header that contains the key of a restricted API
 RESTRICTED = "triton-grpc-protocol-"
 
 
 class Service:
     """A client of a server for one protocol. `tls` is {"ca", "cert", "key"} with paths, {"insecure"}, or None for no TLS.
 
-    Each request has the `headers`. Over gRPC, each header is also sent with the prefix RESTRICTED, as the key of a restricted API.
+    Each request has the `headers`. Over gRPC, each header is also sent with the prefix RESTRICTED, because it may be the key of a
+    restricted API.
     """
 
     protocol = ""
@@ -56,7 +57,7 @@ class Service:
         self.url = url
         self.tls = tls
         self.headers = self.request_headers(headers or {})
-        # Additional arguments of calls of tritonclient
+        # Arguments that are added to each call of tritonclient
         self.extra: Dict[str, Any] = {"headers": self.headers} if self.headers else {}
         # The import also fails if the packages of tritonclient's extras `http` and `grpc` are missing.
         try:
@@ -88,7 +89,7 @@ class Service:
         raise NotImplementedError
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        """Return {"inputs": [{"name", "datatype", "shape"}], "outputs"}. Shapes include the batch dimension. -1 is variable."""
+        """Return {"inputs" and "outputs": [{"name", "datatype", "shape"}]}. Shapes include the batch dimension. -1 is variable."""
         raise NotImplementedError
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
@@ -100,16 +101,16 @@ class Service:
         try:
             self.live(min(self.timeout, SIGN_OF_LIFE))
         except Exception as error:
-            # A restricted health API returns the same status as a server that does not exist, so the message is checked, too.
+            # A server with a restricted health API returns the same status as a missing server, so the message is checked, too.
             if of_connection(error) and "restricted" not in str(error):
                 message = self.explain(error)
-                # Triton's HTTP port closes gRPC connections, so the port may be the wrong one.
+                # Triton's HTTP port closes gRPC connections, so a closed connection can mean that the URL has the HTTP port.
                 message += f", which may be a port of HTTP; {PORTS}" if message.endswith("Socket closed") else ""
                 return f"no Triton answers {self.protocol} at {self.url}: {message}"
         return ""
 
     def infer(self, question: Question, timeout: Optional[float] = None) -> Answer:
-        """Send a request, and return all its responses and the error that ended them."""
+        """Send a request, and return its joined responses and its error, if any."""
         began = time.monotonic()
         responses: List[Dict[str, Output]] = []
         failure: Optional[Exception] = None
@@ -120,7 +121,7 @@ class Service:
         return Answer(join_outputs(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
     def explain(self, error: Exception) -> str:
-        """Return the message of an error, and a next step if the message has none."""
+        """Return the message of an error. For common mistakes, such as a wrong port, the message ends with a next step."""
         message = reason(error)
         kind = "HTTP" if self.protocol == "http" else "gRPC"
         if type(error).__name__ == "HTTPParseError" or "Failed parsing HTTP/2" in message or "http1" in message:
@@ -149,7 +150,7 @@ class Service:
         return _line("; ".join(states)) or "it serves {}".format(", ".join(ready) or "no model")
 
     def _tensors(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
-        """Return (inputs, outputs) of the client library for a request."""
+        """Return (inputs, outputs) of a request as objects of the client library."""
         inputs = []
         refuse_too_large(question)
         for name, (dtype, array) in question.inputs.items():
@@ -161,7 +162,7 @@ class Service:
 
 
 class Http(Service):
-    """An HTTP client that uses tritonclient. It has a client of tritonclient for each timeout, because their timeouts are fixed."""
+    """An HTTP client that uses tritonclient. A client of tritonclient has a fixed timeout, so each timeout gets its own client."""
 
     protocol = "http"
     library = "tritonclient.http"
@@ -175,7 +176,7 @@ class Http(Service):
         gevent = sys.modules.get("gevent")
         hub = gevent.get_hub() if gevent else None
         if hub is not None and KeyboardInterrupt not in hub.NOT_ERROR:
-            # gevent would print a KeyboardInterrupt before it raises it.
+            # Without this entry, gevent prints a KeyboardInterrupt before it raises the exception.
             hub.NOT_ERROR = (*hub.NOT_ERROR, KeyboardInterrupt)
         self.client(self.timeout)
 
@@ -194,7 +195,10 @@ class Http(Service):
         return self._call_within(timeout, lambda client: client.is_server_live(**self.extra))
 
     def _call_within(self, timeout: float, call: Callable[[Any], Any]) -> Any:
-        """Return the result of a call within the timeout. The client's own timeout restarts with each received piece."""
+        """Return the result of a call. Raises TimeoutError after `timeout` seconds.
+
+        The client's own timeout is not sufficient, because it restarts whenever bytes arrive.
+        """
         client = self.client(timeout)
         try:
             with bounded(timeout):
@@ -268,7 +272,10 @@ class Grpc(Service):
 
 
 class Stream(Grpc):
-    """A client for gRPC streams, in which a request has any number of responses. tritonclient needs a client for each stream."""
+    """A client for gRPC streams, in which a request has any number of responses.
+
+    A client of tritonclient has at most one stream, so each request gets its own client.
+    """
 
     protocol = "stream"
 
@@ -290,7 +297,7 @@ class Stream(Grpc):
                 if time.monotonic() > deadline + 1:
                     raise TimeoutError(f"no end within {timeout:g} s")
                 try:
-                    # The stream reports its own timeout, so wait a second longer.
+                    # The stream itself reports the timeout, so the queue waits a second longer for this report.
                     result, error = responses.get(timeout=max(deadline - time.monotonic(), 0) + 1)
                 except queue.Empty:
                     raise TimeoutError(f"no response within {timeout:g} s") from None
@@ -308,7 +315,7 @@ class Stream(Grpc):
 
 
 class Raw(Service):
-    """A gRPC client that uses the generated stub. Its requests are like those of clients in other languages."""
+    """A gRPC client that uses the generated gRPC code, as clients in other languages do."""
 
     protocol = "raw"
 
@@ -324,7 +331,7 @@ class Raw(Service):
         self.stub = stub(channel)
 
     def call(self, method: str, timeout: float, /, **fields: Any) -> Any:
-        """Return the response of a call of the stub. Raises the errors of tritonclient."""
+        """Call a gRPC method, and return its response. Raises InferenceServerException, the error class of tritonclient."""
         from tritonclient.utils import InferenceServerException
 
         request = getattr(self.messages, f"{method}Request")(**fields)

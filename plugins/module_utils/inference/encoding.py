@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding of arrays for requests, and of certificates for clients."""
+"""Conversion of arrays to and from Triton's binary format, and certificates for clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def pem(path: Optional[str]) -> Optional[bytes]:
 
 
 def tls_context(tls: Mapping[str, Any]) -> Any:
-    """Return an SSLContext that verifies the server with the authority `ca`, or with the authorities of the system."""
+    """Return an SSLContext. It verifies the server with the authority `ca` or, without `ca`, with the authorities of the system.
+
+    With `insecure`, it does not verify the server.
+    """
     import ssl
 
     context = ssl.create_default_context(cafile=tls.get("ca"))
@@ -42,7 +45,7 @@ def encode_array(dtype: str, array: Any) -> bytes:
         data = serialize_byte_tensor(array)
         return data.item() if data.size else b""
     if dtype == "BF16":
-        # BF16 is the upper half of a float32. tritonclient from 2.6x on has no function for BF16.
+        # BF16 is the upper half of a float32. It is encoded here, because tritonclient from 2.6x on has no function for BF16.
         return np.ascontiguousarray(array, np.dtype("<f4")).reshape(-1).view(np.dtype("<u2"))[1::2].tobytes()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 

@@ -27,7 +27,10 @@ def timed_out(error: Exception) -> bool:
 
 
 def not_served(error: Exception) -> bool:
-    """Return True if the server does not serve the model or version. Over HTTP, older servers then return status 400, not 404."""
+    """Return True if the server does not serve the model or version.
+
+    Older servers report this over HTTP with status 400, not 404, so the message is checked, too.
+    """
     message = reason(error)
     return (status_of(error) in ("404", "NOT_FOUND") and not message.startswith(WITHOUT_JSON)) or "unknown model" in message
 

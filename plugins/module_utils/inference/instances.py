@@ -26,7 +26,8 @@ MAX_PAGE = 16 << 20
 def check_instances(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
     """Repeat requests with growing concurrency until the metrics show an answer of each instance of the model.
 
-    Triton itself does not report which instance answers. Each answer is judged. `ms` of the result is the time of the slowest one.
+    The metrics are needed because an answer does not name its instance. Each answer is judged. `ms` of the result is the time of
+    the slowest answer.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +36,7 @@ def check_instances(document: Mapping[str, Any], check: Check, requests: Sequenc
     deadline = time.monotonic() + document["timeout"]
 
     def request_once(request: Request) -> Tuple[float, List[str]]:
-        # tritonclient's HTTP needs a client for each thread.
+        # Each request has its own client, because only one thread may use an HTTP client of tritonclient.
         answer = service_of(request.protocol, document).infer(check.question(request), check.timeout)
         return answer.ms, [reason(answer.error)] if answer.error is not None else judge_answer(check, request, answer)
 
@@ -67,7 +68,7 @@ def answered_requests(url: str, model: str) -> Dict[str, float]:
     """Return {instance: answered requests} of a model from the metrics page."""
     import urllib.request
 
-    # The server is not behind the site's proxy.
+    # The request has no proxies ({}), because the server is not behind the site's proxy.
     with open_request(urllib.request.Request(url), {}, None, Budget(SIGN_OF_LIFE, MAX_PAGE)) as page:
         text = page.read().decode("utf-8", "replace")
     counts: Dict[str, float] = {}

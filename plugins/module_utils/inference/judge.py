@@ -110,7 +110,7 @@ def _judge_values(array: Any, golden: Any, expected: Mapping[str, Any]) -> Itera
     import numpy as np
 
     if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (expected.get("atol") or expected.get("rtol")):
-        # Whole numbers are not converted, because a 64-bit float cannot represent all of them.
+        # Whole numbers are compared without conversion, because a 64-bit float cannot represent all of them.
         is_close, excess = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
         actual, allowed = array, np.zeros(array.shape)
     else:
@@ -163,7 +163,7 @@ def _judge_classes(array: Any, request: Request, expected: Mapping[str, Any]) ->
 
 
 def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
-    """Return, for each row, its classes as (score, index, label), best first. The output is bytes of shape [(rows,) classes]."""
+    """Return the classes of each row as (score, index, label), best first. The array has the shape [classes] or [rows, classes]."""
     class_rows: List[List[Tuple[float, int, str]]] = []
     for row in array.reshape(-1, array.shape[-1]) if array.ndim and array.size else []:
         class_rows.append([])
@@ -203,7 +203,10 @@ def _count(elements: Sequence[Any], name: str, names: str = "") -> str:
 
 
 def judge_error(error: Exception, expected: Mapping[str, Any], protocol: str) -> List[str]:
-    """Return all reasons why an error is not the expected error. In streams, some servers send errors with a text but no status."""
+    """Return all reasons why an error is not the expected error.
+
+    A missing status is not a reason, because some servers send errors in streams without a status.
+    """
     reasons = []
     status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
     late = status == "DEADLINE_EXCEEDED" != expected.get("status")
@@ -218,7 +221,7 @@ def judge_error(error: Exception, expected: Mapping[str, Any], protocol: str) ->
 
 
 def _unanswered(error: Exception, protocol: str) -> bool:
-    """Return True if the client raised the error without an answer of the server, such as a closed connection."""
+    """Return True if the client raised the error without an answer of the server, for example after a closed connection."""
     if timed_out(error):
         return False
     if protocol == "stream":
@@ -227,7 +230,7 @@ def _unanswered(error: Exception, protocol: str) -> bool:
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Result:
-    """Return the expected and actual labels or texts as {"expected", "got", "label"}. Only a single row has a `label`."""
+    """Return the expected and the actual labels or texts as {"expected", "got"}. A single row also has its actual "label"."""
     for name, expected in expect.items():
         kind = next((key for key in ("argmax", "label", "text") if key in expected), None)
         if not kind:

@@ -63,7 +63,7 @@ class Load:
                     return
                 self.ms.append(answer.ms)
         except threading.BrokenBarrierError:
-            # Another client has recorded the reason.
+            # Another client failed before the measurement, and recorded the reason.
             return
         except Exception as error:
             self._fail([reason(error)])

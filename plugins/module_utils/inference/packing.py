@@ -21,7 +21,7 @@ COMPRESSION_LEVEL = 1
 def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
     """Return the given rows of an array, or all rows, as a value for JSON.
 
-    Elements of bytes are packed one by one, because numpy's own format drops zero bytes at the end of an element.
+    Arrays of bytes are packed element by element, because numpy's own format drops zero bytes at the end of an element.
     """
     import numpy as np
 
@@ -56,7 +56,7 @@ def unpack(packed: Mapping[str, Any]) -> Rows:
 
 
 def of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
-    """Return an array of bytes of any length."""
+    """Return an array whose elements are bytes of any length."""
     import numpy as np
 
     array = np.empty(len(flat), dtype=np.object_)
@@ -65,7 +65,10 @@ def of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
 
 
 def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
-    """Return reproducible random values: floats from `low` (default 0) to `high` (1), whole numbers below `high` (128)."""
+    """Return reproducible random values from `low` (default 0) to `high` (default 1 for floats, 128 for whole numbers).
+
+    Whole numbers are always below `high`. For BOOL and BYTES, the limits have no effect.
+    """
     import numpy as np
 
     # numpy guarantees that the sequences of this old generator never change.

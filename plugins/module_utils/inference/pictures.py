@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import BYTES, NUMBERS, Request
 
-# Largest number of values in a row that a report can draw
+# Largest number of values of a row that a report draws
 DRAWN_VALUES = 784
 # Largest side of a picture in pixels. Larger inputs are scaled down.
 PICTURE_SIDE = 64

@@ -24,7 +24,7 @@ LARGEST_REQUEST = 2**31 - 1
 class Request(NamedTuple):
     """A request of a check. `rows` are row numbers in the arrays. `indexes` are positions in the check's list of labels.
 
-    Both are None if the request sends the whole arrays.
+    `rows` and `indexes` are None if the request sends the whole arrays.
     """
 
     name: str
@@ -42,7 +42,10 @@ class Output(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The content of a request: {input: (dtype, array)}, {output: number of classes}, and the outputs (empty for all outputs)."""
+    """The content of a request. `inputs` is {input: (dtype, array)}.
+
+    `classes` is {output: number of requested classes}. `outputs` are the requested outputs, empty for all outputs.
+    """
 
     model: str
     inputs: Mapping[str, Tuple[str, Any]]
@@ -64,7 +67,7 @@ class Result(TypedDict, total=False):
     why: str
     # Milliseconds, measured by the client, or None without an answer
     ms: Optional[float]
-    # True if no server answered, or the request was not sent
+    # True if the request was not sent, or if the model did not answer it
     unanswered: bool
     expected: Any  # expected labels or texts, single or as a list
     got: Any  # actual labels or texts
@@ -80,7 +83,7 @@ class TooLarge(ValueError):
 
 
 class Answer(NamedTuple):
-    """The joined outputs of all responses, the number of responses, the milliseconds until the last response, and the error."""
+    """The joined outputs of all responses, the number of responses, the milliseconds until the end, and the error, if any."""
 
     outputs: Dict[str, Output]
     responses: int

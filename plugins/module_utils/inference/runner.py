@@ -8,7 +8,7 @@ Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port",
           ({"ca", "cert", "key"}: paths or PEM texts), "headers". Optional at the top level: `latency: false` skips load tests,
           "no_check_file" has results for models without a check file, "unchecked" has models that need no proof.
 Result:   {"host", "unchecked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
-          image has no client.
+          image has no tritonclient.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def without_checks(model: str) -> Result:
 
 
 def send(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
-    """Send a request, and complete its result. Return (reason to give up the service, reason to give up the model), "" for none."""
+    """Send a request, and complete its result. Return (reason to give up the service, reason to give up the model).
+
+    An empty reason means that the next requests are sent.
+    """
     try:
         question = check.question(request)
         arrays = {name: array for name, (_dtype, array) in question.inputs.items()}
@@ -115,7 +118,10 @@ def send(service: Service, check: Check, request: Request, result: Result) -> Tu
 
 
 def _complete_failure(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
-    """Complete the result of a failed request, and return the same as `send`. Return None if the check expects an error."""
+    """Complete the result of a failed request, and return the same as `send`.
+
+    Return None if the answer still has to be judged, because the check expects an error.
+    """
     error = answer.error
     if error is None:
         return None

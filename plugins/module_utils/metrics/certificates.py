@@ -45,7 +45,7 @@ def expiry(path: str) -> float:
     blocks = _CERTIFICATE.findall(text)
     if not blocks:
         raise Unreadable("it has no certificate in PEM")
-    # The first certificate to expire could be one that exceeds the limits and is not read.
+    # The whole file is refused, because a certificate beyond the limits could be the first to expire.
     if len(text) > MAX_SIZE or len(blocks) > MAX_CERTIFICATES:
         raise Unreadable(f"it has more than {MAX_CERTIFICATES} certificates or {MAX_SIZE} characters")
     return min(_end(openssl, block) for block in blocks)

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The drained servers of a load balancer as metrics. HAProxy reports which servers are drained, but not by whom and since when."""
+"""The drained servers of a load balancer as metrics.
+
+HAProxy reports which servers are drained. The records of the drains contain by whom and since when.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ HELP = {
 
 
 def families(servers: Mapping[str, Server], records: Mapping[str, Mapping[str, str]]) -> Families:
-    """Return the metrics of the servers that take no new requests. `records` has the records of their drains by server.
+    """Return the metrics of the servers that get no new requests. `records` is {server: record of its drain}.
 
     A server without a record was drained by an operator on the runtime socket, at an unknown time.
     """

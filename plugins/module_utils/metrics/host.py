@@ -23,7 +23,7 @@ HELP = {
 }
 # Number of characters of a release's digest, as in the names of releases
 DIGEST_LENGTH = 12
-# Triton's reasons for a model that was unloaded on request. Any other reason is a failed load.
+# Triton's reasons for a model that was unloaded on request. Any other reason means that a load failed.
 UNLOAD_REASONS = ("", "unloaded")
 # Gauge of the backend: 1 if an NPU of an instance does not answer
 FAULT_METRIC = "rbln_device_fault"

@@ -61,7 +61,7 @@ SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "curren
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
 }
-# Files of targets if the desired state is unknown
+# Files with the targets of Prometheus that are read if the desired state is unknown
 DEFAULT_TARGETS = ("/etc/prometheus/npufleet/triton.json",)
 
 # Seconds after the time limit of an item in which its thread may still report the timeout
@@ -202,7 +202,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
 
 def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
-    """Yield the items of a load balancer. HAProxy's log of requests is left out, because clients choose the paths in it."""
+    """Yield the items of a load balancer. HAProxy's log of requests is left out, because its paths can contain secrets."""
     yield Item("balancer/haproxy.cfg", lambda: read_file(balancer_files.CONFIG, limits))
     yield Item("balancer/drop-in.conf", _optional(lambda: read_file(balancer_files.DROP_IN, limits)))
     yield Item("balancer/drains.json", _optional(lambda: read_file(f"{drains.HOME}/{drains.RECORDS}", limits)))
@@ -275,7 +275,7 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     # The previous container exists during a change, and after an interrupted change.
     yield Item(f"container/{name}-previous.json", _optional(request(f"/containers/{name}-previous/json")))
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
-    # The slowest item is last.
+    # The slowest item of the engine is last.
     yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, options["root"], limits), vendor.SDK_SECONDS)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that read a host for a support bundle, with limits of time and size. They change nothing."""
+"""Functions that read a host for a support bundle, with limits of time and size. The functions change nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Unavailable(Exception):
 
 
 class Missing(Unavailable):
-    """An error because an item does not exist. The caller may ignore it for an optional item."""
+    """An error because an item does not exist. The caller can ignore this error for an optional item."""
 
 
 class Partial(Exception):
@@ -62,7 +62,7 @@ def tail(raw: bytes, size: int) -> str:
 
 
 def complete_or_length(text: str) -> str:
-    """Return a text, or only its length if it is too long. It is not cut, because redaction would miss a cut secret at the end."""
+    """Return a text, or only its length if it is too long. A text is never cut, because redaction would miss a cut secret."""
     return text if len(text) <= 300 else f"({len(text)} characters)"
 
 
@@ -90,7 +90,7 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
 
 
 def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[bytes, bool]:
-    """Return the last bytes of the output, and True if the process ended within its time limit. Kill a process that did not."""
+    """Return the last bytes of the output, and True if the process ended in time. A process that did not end is killed."""
     deadline = time.monotonic() + limits.seconds
     raw = bytearray()
     if process.stdout is None:
@@ -182,7 +182,7 @@ def list_tree(root: str) -> str:
 
 
 def describe_path(path: str) -> str:
-    """Return a line with mode, owner, size, time, path and link target of a path."""
+    """Return a line about a path: its mode, owner, size, time, name and link target."""
     try:
         facts = os.lstat(path)
     except OSError as error:

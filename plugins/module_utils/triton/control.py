@@ -3,7 +3,8 @@
 """Requests to load and unload models over gRPC. A process in the server's container sends them with the image's grpc package.
 
 The process encodes the requests itself (grpc_service.proto of Triton), because importing tritonclient takes 0.6 s of a core.
-A load over HTTP would block one of Triton's few HTTP threads, and all keep-alive connections of that thread, until the load ends.
+The requests do not use HTTP, because a load over HTTP would block one of Triton's few HTTP threads, and all keep-alive connections
+of this thread, until the load ends.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SHELL = "npufleet"
 
 @cache
 def fingerprint(key: str) -> str:
-    """Return the digest of a key. Plans show it instead of the key. It is slow to compute, so that a weak key is hard to guess."""
+    """Return the digest of a key. Plans show only the digest. It is slow to compute, so that a weak key is hard to guess."""
     return hashlib.pbkdf2_hmac("sha256", key.encode(), b"npufleet", 100_000).hex()
 
 
@@ -73,7 +73,7 @@ def flaw(path: str, desired: Optional[str] = None, group: int = 0, group_must_re
             or state.st_uid != os.geteuid()
             or stat.S_ISLNK(state.st_mode)
         ):
-            # Another account may have read the key. A generated key is replaced. A key that the operator has set stays.
+            # Another account may have read the key, so a generated key is replaced. A key that the operator has set stays.
             return {"flaw": f"{kind} at {entry}", "rewrite": not desired}
         if group_must_read and not (by_group and mode & group_mode == group_mode):
             return {"flaw": f"{kind} at {entry}", "rewrite": False}

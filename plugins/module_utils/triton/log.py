@@ -10,7 +10,7 @@ from typing import Dict, List, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, decode_stream
 
-# Number of lines at the end of the log that are read. A server may end with a usage message of some hundred lines after the error.
+# Number of lines at the end of the log that are read. After the error, a server can log a usage message of some hundred lines.
 LOG_LINES = 1000
 # The beginning of an entry of Triton's log. A line that begins otherwise belongs to the previous entry.
 LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")

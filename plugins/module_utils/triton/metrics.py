@@ -10,7 +10,7 @@ from typing import Dict, Iterator, Tuple
 # Limits: lines of a page, and characters of a line. Longer lines are skipped.
 MAX_LINES, MAX_LINE = 100_000, 16_384
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-# Without the lookbehind, the search would start again at each character of a long word.
+# Without the lookbehind, the search would start again at each character of a long word, which takes very long.
 LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 Labels = Dict[str, str]

@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import in_sync, loaded_versions, read_served, steps_of
 
-# Shortest and longest seconds between two queries. The first pauses are short, because most loads end soon.
+# Shortest and longest pause between two queries, in seconds. The first pauses are short, because most loads end soon.
 MIN_PAUSE, MAX_PAUSE = 0.02, 0.2
 # Largest number of characters of an error message
 MAX_MESSAGE = 4000
@@ -32,11 +32,14 @@ class Hung(Refused):
 
 
 def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
-    """Return the names sorted, but each ensemble after its steps (the models that it calls). Reported steps may form a cycle."""
+    """Return the names in alphabetical order, but each ensemble after its steps (the models that it calls).
+
+    Steps that a server reports can form a cycle. Then the order in the cycle does not matter.
+    """
     requested = set(names)
     order: List[str] = []
     visited: Set[str] = set()
-    # The models on the current path, each with its remaining siblings. Without recursion, a chain of models may have any length.
+    # The models on the current path, each with its remaining siblings. Recursion would limit the length of a chain.
     path: List[Tuple[str, Iterator[str]]] = []
     for first in sorted(requested):
         remaining: Iterator[str] = iter([first])
@@ -62,7 +65,7 @@ def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds to wait before each next query."""
+    """Yield the seconds to wait before each query after the first."""
     pause = MIN_PAUSE
     while True:
         yield pause
@@ -70,7 +73,10 @@ def pauses() -> Iterator[float]:
 
 
 class Server:
-    """The repository API of one server. With `run`, which runs commands in the container, requests use gRPC, without it HTTP."""
+    """The repository API of one server. `run` runs a command in the server's container.
+
+    With `run`, requests to load and unload use gRPC. Without `run`, they use HTTP.
+    """
 
     def __init__(
         self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
@@ -132,12 +138,12 @@ class Server:
             time.sleep(next(waits))
 
     def load(self, name: str, model: Mapping[str, Any]) -> None:
-        """Load a model, and prove that the desired release is served. Raises Refused or Hung."""
+        """Load a model, and check that the desired release is served. Raises Refused or Hung."""
         self.request(name, "load")
         if self.wait_in_sync(name, model):
             return
-        # Triton accepts a load but reloads nothing if the files are not newer, or if an earlier request contained the config. In
-        # both cases, a load after an unload reads the files.
+        # Triton accepts a load but reloads nothing if the files are not newer than the loaded files, or if an earlier request
+        # contained the config. In both cases, Triton reads the files if the model is unloaded first.
         self.unload(name)
         self.request(name, "load")
         if not self.wait_in_sync(name, model):

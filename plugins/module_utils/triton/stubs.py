@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
-# The kernel keeps 15 characters of triton_python_backend_stub.
+# Process name of a stub. The kernel keeps 15 characters of triton_python_backend_stub.
 NAME = "triton_python_b"
 PROC = "/proc"
 
@@ -17,7 +17,7 @@ PROC = "/proc"
 class Stub(NamedTuple):
     """The path of the Python file that a stub runs, and the name of the stub's instance.
 
-    Instances of other models may have the same name.
+    The name is not unique: instances of different models can have the same name.
     """
 
     code: str

@@ -10,7 +10,7 @@ So the load never ends, and a starting server opens no port. See docs/decisions/
 
 A load counts as stuck if several samples in a row meet all of these conditions. The duration of the load does not matter.
 
-- a thread of the server is in `wait4` for this stub, and
+- a thread of the server is in `wait4` for the stub, and
 - the main thread of the stub sleeps in a futex of the shared memory through which it gets messages, and
 - neither thread uses processor time.
 
@@ -31,11 +31,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs impor
 
 # Numbers of the system calls `wait4` and `futex`, by machine architecture
 CALL_NUMBERS = {"x86_64": (61, 202), "aarch64": (260, 98)}
-# Seconds that a wait has to last by default, seconds between two samples, and smallest number of samples that prove a wait
+# Seconds that a wait has to last by default, seconds between two samples, and smallest number of samples that show it
 DEFAULT_LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
 # Largest number of times that one change repeats stuck loads
 MAX_ROUNDS = 10
-# Share of a processor that both threads together may use, because a waiting stub checks for a message once a second
+# Share of a processor that both threads together may use and still count as idle. A waiting stub checks for a message once a second.
 MAX_IDLE_SHARE = 0.01
 
 
@@ -154,7 +154,7 @@ def end(wait: Wait, root: int) -> bool:
 class Guard:
     """A thread that ends stuck loads below a process. It runs during a `with` block, in which the caller waits for a load.
 
-    The thread calls `root` to get the ID of that process, or None if the process does not run. It calls `log` before it kills a
+    The thread calls `root` to get the ID of the process, or None if the process does not run. It calls `log` before it kills a
     stub. `ended_loads` lists the waits whose stubs were killed.
     """
 
@@ -175,8 +175,8 @@ class Guard:
     def repeats(self, mark: int) -> bool:
         """Return True if the caller should repeat a failed load.
 
-        `mark` is the length of `ended_loads` before the load. A longer list means that the load was stuck. The answer is False
-        after stubs were ended more than MAX_ROUNDS times.
+        `mark` is the length of `ended_loads` before the load. If the list is longer now, the load was stuck. The result is
+        False after stubs were killed in more than MAX_ROUNDS samples.
         """
         return len(self.ended_loads) > mark and self._rounds <= MAX_ROUNDS
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to web servers with urllib. One budget (exchange.py) limits the seconds and bytes of a request as a whole.
 
-It covers redirects, proxies, TLS and the response. urllib's own timeout is no such limit: it starts again with each received byte,
-address and redirect. urllib also reads the whole body of a redirect.
+The budget covers redirects, proxies, TLS and the response. urllib's own timeout is not sufficient: it restarts with each received
+byte, address and redirect. urllib also reads the whole body of a redirect, whatever its size.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _trust(ca: Optional[str]) -> ssl.SSLContext:
 
 
 class _RedirectHandler(urllib.request.HTTPRedirectHandler):
-    """A handler that sends no login to the target of a redirect. urllib itself adds the login for a proxy again."""
+    """A handler that sends no login to the target of a redirect. If the target needs a proxy, urllib adds the proxy's login."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> Optional[urllib.request.Request]:
         redirected = super().redirect_request(req, *answer)
@@ -128,7 +128,7 @@ def _response(connected: Any, *arguments: Any, budget: Budget, **options: Any) -
 
 
 class _ReceivingSocket:
-    """A stand-in for a socket with the only method that HTTPResponse calls."""
+    """A replacement for a socket. It only has `makefile`, because HTTPResponse calls no other method."""
 
     def __init__(self, connected: Any, budget: Budget) -> None:
         self._connected, self._budget = connected, budget
