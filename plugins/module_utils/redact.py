@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Removal of secrets from text and JSON data: known values in every encoding, and values that look like a secret.
+"""Removal of secrets from text and JSON data: given values in every encoding, and values that look like a secret.
 
 In case of doubt, a value is removed.
 """
@@ -29,7 +29,7 @@ def _pattern(text: str, flags: int = 0) -> Pattern[str]:
     return re.compile(text, re.IGNORECASE | re.MULTILINE | flags)
 
 
-# In each pattern the group `secret` is removed and the group `keep` is kept. Bounded lengths keep the time linear.
+# In each pattern the group `secret` is removed and the group `keep` is kept. Bounded lengths keep the time of a search linear.
 # Private keys have several lines. If the first line of a key is missing, all text before its last line is removed.
 KEYS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>)(?P<secret>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:" + _END + r"|\Z))", re.DOTALL),
@@ -83,7 +83,7 @@ def is_headers(name: Any, value: Any) -> bool:
 
 
 def forms(value: str) -> Set[str]:
-    """Return a value in the forms in which it may occur: plain, JSON, URL, HTML, hexadecimal, and quoted for shell and Python."""
+    """Return a value in the forms in which it can occur: plain, JSON, URL, HTML, hexadecimal, and quoted for shell and Python."""
     variants = {
         value,
         value.strip(),
@@ -107,7 +107,10 @@ def _percent(byte: int) -> str:
 
 
 def base64_cores(value: str) -> Set[str]:
-    """Return the parts of the base64 text of a value that are the same in every larger encoded text, for the three alignments."""
+    """Return the base64 characters of a value that do not depend on the text before and after the value.
+
+    Base64 encodes three bytes together. So there are three forms, depending on the position of the value in the text.
+    """
     raw = value.encode()
     cores = set()
     for shift in range(3):
@@ -133,7 +136,7 @@ class Redactor:
         if len(value) >= MIN_LENGTH:
             self._plain |= forms(value)
             self._encoded |= base64_cores(value)
-            # The longest values are replaced first, because a value may be a part of a longer one.
+            # The longest values are replaced first, because a value can be a part of a longer value.
             self._ordered = (sorted(self._plain, key=len, reverse=True), sorted(self._encoded, key=len, reverse=True))
 
     def learn(self, content: Any) -> None:

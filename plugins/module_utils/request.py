@@ -53,7 +53,7 @@ class Module(Protocol):
 def mask_result(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, Any]:
     """Return a result with secrets masked in its texts, except in the fields that playbooks evaluate.
 
-    These fields stay as they are, because a password may equal a word that a playbook evaluates, such as `driver`.
+    These fields are not masked, because a password can be equal to a word that a playbook evaluates, such as `driver`.
     """
     longest_first = sorted(filter(None, map(str, secrets)), key=len, reverse=True)
     if not longest_first:
@@ -74,7 +74,7 @@ def _mask_value(value: Any, secrets: Sequence[str]) -> Any:
 
 
 class LibraryModule:
-    """A stand-in for AnsibleModule in modules that run from the library of the host.
+    """A replacement for AnsibleModule in modules that run from the library of the host.
 
     The controller validates the options and the request before the call (plugin_utils/library.py), and masks secrets in the result.
     """

@@ -126,7 +126,10 @@ def seal(value: str, key: str) -> str:
 
 
 def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
-    """Return nested values with each value sealed that may be secret. A value with a name in `clear` is sealed if it has an @."""
+    """Return nested values, in which each value that may be secret is sealed.
+
+    A value with a name in `clear` does not count as secret, unless it contains an @.
+    """
     if isinstance(values, Mapping):
         return {field: seal_values(values[field], key, clear, str(field)) for field in values}
     if isinstance(values, (list, tuple)):
@@ -141,7 +144,7 @@ def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = ""
 
 
 def seal_command(words: Sequence[str], key: str) -> List[str]:
-    """Return a command line with each value sealed that may be secret. Names of options remain readable."""
+    """Return a command line, in which each value that may be secret is sealed. Names of options remain readable."""
     shown: List[str] = []
     option = ""
     for position, word in enumerate(words):
@@ -186,7 +189,10 @@ def seal_unit(text: str, key: str) -> str:
 
 
 def remove_values(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:
-    """Return a text with each `raw` value masked that is not in `shown`. For example, errors of a server repeat its options."""
+    """Return a text in which the `raw` values are masked, except the values in `shown`.
+
+    For example, the errors of a server repeat its options, which can contain a password.
+    """
     hidden = set()
     for value in set(raw) - set(shown):
         hidden |= {value, value.partition("=")[2], value.rpartition("=")[2]}

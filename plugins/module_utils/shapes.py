@@ -36,7 +36,7 @@ MAX_SIZE, MAX_DEPTH, MAX_DIGITS = 1 << 24, 64, 20
 
 
 class FileContent(NamedTuple):
-    """The content of a file, or in `flaw` the reason why it cannot be used. Both are None if the file does not exist."""
+    """The content of a file, or in `flaw` the reason why it cannot be used. For a missing file, `content` and `flaw` are None."""
 
     content: Any
     flaw: Optional[str]
@@ -68,7 +68,7 @@ def parse(raw: Union[str, bytes], size: int = MAX_SIZE) -> Any:
     if len(raw) > size:
         raise ValueError(f"it has more than {size} bytes")
     try:
-        # The bytes must be UTF-8. json.loads would guess their encoding.
+        # The bytes are decoded here, because they must be UTF-8. json.loads would guess their encoding.
         text = raw.decode() if isinstance(raw, bytes) else raw
         data = json.loads(
             text,

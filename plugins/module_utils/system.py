@@ -123,7 +123,7 @@ def free_space(path: str) -> Tuple[int, int]:
 
 
 def which(name: str, extra_path: str = "") -> Optional[str]:
-    """Return the path of a program in PATH or `extra_path`, or None if it is missing. Do not use shutil: its import is slow."""
+    """Return the path of a program in PATH or `extra_path`, or None if it is missing. The import of shutil would be slow."""
     for directory in f"{os.environ.get('PATH', os.defpath)}:{extra_path}".split(":"):
         path = os.path.join(directory, name)
         if directory and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -167,7 +167,10 @@ def _dpkg_state() -> Tuple[object, ...]:
 
 
 def _dpkg_rows(state: Tuple[object, ...]) -> List[List[str]]:
-    """Return [name, version, selection, status] of each package. One query returns all, because dpkg-query always reads all."""
+    """Return [name, version, selection, status] of each package.
+
+    One query returns all packages, because a query for one package takes as long: dpkg-query always reads the whole database.
+    """
     if state not in _CACHE:
         form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
         code, output = run("dpkg-query", "--show", "--showformat", form)

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: adoption
 short_description: Translate a Triton container that was started manually into variables and a model list
 description:
-  - Finds the container in which C(tritonserver) runs. C(tritonserver) may be the main process, a child of a shell, or a process of
+  - Finds the container in which C(tritonserver) runs. C(tritonserver) can be the main process, a child of a shell, or a process of
     C(docker exec).
   - Reads C(docker inspect), the command line of the server, the model repository as the server sees it, and the API of the server.
     The module changes nothing on the host.
@@ -31,7 +31,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: The task always only reads the host. It also writes O(dest) in check mode.
+    description: The task never changes the host. It writes O(dest) also in check mode.
 """
 
 EXAMPLES = r"""
@@ -142,7 +142,7 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
     try:
         top = engine.get(f"/containers/{container}/top") or {}
     except OSError:
-        # A container that has just ended, such as the container of a check, has no server.
+        # A container that has just ended, such as the container of a check, has no server, so this is no error.
         state = (engine.get(f"/containers/{container}/json") or {}).get("State", {})
         if state.get("Running") and not state.get("Restarting"):
             raise
@@ -268,7 +268,7 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
 def open_container_file(path: str, root: str) -> BinaryIO:
     """Open a file of a container. Raises Failure if a process has replaced the file by a link."""
     try:
-        # Image layers and model caches may give a file several names.
+        # With `single=False`, hard links are allowed, because image layers and model caches use them.
         return foreign.open_file(path, base=root, single=False)
     except foreign.Untrusted as error:
         raise Failure(f"{path} {error}: do not change the model while it is read, and run again") from None

@@ -51,8 +51,8 @@ EXAMPLES = r"""
 RETURN = r"""
 now:
   description: >-
-    End of the windows in seconds since 1970, by the clock of the balancer. The end is 50 ms before the call, because HAProxy may
-    still write lines about the last moments. If the next window starts at this time, each request is counted once.
+    End of the windows in seconds since 1970, by the clock of the balancer. The end is 50 ms before the call, because HAProxy can
+    still be writing lines about the last moments. If the next window starts at this time, each request is counted once.
   returned: success
   type: float
 running:

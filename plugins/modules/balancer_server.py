@@ -80,8 +80,8 @@ options:
     description:
       - Longest time in seconds that O(state=ready) waits for new health checks of the server. The server becomes ready after these
         checks have passed. If they do not pass, the task fails, and the server stays drained.
-      - V(0) does not wait. HAProxy sends requests at once if the last health check of the server has passed, although that check
-        may be older than the last change of the server.
+      - V(0) does not wait. HAProxy sends requests at once if the last health check of the server has passed, even if the check is
+        older than the last change of the server.
     type: int
     default: 0
 attributes:

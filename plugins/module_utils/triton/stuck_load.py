@@ -31,11 +31,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs impor
 
 # Numbers of the system calls `wait4` and `futex`, by machine architecture
 CALL_NUMBERS = {"x86_64": (61, 202), "aarch64": (260, 98)}
-# Seconds that a wait has to last by default, seconds between two samples, and smallest number of samples that show it
+# Seconds that a wait has to last by default, seconds between two samples, and smallest number of samples that show the wait
 DEFAULT_LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
 # Largest number of times that one change repeats stuck loads
 MAX_ROUNDS = 10
-# Share of a processor that both threads together may use and still count as idle. A waiting stub checks for a message once a second.
+# Share of a processor that both threads together may use and still count as idle. A waiting stub checks for messages every second.
 MAX_IDLE_SHARE = 0.01
 
 
