@@ -148,7 +148,7 @@ REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     balancer = Balancer(params["socket"], params["master_socket"])
     try:

@@ -204,7 +204,7 @@ def flaw(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     reason = flaw(params)
     if reason:

@@ -37,7 +37,7 @@ options:
         default: false
   files:
     description:
-      - Files to write. Each has either O(files[].content) or O(files[].src). Missing parent directories are created.
+      - Files to write. Each file has either O(files[].content) or O(files[].src). Missing parent directories are created.
     type: list
     elements: dict
     default: []
@@ -187,7 +187,7 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)

@@ -11,10 +11,10 @@ short_description: Lock a host while one run changes it
 description:
   - Takes the lease of a host, or renews the lease if this run already has it. The lease is a file on the host. While a run has the
     lease, other runs wait, or fail with the name of the owner, and the watchdog takes no action. Only the owner releases the lease.
-  - The lease is live, which means that no other run can take it over, while its run calls a module on the host and for
-    C(npufleet_lease_timeout) seconds after the last call.
+  - The lease is live while its run calls a module on the host, and for C(npufleet_lease_timeout) seconds after the last call. No
+    other run can take over a live lease.
   - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. If another
-    run needs the host before that, it takes over the lease, and rolls back an interrupted replacement of the container.
+    run needs the host earlier, the other run takes over the lease, and restores a container whose replacement was interrupted.
   - The module also installs the library, which is the Python code of the modules on the host, and the systemd unit that runs the
     library at boot.
   - If the host is in maintenance, the task fails. With O(unless_maintenance), the task returns RV(maintenance) instead.
@@ -197,7 +197,7 @@ def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")

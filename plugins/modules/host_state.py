@@ -352,7 +352,7 @@ def _read_store(root: str) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: inference_check
 short_description: Prove with inference requests that a Triton server works
 description:
-  - Sends the requests of check files to a Triton server over HTTP, gRPC, gRPC streams and the raw gRPC stub. Compares names, dtype,
+  - Sends the requests of check files to a Triton server over HTTP, gRPC, gRPC streams and raw gRPC. Compares names, dtype,
     shape, finiteness, values, texts and labels of the answers with the check files. A check file can also expect an error.
   - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. The host
     needs neither an open firewall nor a client, and nothing is left on the host.
@@ -115,7 +115,7 @@ options:
         checks, the check files are used. RV(msg) names the kind of checks that ran.
       - Stored checks use the ports, the address and the key of the actual container, which may differ from the inventory.
         Headers and TLS files come from the inventory. If the inventory or the task sets an address, that address is used.
-      - Use this option after a failed change has restored older releases, because these may fail the checks of newer releases.
+      - Use this option after a failed change has restored older releases, because older releases can fail newer checks.
     type: bool
     default: false
   host_index:
@@ -151,7 +151,7 @@ notes:
   - Without C(rows), one request contains each array unchanged. Use this for models with C(max_batch_size 0).
   - With C(spread) in C(rows), C(argmax) and C(label) have the labels of several blocks, and a block has C(count) rows. Each
     combination of host and protocol sends the next block.
-  - C(stream) is a gRPC stream. C(raw) uses the generated gRPC stub and sends bytes in C(raw_input_contents), like clients in other
+  - C(stream) is a gRPC stream. C(raw) uses the generated gRPC code and sends bytes in C(raw_input_contents), like clients in other
     languages.
   - The responses of a stream are joined along their first dimension in the order of arrival, and compared as one answer.
   - If a check of a stream has C(error), its C(expect) covers the responses before the error. Triton 24.01 sends no status for an
@@ -260,7 +260,7 @@ checks:
           C(infer_per_s), and C(client_cores), the CPU cores that the client used.
       type: dict
     check: {description: Name of the check in its check file., type: str}
-    unreachable: {description: "True if the server did not answer at all.", type: bool}
+    unanswered: {description: "True if the request was not sent, or if the model did not answer it.", type: bool}
 """
 
 import hashlib
@@ -362,7 +362,7 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
         module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")

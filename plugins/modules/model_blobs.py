@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: model_blobs
 short_description: Transfer large files of models to a host, and store them by their SHA-256
 description:
-  - The controller sends the files that it has or can fetch with rsync. The host downloads the other files itself. Interrupted
-    transfers are resumed, and the progress is reported every ten seconds.
+  - If the controller has a file or can fetch it, the controller sends the file with rsync. The host downloads the other files.
+    Interrupted transfers are resumed, and the progress is reported every ten seconds.
   - Every file is verified before it is stored. M(npufleet.triton.server_change) later creates releases with these files.
   - Only one transfer to a host runs at a time. Other transfers wait until it has ended.
 version_added: 0.1.0
@@ -74,7 +74,7 @@ REQUEST = {
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if params["step"] is None:

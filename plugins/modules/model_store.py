@@ -77,7 +77,7 @@ REQUEST = request.HOLDER_OPTIONS
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     root, caller = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:

@@ -22,8 +22,8 @@ options:
       - V(begun) announces this batch and all later batches. The first batch also begins the record of the rollout. Run V(begun)
         once for each batch.
       - For the second batch, V(begun) also returns the pause of the rollout, which is the longest C(npufleet_rollout_pause) of the
-        hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, such a
-        rollout of several batches fails at the first batch.
+        hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, a
+        rollout that needs this confirmation fails at its first batch.
       - V(ended) ends the change of a host. Run V(ended) for each host of the batch. The task records the duration of each host
         change, which starts at the time in the variable C(npufleet_began). The task also adds the batch to the record of the
         rollout in the directory C(rollouts) of O(output_dir). At most 100 records are kept.
@@ -45,7 +45,7 @@ options:
     type: bool
     default: true
   release:
-    description: With O(state=ended), give up the lease of the host. The task fails if this is impossible or if the lease was lost.
+    description: With O(state=ended), give up the lease of the host. The task fails if the lease cannot be released.
     type: bool
     default: false
   failed:

@@ -13,8 +13,8 @@ description:
   - The host creates the releases of the models and switches to them. A release is a directory with the files of one model, which
     never change. The host compares the server with the inventory. Depending on the differences, it replaces, starts or restarts
     the container, or loads and unloads models.
-  - Then the host verifies the served models and runs the checks. If both succeed, releases and container are kept. Otherwise the
-    previous state is restored and verified, too.
+  - Then the host verifies the served models and runs the checks. If the server is in sync and the checks pass, releases and
+    container are kept. Otherwise the previous state is restored and verified, too.
   - With O(accept_within), the change is kept only after a second call accepts it. Between the two calls, an operator can observe
     the traffic. Meanwhile, the run keeps the lease of the host, and the previous state can still be restored.
   - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
@@ -290,7 +290,7 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts that have the library of the module host_library, its interpreter calls this function directly."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:

@@ -226,7 +226,7 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
     limits = Limits(params["timeout"], params["size"], params["lines"])
     contents, errors = collect(list(items(params, limits)), limits, time.monotonic() + params["total_timeout"])
     errors = [*params["errors"], *errors]
-    # The controller does not know the key that the host generated.
+    # The host generated the server's key, so the controller could not pass it in `secrets`.
     host_keys = keys.headers(((params["desired"] or {}).get("server") or {}).get("key")).values()
     redactor = Redactor([*params["secrets"], *host_keys])
     for content in (*contents.values(), params["about"], errors):
@@ -247,7 +247,7 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 def write(path: str, raw: bytes) -> None:
     """Write the archive. Only the owner of the directory, who is the connecting user, can read it."""
-    # The connecting user could replace the directory by a link.
+    # The connecting user could replace the directory by a link, so a link is not followed.
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         owner = os.fstat(directory)
@@ -261,7 +261,7 @@ def write(path: str, raw: bytes) -> None:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. request.run_module calls this function on hosts with the library (host_library), `main` on others."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
     params = request.merge_request(module, REQUEST)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle starts on the controller. Call it as npufleet.triton.support_bundle.")

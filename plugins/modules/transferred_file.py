@@ -10,7 +10,7 @@ module: transferred_file
 short_description: Take over a transferred file as root, or give a file to the connecting user
 description:
   - Transfers run as the connecting user, in a directory of that user. The user, or someone who has stolen the user's login,
-    controls the content of that directory. The same is true for a directory that a container can write to.
+    controls the content of that directory. In the same way, a container controls each directory that it can write to.
   - A file is used only when nobody but root can change it. The module refuses symbolic links, files with more than one hard link,
     paths that are not regular files, and files that another process has open for writing. The digest covers the bytes that root
     uses.

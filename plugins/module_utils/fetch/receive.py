@@ -3,8 +3,9 @@
 """The steps of a transfer on the host: prepare the directory, download files, and move all files into the store.
 
 `order` is the request of the controller: {"do": the step, "user": the connecting user, "by": user@controller,
-"blobs": {digest: origin}, "fetch_options": `options` of download.py, "bundle": a path on this host}. An origin has the fields that download.py reads, the
-name `source` for messages, `pull` (True if this host downloads the blob itself), and `size` if it is known.
+"blobs": {digest: origin}, "fetch_options": `options` of download.py, "bundle": a path on this host}.
+An origin has the fields that download.py reads, the name `source` for messages, `pull` (True if this host downloads the blob
+itself), and `size` if it is known.
 """
 
 from __future__ import annotations
