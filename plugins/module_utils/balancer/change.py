@@ -37,7 +37,10 @@ UNIT = "haproxy.service"
 
 
 class Desired(NamedTuple):
-    """The desired state of a server, and its requester. If `state` or `weight` is None, a change leaves that property as it is."""
+    """The desired state of a server. If `state` or `weight` is None, a change leaves that property as it is.
+
+    `run`, `by` and `reason` name the run, the person and the reason of the request. They are recorded with a drain.
+    """
 
     name: str
     state: Optional[str]

@@ -40,6 +40,7 @@ QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the actual files, and the rules and the health of targets that Prometheus reports."""
     health = _targets(desired["port"])
+    # Only a proof requires that the last scrape was successful.
     if health and not desired["proof"]:
         recent = _recently_up(desired["port"])
         health = {

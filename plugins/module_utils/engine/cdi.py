@@ -80,10 +80,13 @@ def unit_texts(container: str) -> Dict[str, str]:
 
 
 def read(npus: Optional[int]) -> Dict[str, Any]:
-    """Return {"units", "enabled"} and, unless `npus` is None, also {"version", "spec", "flaws", "error", "link"}.
+    """Return the facts of the units. If `npus` is not None, add the facts of the toolkit and the spec.
 
-    "units" has the text of each unit, or None. "version" is that of the toolkit. "spec" is "current", "outdated" or None (no file).
-    "flaws" and "error" describe the spec that the toolkit generates now. "link" is {"path", "to"} of a missing link to a library.
+    - "units": {name of a unit: its text, or None}, and "enabled": names of the enabled units
+    - "version": version of the toolkit
+    - "spec": "current", "outdated", or None without a spec
+    - "flaws" and "error": what is wrong with the spec that the toolkit generates now
+    - "link": {"path", "to"} of a link to a library that is missing, or None
     """
     installed: Dict[str, Any] = {
         "units": {name: read_text(f"{SYSTEMD}/{name}") for name in WANTED_BY},

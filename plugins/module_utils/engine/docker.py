@@ -133,7 +133,7 @@ class Engine:
         from urllib.parse import quote
 
         resource = "/containers/" + quote(name)
-        # Remove the container that an earlier call left because the call was killed.
+        # An earlier call that was killed may have left a container with this name.
         self.exchange("DELETE", resource + "?force=true")
         self._post(f"/containers/create?name={quote(name)}", config)
         try:

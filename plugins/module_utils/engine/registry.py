@@ -24,10 +24,11 @@ DOCKER_HUB = "https://index.docker.io/v1/"
 
 
 def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Return the reason why the engine cannot use a supplier. Return None if there is no such reason, or if no engine runs yet.
+    """Return the reason why the engine cannot use a supplier (an image or a repository in a registry), or None if it can.
 
-    `entry` is {"name", "address", "registry", "user", "todo", "pushes"}. `address` is the image to pull, with its digest, or,
-    if `pushes` is true, the repository to which an image will be pushed.
+    `entry` describes the supplier: {"name", "address", "registry", "user", "todo", "pushes"}. If `pushes` is true, `address` is the
+    repository to which an image will be pushed. Otherwise it is the image to pull, with its digest. `todo` is the next step of the
+    operator. If no engine runs yet, the function returns None.
     """
     login = (str(entry.get("user") or ""), passwords.get(entry["name"], ""))
     try:

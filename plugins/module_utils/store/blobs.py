@@ -227,8 +227,8 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     linked = _linked(releases)
     for digest in store.listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
-        # A young blob without a link may belong to another run, which has not made its release yet. This is impossible for blobs in
-        # `unlinked`: they belonged to releases that were removed above.
+        # A young blob without a link may belong to another run, which has not made its release yet. But a blob in `unlinked`
+        # belonged to a release that was removed above.
         if digest in linked or (digest not in unlinked and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
             continue
         freed += os.lstat(path).st_size

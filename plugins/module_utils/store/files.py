@@ -62,7 +62,7 @@ def release_path(root: str, name: str, label: str) -> str:
 
 
 def record_path(root: str, name: str, release: str) -> str:
-    """Return the path of a record, which is next to the directory of its release. That directory has only files for Triton."""
+    """Return the path of a record. It is next to the directory of the release, because this directory has only files for Triton."""
     return os.path.join(root, "releases", name, release + ".json")
 
 

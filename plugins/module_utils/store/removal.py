@@ -84,7 +84,7 @@ def _is_one_of(name: str, project_files: Sequence[str]) -> bool:
 
 
 def remove(root: str) -> bool:
-    """Remove the store. Return False if it was missing or empty. Raises StoreError if it is not a store or cannot be removed."""
+    """Remove the store. Return False if nothing had to be removed. Raises StoreError if it is not a store or cannot be removed."""
     names = entries(root)
     for name in names:
         # `rm` is used, because the connecting user can nest directories in incoming/ deeper than a recursion in Python can go.

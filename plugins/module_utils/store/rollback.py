@@ -57,8 +57,8 @@ def rollback_target(root: str, name: str, to: str) -> str:
 def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
     """Return {model: move} for the given models, by default for every served model that has a release to return to.
 
-    Models that already serve the content to return to are left out. Raises StoreError if one of the given models, or without given
-    models every served model, has no release to return to.
+    Models that already serve the content to return to are left out. Raises StoreError if a given model has no release to return to.
+    Without given models, raises StoreError if no served model has such a release.
     """
     link_moves: Dict[str, Move] = {}
     possible = False

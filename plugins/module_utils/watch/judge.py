@@ -41,7 +41,7 @@ class Evidence(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A condition that has lasted longer than its limit. `model` is None if it concerns the whole server."""
+    """A condition that has lasted longer than its limit. `model` is None if the condition concerns the whole server."""
 
     rule: str
     model: Optional[str]

@@ -43,8 +43,8 @@ def endpoint(inspect: Mapping[str, Any], service: str = "http") -> Optional[Tupl
 def of_container(settings: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
     """Return `settings` with the `address`, `http_port` and `key` of the actual container.
 
-    If a script or `docker exec` has started the server, the container's command line has none of its options. The settings then
-    stay as they are.
+    If a script or `docker exec` has started the server, the container's command line has no option of the server. The settings
+    then stay as they are.
     """
     starts_server = any(word.rpartition("/")[2] == "tritonserver" for word in command_of(inspect))
     published = endpoint(inspect) if starts_server else None
