@@ -186,7 +186,7 @@ def other_engines() -> list[str]:
 
 
 def lab_bridges() -> list[str]:
-    """Return the network bridges of the labs of all checkouts. The bridges of a killed engine still exist."""
+    """Return the network bridges of the labs of all checkouts. They include the bridges that a killed engine has left."""
     return sorted(link["ifname"] for link in json.loads(run("ip", "-json", "link", "show")) if link["ifname"].startswith(PREFIX))
 
 

@@ -204,7 +204,8 @@ def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
     for name, system in facts["systems"].items():
         hostvars[name]["lab_system"] = system
         if system != FIRST_SYSTEM:
-            # Ansible caches the interpreter by the name of a host, and other labs have hosts with the same names.
+            # Ansible caches the interpreter by the name of a host. Another lab can have a host with the same name and another
+            # interpreter.
             hostvars[name]["ansible_python_interpreter"] = "/usr/bin/python3"
     address = f"http://{lab.address(0)}:{ARTEFACT_PORT}"
     everywhere = {

@@ -23,7 +23,7 @@ RELEASE_ROWS = {
         "sdk": "0.11.2+lab",
         "sdk_line": "0.11",
         "driver": "3.2.2",
-        # This row and lab-24.01 both support RBLN-CA12, so a host can be upgraded from that row to this one, and back.
+        # This row and lab-24.01 both support RBLN-CA12, so a host can be upgraded from lab-24.01 to this row, and back.
         "cards": ("RBLN-CA25", "RBLN-CA12"),
     },
 }
@@ -75,7 +75,7 @@ def kernel_package() -> Path:
 
 
 def sdk_version(row: str) -> str:
-    """Return the version of the row's stand-in SDK. It contains a digest of the source, so changes cause new images and models."""
+    """Return the version of the row's stand-in SDK. It has a digest of the source, so changes give new images and models."""
     return f"{RELEASE_ROWS[row]['sdk']}.s{source_digest(ROOT / 'lab/sdk')[:8]}"
 
 

@@ -9,7 +9,7 @@ name: index_login
 short_description: Render the login to a package index as a netrc file
 description:
   - Renders the file for the Python that runs pip, and checks that this Python would read the same login from the file. Versions of
-    Python before 3.11 do not support quotes in the file.
+    Python before 3.11 do not support quotes in the file, so it cannot represent every login for these versions.
   - Fails if the file cannot represent the login.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   repairs:
-    description: Whether the change repairs the server. Such a change runs without traffic, and no judgement has to accept it.
+    description: Whether the change repairs the server. Such a change runs without traffic, and does not wait until it is accepted.
     type: bool
     default: false
 """

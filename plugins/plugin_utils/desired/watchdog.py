@@ -35,7 +35,7 @@ SyslogIdentifier=npufleet-watchdog
 [Install]
 WantedBy=multi-user.target
 """
-# Endings of the variables triton_server_watchdog_* that are copied. The values are seconds, except for `max_actions`.
+# Endings of the variables triton_server_watchdog_* in the configuration. The values are seconds, except for `max_actions`.
 COPIED_SETTINGS = (
     "interval", "fault_timeout", "stall_timeout", "process_timeout", "silence_timeout",
     "start_timeout", "max_actions", "backoff",
