@@ -69,7 +69,7 @@ def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Templat
 def translate_arguments(options: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
     """Translate the options of tritonserver. Options without a variable become extra arguments."""
     variables = translation.variables
-    # Triton uses this mode if the option is not set. The default of the role differs.
+    # Without the option, Triton uses this mode. The role has another default, so the variable is always set.
     variables["triton_server_model_control_mode"] = "none"
     extra: List[str] = []
     for name, value in options:

@@ -80,7 +80,8 @@ def _file(pattern: str, tensor: str) -> str:
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return (the check file as a document, {file name: array}) from two answers to the same request. Raises NoRequest.
 
-    The check compares only the type and the shape of outputs whose values differ between the two answers.
+    The check compares the values of an output only if they are numbers, and are equal in both answers. Otherwise, it compares only
+    the type and the shape of the output.
     """
     import numpy as np
 

@@ -60,7 +60,9 @@ GENERATED_NAME = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 def translate(adopted: Mapping[str, Any], host: str, root: str) -> Translation:
     """Return the translation of a container of a host.
 
-    `adopted` has "inspect", "image" (inspect of the image), "default_runtime" and "process" (argv, directory, environment, main).
+    `adopted` has "inspect", "image" (inspect of the image), "default_runtime", "others" (other processes in the container) and
+    "process" (the server). A process has "argv", "directory", "environment" and "main", which is True if the container started it.
+    `root` is the directory of the store.
     """
     inspect, process = adopted["inspect"], adopted["process"]
     facts = container.container_facts(inspect, adopted["image"])
@@ -171,7 +173,7 @@ def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any
     variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else unprivileged
     if facts["privileged"]:
         return ENGINE_DEFAULTS
-    # Without a read-only file system, the server may have written to more directories than its tmpfs mounts.
+    # Without a read-only file system, the server can also write outside its tmpfs mounts, so the variable keeps its default.
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     if not card_devices and not cdi_requests:
@@ -181,7 +183,7 @@ def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any
     return {
         **ENGINE_DEFAULTS,
         **device_access.UNPRIVILEGED,
-        # The old user ID may belong to an account of the host, which could then read the keys.
+        # The container's user ID may belong to an account of the host, which could then read the keys.
         "user": "the user of triton_server_user",
         "tmpfs": facts["tmpfs"] if facts["read_only"] else ["the paths of triton_server_tmpfs"],
         "devices": card_devices,
@@ -319,7 +321,10 @@ def _option_text(name: str, value: Any) -> str:
 
 
 def model_entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
-    """Return the entry of a model for `triton_models`. The caller adds the path of the compiled file on the controller."""
+    """Return the entry of a model for `triton_models`. `key` is the card and SDK of the compiled file, such as CA22/0.9.
+
+    The caller adds the path of the compiled file on the controller.
+    """
     element: Dict[str, Any] = {"name": name}
     counts = {
         group.get("count", 1) for group in (model["config"] or {}).get("instance_group") or [] if group.get("kind") == "KIND_MODEL"

@@ -33,7 +33,7 @@ PREFIXES = (
     "monitoring_",
     "preflight_",
 )
-# Prefixes that a site may also use for its own variables. Only an unknown name that resembles a known name is then an error.
+# Prefixes that a site may also use for its own variables. With them, an unknown name is only an error if it resembles a known name.
 SHARED_PREFIXES = ("monitoring_", "preflight_")
 # Endings of the variables that playbooks and roles set themselves
 RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")

@@ -24,7 +24,7 @@ SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements":
 SOURCE_OPTIONS = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
 # The first Python whose netrc module knows quotes and backslashes
 QUOTES_SINCE = (3, 11)
-# The maximum number of characters of a user name or a password. The whole netrc file must fit into a pipe.
+# The maximum number of characters of a user name or a password. The netrc file is read through a pipe and must fit into it.
 MAX_LOGIN = 1024
 
 
@@ -37,7 +37,7 @@ def differences(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file:
         return [f"{lock_file}: `supply` of release {release}: {shape_error}. Restore the reviewed file, or remove `supply`"]
     reasons = []
     base = locked["base"]
-    # The ID of an image depends on the image store of the engine, unlike the digest of the content, which old lock files lack.
+    # An image's ID depends on the engine's image store, so the digest of the content is preferred. Old lock files lack this digest.
     key = "content" if "content" in base else "id"
     if base["reference"] == actual["base"]["reference"] and base[key] != actual["base"][key]:
         reasons.append(f"base image {base['reference']} is {actual['base'][key]}, expected {base[key]}")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusal of logins in the values of an inventory.
 
-A login would reach command lines, lists of package sources and messages of other programs. All users of a host may read these.
+A login would reach command lines, lists of package sources and messages of other programs, which all users of a host can read.
 Variables that may contain secrets are not checked. They have `no_log`, or `secret` in bounds.BOUNDS.
 """
 

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's part of preflight: the conditions and suppliers that the host checks, and checks of the controller's files."""
+"""The controller's part of preflight: checks of its own files, and the inputs of the host's checks.
+
+The inputs are conditions, and suppliers, which are servers from which the host downloads files.
+"""
 
 from __future__ import annotations
 
@@ -235,7 +238,7 @@ def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator
 
 
 def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield an error for each model of which a served version would change, if an external cache would keep the old answers."""
+    """Yield an error for each model whose served version would change, because an external cache would keep the old answers."""
     kind = cache(variables)
     if kind in (None, "local"):
         return

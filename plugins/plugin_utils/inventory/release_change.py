@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 Row = Mapping[str, Any]
-# Concerns that `_other_concerns` omits: other functions describe image and models, and a release row changes none of the others.
+# Concerns that `_other_concerns` omits: other functions describe image and models, and a row changes no balancer and no monitoring.
 OMITTED_CONCERNS = ("image", "models", "balancer", "monitoring")
 # Changes of behaviour: (part of the row, first version with the new behaviour, the new behaviour, the old behaviour).
 # Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.

@@ -194,7 +194,7 @@ class Templated(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._converted:
             if name in self._computed:
-                # A value with hundreds of parts is converted once for all hosts.
+                # Such a value has hundreds of parts, so it is converted once for all hosts.
                 value = shared_result(self, name, lambda variables: _typed(name, self._computed[name](variables)))
             else:
                 value = _typed(name, self.untyped(name))

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a compilation, computed on the controller from the specs of models and the records of existing compiled files.
+"""The choice of the models to compile, made on the controller from the specs of models and the records of existing compiled files.
 
 A spec describes how to compile one model. Its required keys are "name", "source" and "inputs". `source` is {"onnx": file} or
 {"torch": "module:function", "path": directory}. `inputs` is [{"name", "shape" without the batch dimension, "dtype"}]. Optional keys
-are "outputs", "batches", "devices", "npu", and "output", the directory for compiled files.
-files/compile/rbln_compile.py compiles a model and writes its record.
+are "outputs" (in the form of "inputs"), "batches" (batch sizes), "devices" (the number of NPUs that one instance spans), "npu" (the
+card), and "output" (the directory for compiled files). files/compile/rbln_compile.py compiles a model and writes its record.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ COMPILED_FILE = "model.rbln"
 def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: str) -> List[Dict[str, Any]]:
     """Return an entry for each spec. `card` is the default card. `sdk` is the SDK of the release row. Raises Refusal.
 
-    An entry has "name", "target" such as "CA22/0.9", "why" (the reason to compile the model, or ""), "push" (the file or directory
-    that the compile program reads), "file" (the path of the compiled file on the controller), "artefacts" (the value for
-    `triton_models`, or {} if the model has to be compiled) and "spec" (the input of the compile program).
+    An entry has these keys:
+      "name" and "target": the model, and its card and SDK, such as "CA22/0.9"
+      "why": the reason to compile the model, or ""
+      "push": the file or directory on the controller that the compile program needs
+      "file": the path of the compiled file on the controller
+      "artefacts": the value of `artefacts` in `triton_models`, or {} if the model has to be compiled
+      "spec": the input of the compile program
     """
     reasons: List[str] = []
     for number, model in enumerate(models):

@@ -30,16 +30,16 @@ SHAPE = {
     "device_memory": [int],
     "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
 }
-# The record that a build host sends. The fields that SHAPE lacks serve to plan and to validate a compilation.
+# The form of a record that a build host sends. Later runs read its additional fields to decide whether to compile the model again.
 SENT_SHAPE = {
     **SHAPE,
     "sha256": re.compile("[0-9a-f]{64}"),
     "compiler_version": str,
     "source": {"kind": str, "sha256": str, "spec": str},
 }
-# Limits of a record: its bytes, NPUs of an instance, bytes of device memory on an NPU, and buckets
+# Limits of a record, in this order: its bytes, NPUs of an instance, bytes of device memory on an NPU, and buckets
 MAX_BYTES, MAX_DEVICES, MAX_MEMORY, MAX_BUCKETS = 1 << 24, 256, 1 << 50, 1000
-# Limits of a bucket: inputs or outputs, characters of a name, dimensions, and size of a dimension
+# Limits of a bucket, in this order: inputs or outputs, characters of a name, dimensions, and size of a dimension
 MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
 # The maximum number of characters of a value in a message, and of a message of the JSON parser
 MAX_SHOWN, MAX_PARSER_MESSAGE = 120, 200
@@ -97,9 +97,9 @@ def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
 
 
 def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
-    """Return {"text": the record to write on the controller, or "", "flaw": the reason to refuse the record, or ""}.
+    """Return the text of a record to write on the controller, and its flaw, the reason to refuse the record. One of them is "".
 
-    `content` is the record of a build host in Base64, and may be invalid. `sha256` is the digest of the compiled file.
+    `content` is the record in Base64. It comes from a build host and can be invalid. `sha256` is the digest of the compiled file.
     """
     try:
         record = json.loads(base64.b64decode(content))
@@ -183,7 +183,7 @@ def _shown(value: Any) -> str:
 
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
-    """Return the batch size of each bucket in the file's order, or None if the buckets differ in more than the first dimension."""
+    """Return the batch size of each bucket in the file's order, or None if the buckets differ in more than the batch size."""
     sizes, other_sizes = [], []
     for bucket in record["buckets"]:
         dims = [entry["shape"] for side in ("inputs", "outputs") for entry in bucket[side]]

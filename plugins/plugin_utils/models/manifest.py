@@ -41,7 +41,10 @@ CLOUD_PREFIXES = ("s3://", "gs://", "as://")
 
 
 class Source(NamedTuple):
-    """A model on the controller, with the compiled file for a host, before its config is rendered."""
+    """A model on the controller, with the compiled file for a host, before its config is rendered.
+
+    `files`, `contents` and `origins` have the form of a Manifest. `findings` are the linter's findings, `reasons` the other errors.
+    """
 
     model: Model
     digest: str
@@ -56,7 +59,7 @@ class Manifest(TypedDict):
     """The manifest of a model for one host."""
 
     name: str
-    # Digest of the files on the controller (equal for all hosts), and digest of the files for this host
+    # `source` is the digest of the files on the controller, `release` the digest of the files for this host
     source: str
     release: str
     # Served version numbers
@@ -128,7 +131,7 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
 
 
 def repository_facts(model: Model) -> Dict[str, Any]:
-    """Return the keys of a manifest that are known for a model without a host."""
+    """Return a part of the manifest of a model without a host. `release` is None, because it depends on the host."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
@@ -214,7 +217,7 @@ def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
 def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
     """Return the artefact for this host's card and SDK, or None if the model has no artefacts. Raises Refusal.
 
-    If `bundled` is true, the artefact needs neither `url` nor `file`, as a bundle can deliver the file.
+    If `bundled` is true, the artefact needs neither `url` nor `file`, because a bundle can deliver the file.
     """
     if not artefacts:
         return None

@@ -13,7 +13,8 @@ from typing import Dict, List, NamedTuple, Set, Tuple
 
 # Directories that are never sent, because they do not belong to the model
 EXCLUDED = ("__pycache__", ".git")
-# Limits of the levels of directories and of the bytes of a path. In a host's store, the release's directory precedes the path.
+# Limits of the levels of directories and of the bytes of a path. A host's store adds a directory before the path, so Linux's
+# own limit of a path would be too high.
 MAX_DEPTH, MAX_PATH_BYTES = 32, 1024
 # Limits of the files of a directory, and of the bytes of a config, which is read into memory
 MAX_FILES, MAX_CONFIG_BYTES = 100000, 1 << 24

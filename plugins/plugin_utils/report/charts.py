@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile with charts: its title, whether something is wrong, and the number by which the tiles are sorted."""
+    """A tile with charts: its title, whether its model or card fails, and the number by which the tiles are sorted."""
 
     title: str
     is_wrong: bool

@@ -95,7 +95,7 @@ class Summary:
             return "unreachable"
         if host in refused:
             return "refused"
-        # If a task fails for all hosts, Ansible counts one host as failed.
+        # If a failure ends the whole run, Ansible counts one host as failed, although this host has no failure of its own.
         if host in failed and (host in self._reasons or not self._run_failures):
             return "failed"
         if host in self._maintenance:

@@ -28,7 +28,7 @@ MIN_FAILURES = 3
 # (share of the requests, factor, milliseconds). The quantile of this share is too slow if it exceeds the quantile of the reference
 # by the factor and by the milliseconds.
 QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0, 20.0))
-# If a host got fewer requests than a verdict needs, failures are evidence only if at least this share of the requests failed
+# If a host got fewer requests than a verdict needs, its failures count only if at least this share of its requests failed.
 OUTAGE_SHARE = 0.5
 # Failures that clients cause themselves
 REASONS_OF_CLIENTS = ("CANCELED",)
@@ -57,7 +57,7 @@ class Requests(NamedTuple):
     latency: Mapping[str, int] = {}
     # {model: (requests, failed requests)}
     models: Mapping[str, Tuple[int, int]] = {}
-    # False if a balancer does not know the whole window
+    # False if a balancer counted only a part of the window
     complete: bool = True
 
 
@@ -193,7 +193,7 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
         actual, expected = traffic.quantile(changed.latency, share), traffic.quantile(reference.latency, share)
         if actual is None or expected is None:
             continue
-        # Among few requests, some slow ones change a quantile by chance. So the quantile of a smaller share has to be slower, too.
+        # Among few requests, a quantile can be high by chance. So the quantile of a smaller share is compared with the limits.
         lower = traffic.quantile(changed.latency, max(share - _tolerance(share, changed, reference), 0.0))
         if lower is not None and lower > max(expected * factor, expected + more):
             name = f"{share:.0%} of the requests"
@@ -202,7 +202,7 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
 
 
 def _tolerance(share: float, *windows: Requests) -> float:
-    """Return the largest difference by chance between the shares of requests below a quantile: MIN_DEVIATIONS deviations."""
+    """Return the difference that chance can cause between the shares of requests below a quantile in these windows."""
     return MIN_DEVIATIONS * math.sqrt(sum(share * (1 - share) / sum(window.latency.values()) for window in windows))
 
 

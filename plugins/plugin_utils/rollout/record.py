@@ -141,7 +141,7 @@ def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
     path, record = _record_or_new(directory, owner, now)
-    # An earlier rollout of this run may have ended before its last batch. Without its remaining hosts, `left` does not return them.
+    # An earlier rollout of this run may have ended early. Its unchanged hosts are removed, so that `left` does not return them.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)
@@ -156,7 +156,7 @@ def add(directory: str, owner: Owner, hosts: Mapping[str, Mapping[str, Any]], no
 
 
 def left(record: Mapping[str, Any]) -> List[str]:
-    """Return the hosts of the batches that have not ended."""
+    """Return the hosts of the planned batches that have not ended."""
     return [host for batch in record["planned"][len(record["batches"]) :] for host in batch]
 
 

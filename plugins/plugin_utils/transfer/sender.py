@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of a transfer of blobs to a host: routes, rsync and progress.
+"""The controller's side of a transfer of blobs to a host: the source of each blob, rsync and progress.
 
 ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. During the copy, rsync on the host holds
 a lock on that directory. The module model_blobs verifies the files and moves them into the store.
@@ -312,11 +312,11 @@ class Sender:
         return sum(size for digest, size in self.arrived.items() if digest in digests)
 
     def _progress_of(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
-        """Return a function that returns the bytes of these blobs on the host, or None if the host cannot be called.
+        """Return a function that returns the bytes of these blobs on the host, or None if the connection to the host fails.
 
         The function also renews the time stamp of a file on the host. The stamp shows that a controller is transferring.
         """
-        # rsync uses the connection of the task. Ansible has no public interface for a second connection, so private names are used.
+        # rsync uses the connection of the task, so this function needs a second one. Only private names of Ansible offer it.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)

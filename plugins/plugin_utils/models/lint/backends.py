@@ -32,7 +32,7 @@ def _library(name: str, file: str = "", completes: bool = False, *more: str) -> 
     return name, Backend(file, (f"libtriton_{name}.so", *more), completes)
 
 
-# The backends of NVIDIA's images and of this project. python_model.py finds out whether a model.py completes the config.
+# The backends of NVIDIA's images and of this project. `completes` is False for `python`, because there it depends on each model.py.
 ALL_BACKENDS: Dict[str, Backend] = dict(
     (
         _library("python", MODEL_PY),
@@ -90,7 +90,7 @@ def platforms(triton: str) -> Dict[str, str]:
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
     """Return backend, platform and name of the model file. Triton derives those that the config leaves out.
 
-    `name` is the name of the model. `names` are the entries of the subdirectory whose name sorts first, even if it is no version.
+    `name` is the name of the model. `names` are the entries of the subdirectory whose name sorts first. It can be no version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
@@ -115,7 +115,7 @@ def identify(config: Any, name: str, names: Collection[str], is_directory: Calla
                 backend = owner
                 platform = "torch_aoti" if entry == "model.pt2" and blank else platform
     if not backend and blank:
-        # Triton uses the ending of the name of the model as the name of a backend.
+        # Triton takes the text after the first dot of the model's name as the name of the backend.
         backend = name.partition(".")[2]
         return Identity(backend, "", f"model.{backend}" if backend else "")
     default_platforms = {"tensorrt": "tensorrt_plan", "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}

@@ -295,7 +295,11 @@ def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Find
 
 
 def _cache(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the response cache. The cache finds a response by the model's name, its version and the inputs."""
+    """Yield the findings about the response cache.
+
+    The cache finds an answer by the model's name, its version and the inputs. If only the files of a version change, the cache
+    still returns the old answers.
+    """
     config, rule, field = model.config, "response cache", "response_cache.enable"
     if not config.response_cache.enable:
         return

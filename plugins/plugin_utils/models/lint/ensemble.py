@@ -151,7 +151,7 @@ def _flow(model: Model) -> Iterator[Finding]:
             if tensor not in read_tensors and tensor not in outputs:
                 actual, expected = f"{tensor}, which nothing reads", "a tensor that a step reads, or an output"
                 yield model.error(RULE, f"{field}.output_map[{name}]", actual, expected, "Remove it")
-    # Tensors without a writer are already reported above. Here, they count as available.
+    # Tensors without a writer count as available here, because they are already reported above.
     waiting = _in_order(steps, {*inputs, *(read_tensors - set(writers))})[1]
     if waiting:
         actual = f"circular: {listed(step.model_name for _index, step in waiting)} wait for each other"
@@ -189,7 +189,7 @@ def _check_ports(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]
             step_tensors = {tensor.name: tensor for tensor in getattr(step_model.config, side)}
             mapped = getattr(step, f"{side}_map")
             field = f"ensemble_scheduling.step[{index}].{side}_map"
-            # The backend or a model.py may add the tensors to the config when Triton loads the model.
+            # If the config has no tensors, the backend or a model.py can still add them when Triton loads the model.
             if not step_tensors and (
                 completes(step_model) or step_model.backend == "rbln" or step_model.backend not in backends.ALL_BACKENDS
             ):

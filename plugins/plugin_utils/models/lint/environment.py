@@ -27,7 +27,7 @@ MAX_SEARCHED_BYTES = 256 << 20
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the parameters of a Python model. For every model, check the library that forms batches."""
+    """Yield the findings about the parameters of a Python model, and about the library that forms batches of any model."""
     parameters = model.config.parameters
     if model.ensemble:
         return
@@ -86,6 +86,7 @@ def _leaves_model(path: str) -> bool:
         depth += -1 if part == ".." else part not in ("", ".")
         if depth < 0:
             return True
+    # Without a slash, the path continues the name of the model's directory, so it names another directory.
     return not path.startswith("/") and path != ""
 
 

@@ -41,11 +41,11 @@ class Finding(NamedTuple):
         return self._about(f"{location}: {self.field}" if self.field else location)
 
     def message(self) -> str:
-        """Return the finding as one printable line without file and line number, for formats that have fields for these."""
+        """Return the finding as one printable line for formats with separate fields for the file and the line number."""
         return self._about(self.field or os.path.basename(self.file))
 
     def _about(self, subject: str) -> str:
-        # The `actual` of a syntax error is a sentence of the parser.
+        # The `actual` of a syntax error is a sentence of the parser, so it follows a colon.
         verb = ":" if self.rule == "syntax" else " is"
         todo = self.todo if self.todo.endswith("?") else f"{self.todo}."
         line = f"{subject}{verb} {self.actual}, expected {self.expected}. {todo}"

@@ -68,7 +68,7 @@ def _directories(model: Model) -> Iterator[Finding]:
 
 
 def _reads_files(model: Model) -> bool:
-    """Return True if the model's backend is known to read files of a version directory."""
+    """Return True if the model's backend reads files of a version directory, and the inventory adds none of these files."""
     return not model.ensemble and model.backend not in ("identity", "repeat", "square") and model.has_all_files
 
 

@@ -90,7 +90,7 @@ class Model:
         return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def _line(self, field: str) -> Optional[int]:
-        """Return the line of a field. If it is not in the config, return the line of the closest parent field, or None."""
+        """Return the line of a field. If the config lacks the field, return the line of the closest parent field, or None."""
         if self._lines is None:
             self._lines = {}
             for source_field in schema.source_fields(self.text):

@@ -76,7 +76,7 @@ def _id(rule: str) -> str:
 def _artifact(path: str) -> Dict[str, Any]:
     """Return a path in the form of SARIF. The root of the source is the current directory."""
     relative_path = relative(path)
-    # The path may have any encoding.
+    # The path can contain bytes that are not UTF-8.
     uri = urllib.parse.quote(os.fsencode(relative_path))
     return {"uri": f"file://{uri}"} if os.path.isabs(relative_path) else {"uri": uri, "uriBaseId": "%SRCROOT%"}
 

@@ -67,7 +67,7 @@ def check(model: Model, path: str) -> Iterator[Finding]:
 
 def content(model: Model, path: str) -> Optional[bytes]:
     """Return the content of a file of the model, or None if it is outside the repository, unreadable or too large."""
-    # Only a regular file is opened, because a named pipe would wait for a writer.
+    # Only a regular file is opened, because opening a named pipe would wait for a writer.
     if not model.readable(path) or not os.path.isfile(os.path.join(model.directory, path)):
         return None
     try:
@@ -190,7 +190,10 @@ def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Findi
 
 
 class _TritonCall(NamedTuple):
-    """A call of a method by Triton. `on_class` is True for a call on the class. `definition` is a definition that fits the call."""
+    """A call of a method by Triton. `on_class` is True for a call on the class, and False for a call on an instance.
+
+    `arguments` is the number of passed arguments. `definition` is a definition that fits the call.
+    """
 
     on_class: bool
     arguments: int
@@ -260,7 +263,7 @@ def _returned(method: Function) -> List[Optional[ast.expr]]:
 
 
 def _returns_a_value(method: Function) -> bool:
-    """Return True if a function may return a value that is not a constant. Coroutines and generators do not."""
+    """Return True if a function can return a value that is not a constant. A coroutine or a generator returns no such value."""
     if isinstance(method, ast.AsyncFunctionDef) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(method)):
         return False
     return any(value is not None and not isinstance(value, ast.Constant) for value in _returned(method))

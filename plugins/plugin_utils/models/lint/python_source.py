@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A parser for programs that run with the Python version of the release's image, which may differ from this Python.
+"""A parser for programs of the image's Python, whose version can differ from the version of the Python that runs the linter.
 
-`ast` knows the syntax up to this Python's version. Python 3.12 added type parameters (PEP 695), and f-strings that contain their
-own quotes, backslashes or comments (PEP 701). If this Python is older than 3.12, the parser rewrites a program without this syntax.
-If the image's Python is older than 3.12, this syntax is an error.
+`ast` knows the syntax up to the version of the linter's Python. Python 3.12 added type parameters (PEP 695), and f-strings that
+contain their own quotes, backslashes or comments (PEP 701). If the linter's Python is older than 3.12, the parser removes this new
+syntax from the program. If the image's Python is older than 3.12, the new syntax is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Program(NamedTuple):
 def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
     """Return the program as the image's Python would parse it. Raises one of ERRORS.
 
-    Without the version `image`, accept the syntax of this Python and of Python 3.12.
+    Without the version `image`, accept the syntax of the linter's Python and of Python 3.12.
     """
     rewritten = False
     running = sys.version_info[:2]
@@ -48,7 +48,7 @@ def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
             # The compiler finds further errors, such as `return` outside a function.
             compile(tree, "model.py", "exec", dont_inherit=True)
         except SyntaxError:
-            # A newer Python in the image may accept the program.
+            # If the image's Python knows no newer syntax than the linter's Python, the error is final.
             if running >= NEW_SYNTAX or (image or NEW_SYNTAX) < NEW_SYNTAX:
                 raise
             rewritten_text, rewritten = _without_new_syntax(_text(raw)), True

@@ -47,7 +47,7 @@ class Linted(NamedTuple):
 def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Row] = None) -> Linted:
     """Return the models and findings. Raises Refusal for a wrong argument.
 
-    If `only` is not empty, the findings are limited to these models. Broken links beside the models are then not reported.
+    If `only` is not empty, the findings are limited to these models, and broken links beside the models are not reported.
     """
     missing = [path for path in repositories if not os.path.isdir(path)]
     if missing:
@@ -94,7 +94,7 @@ def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model
     """Return (a model or None, the findings about the model and about the variants of its config)."""
     main_model: Optional[Model] = None
     content = listing(directory, os.path.dirname(directory))
-    # layout.py reports broken links directly in the directory of the model, because Triton refuses them, too.
+    # layout.py reports broken links directly in the directory of the model. So they are not reported a second time here.
     reported = {os.path.join(directory, path) for path, kind in content.others.items() if kind == BROKEN_LINK and "/" not in path}
     problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in reported]
     findings = store_errors(name, problems)
@@ -163,7 +163,7 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
         actual += f", which Triton serves with backend {model.backend}"
         return [file_error(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", effects.STORE_REFUSES)]
     triton = "reads it as a model and does not start, except in explicit mode"
-    # An error that makes Triton crash is worse than the missing config.
+    # An error that makes Triton crash is worse than the missing config, so it is reported, too.
     return [
         file_error(name, directory, actual, "a model", todo, "stray", triton),
         *(error for error in errors if error.triton == effects.CRASHES),
