@@ -80,8 +80,8 @@ def _file(pattern: str, tensor: str) -> str:
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return (the check file as a document, {file name: array}) from two answers to the same request. Raises NoRequest.
 
-    The check compares the values of an output only if they are numbers, and are equal in both answers. Otherwise, it compares only
-    the type and the shape of the output.
+    The check compares the values of an output if they are finite numbers, are equal in both answers, and belong to the rows of the
+    inputs. Of each other output, the check compares the type and the shape.
     """
     import numpy as np
 

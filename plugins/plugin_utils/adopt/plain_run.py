@@ -109,7 +109,7 @@ def _networks(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
 
 def mount_options(mount: Mapping[str, Any]) -> List[str]:
     """Return the options of a bind mount or volume other than `ro` and `rw`: relabelling for SELinux, propagation, nocopy."""
-    # Engines set the option `z` for every named volume.
+    # Engines themselves set the option `z` for every named volume, so it is a default there.
     default_options = ("", "ro", "rw", "z") if mount["Type"] == "volume" else ("", "ro", "rw")
     entries = [option for option in str(mount.get("Mode") or "").split(",") if option not in default_options]
     propagation = mount.get("Propagation") or ""

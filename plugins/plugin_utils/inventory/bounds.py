@@ -158,7 +158,7 @@ CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or
 
 
 def _is_controller_directory(path: str) -> bool:
-    """Return True for a directory that a run may write to. Playbooks can be below /etc or /usr, so these are allowed."""
+    """Return True for a directory that a run may write to. Paths below /etc and /usr are allowed for playbooks that are there."""
     normalised = os.path.normpath(path)
     excluded = [tree for tree in SYSTEM_TREES if tree not in ("/etc", "/usr")]
     inside = normalised not in ("/", "/etc", "/usr") and not _is_below(normalised, excluded)
@@ -348,7 +348,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_metrics_interval": number(10, DAY * 1000),
     "triton_server_metrics_config[]": name(r"[a-z_]+=[A-Za-z0-9.,:_-]+", "a setting such as summary_latencies=true"),
     "triton_server_trace_config[]": text(secret=True),  # The address of a collector may contain a login.
-    # Adoption copies these values from a container. They may have line breaks, because no path or line contains them.
+    # Adoption copies these values from a container. Line breaks are allowed, because only the engine reads the values.
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(lines=True)),
     "triton_server_log_options[*]": text(lines=True, secret=True),
     "triton_server_model_repositories[]": Bound("a path in the container without `..`, or an address", _is_repository),

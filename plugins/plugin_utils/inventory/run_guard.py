@@ -163,7 +163,7 @@ def _refuse(reasons: List[str]) -> None:
 
 def _protection_errors(variables: Mapping[str, Any]) -> List[str]:
     """Return [the error] of an extra variable that would switch off the inventory's protection, or []."""
-    # In a play that imports a role, both variables have the defaults of the role, so CONFIRM is set.
+    # In a play that imports a role, both variables have the defaults of the role. CONFIRM is then set, so there is no error.
     if str(variables.get(PROTECTED, "x")).strip() or CONFIRM in variables:
         return []
     return [f"The extra variable {PROTECTED} is empty, expected the value of the inventory. Remove it, and set {CONFIRM}"]
@@ -173,7 +173,7 @@ def _option_errors() -> List[str]:
     """Return [the error] of options that skip steps on which later steps depend, or []. Such a run would wrongly report success."""
     start, skipped = context.CLIARGS.get("start_at_task"), context.CLIARGS.get("skip_tags") or ()
     options = [f'--start-at-task "{start}"'] if start else []
-    # The tag `tagged` also stands for `always`.
+    # `--skip-tags tagged` also skips tasks with the tag `always`.
     options += [f"--skip-tags {tag}" for tag in ("always", "tagged") if tag in skipped]
     expected = "expected none, because later steps depend on all steps. Remove it: steps in sync are not repeated"
     return [f"The command line has {' and '.join(options)}, {expected}"] if options else []

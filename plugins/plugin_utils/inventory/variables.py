@@ -164,10 +164,10 @@ def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
 class Templated(Mapping[str, Any]):
     """The variables of a host, with the defaults of all roles. The first read of a variable templates and converts its value.
 
-    `raw` has a template or a plain value for each variable. The converted value replaces it. `template` evaluates a template, and
-    looks names up in `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of the plain values of the
-    variables in `names`. `computed` has functions for variables whose defaults are not templates. `results_prefix` is the prefix of
-    the files with shared results (shared_results.py). This prefix is equal for all hosts of a task and a batch.
+    `raw` has a template or a plain value for each variable. The converted value replaces the raw value. `template` evaluates a
+    template, and looks names up in `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of the plain
+    values of the variables in `names`. `computed` has functions for variables whose defaults are not templates. `results_prefix` is
+    the prefix of the files with shared results (shared_results.py). This prefix is equal for all hosts of a task and a batch.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ COMPILED_FILE = "model.rbln"
 
 
 def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: str) -> List[Dict[str, Any]]:
-    """Return an entry for each spec. `card` is the default card. `sdk` is the SDK of the release row. Raises Refusal.
+    """Return an entry for each spec. `card` is for specs without "npu". `sdk` is the SDK of the release row. Raises Refusal.
 
     An entry has these keys:
       "name" and "target": the model, and its card and SDK, such as "CA22/0.9"

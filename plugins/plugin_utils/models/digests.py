@@ -33,7 +33,7 @@ def digest(path: str, cache: str) -> str:
         os.makedirs(cache, mode=0o700, exist_ok=True)
         entry = open(os.path.join(cache, name), "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
     except OSError:
-        # The cache is optional.
+        # If the cache cannot be used, the file is read.
         return file_digest(path)
     with entry:
         fcntl.flock(entry, fcntl.LOCK_EX)

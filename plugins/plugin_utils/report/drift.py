@@ -16,12 +16,12 @@ HELP = {
 
 
 def metrics(now: float, entries: Iterable[Mapping[str, Any]]) -> str:
-    """Return a page of metrics of the entries of a status document.
+    """Return the entries of a status document as a page of metrics.
 
-    A host without differences has no series. A host in maintenance has no series either, even if it differs. The label is not
-    called `host`, because Prometheus renames a label of a series if the target has a label with the same name.
+    A host without differences has no series. A host in maintenance has no series either, even if it differs. The label is
+    `inventory_host` and not `host`, because Prometheus renames a label of a series if the target has a label with the same name.
     """
-    # An entry may come from the status file of an earlier run.
+    # An entry can come from the status file of an earlier run, so keys may be missing.
     drifted = [entry for entry in entries if entry.get("state") == "drift"]
     counts: Dict[Tuple[str, str], int] = collections.Counter(
         (str(entry["host"]), str(item.get("concern", ""))) for entry in drifted for item in entry.get("plan") or []

@@ -180,7 +180,7 @@ def _states(
         else:
             counts["proven"] = f"{len(checks)} of {len(checks)}"
     if {"unreachable", "not proven"} <= set(counts):
-        # Both states have the same reason, so only one of them is shown.
+        # An unreachable host is also not proven, so only the state `unreachable` is shown.
         del counts["not proven"]
     return [{"word": word, "level": LEVELS[word], "count": counts[word]} for word in LEVELS if word in counts]
 

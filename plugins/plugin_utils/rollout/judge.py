@@ -76,8 +76,8 @@ class InvalidWindow(ValueError):
 def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answered: Optional[Iterable[str]] = None) -> Requests:
     """Return the requests that these hosts answered, over all balancers and protocols.
 
-    `answered` lists the models that answered requests of the reference. Client errors (4xx) count only for these models. If it is
-    None, all client errors count.
+    `answered` lists the models that answered requests of the reference. Client errors (4xx) count only for these models. If
+    `answered` is None, all client errors count.
     """
     windows = list(windows)
     merged = traffic.merge(

@@ -74,7 +74,10 @@ def commit(directory: str) -> Optional[str]:
 
 
 def host_entry(hostvars: Mapping[str, Any], concerns: Sequence[str], now: float, lost: bool = False) -> Dict[str, Any]:
-    """Return the entry of a host in a record. `hostvars` has the variables of the host. Values of a wrong type are left out."""
+    """Return the entry of a host in a record. `hostvars` has the variables of the host. Values of a wrong type are left out.
+
+    `lost` is True if the host became unreachable during its change.
+    """
     drains = _plain(hostvars.get("load_balancer_drained_requests"))
     drains = [entry for entry in drains if not shapes.mismatch(entry, _DRAIN)] if isinstance(drains, list) else []
     failure = LOST if lost else str(hostvars.get("npufleet_failed") or "")
@@ -201,7 +204,7 @@ def _write(directory: str, path: str, record: Mapping[str, Any]) -> None:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Return a headline for each rollout, a line for each changed host, and a line with the hosts that are left."""
+    """Return a headline for each rollout, a line for each changed host, and a line with the hosts that were not changed."""
     lines = []
     for record in records:
         lines.append(headline(record))
@@ -240,7 +243,10 @@ def host_table(entries: Any) -> List[str]:
 
 
 def cards(records: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the rollouts for the report, each with its failed hosts first. `more` is the number of hosts that are left out."""
+    """Return the rollouts for the report, each with its failed hosts first.
+
+    `more` is the number of changed hosts that the report does not show. `left` names the hosts that were not changed.
+    """
     rollout_cards = []
     for record in records:
         rows = [

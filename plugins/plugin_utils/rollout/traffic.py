@@ -28,7 +28,7 @@ HOOKS = ("haproxy", "command", "none")
 # The commands of the hook `command`
 COMMANDS = ("drain", "undrain", "is_drained")
 # The settings of a host in sync. If one run has several playbooks, a host that an earlier playbook changed stays in the group of
-# hosts to change, so the later playbook reads these settings.
+# hosts to change. If this host is in sync for a later playbook, that playbook reads these settings.
 UNCHANGED: Dict[str, Any] = {"hook": "none", "effect": NONE, "limited": False, "accept_within": 0}
 
 
