@@ -158,7 +158,7 @@ CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or
 
 
 def _is_controller_directory(path: str) -> bool:
-    """Return True for a directory that a run may write to. Paths below /etc and /usr are allowed for playbooks that are there."""
+    """Return True for a directory that a run may write to. Playbooks can be below /etc or /usr, so such paths are allowed."""
     normalised = os.path.normpath(path)
     excluded = [tree for tree in SYSTEM_TREES if tree not in ("/etc", "/usr")]
     inside = normalised not in ("/", "/etc", "/usr") and not _is_below(normalised, excluded)
