@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 PATH = "/etc/npufleet/accepted_checks.json"
 # The first line of the file: the release of each model, and the digest of the other lines
 HEAD = {"releases": {re.compile(".+", re.DOTALL): str}, "content": str}
-# The client's TLS settings for gRPC. They are stored, because a restored server may use TLS when the inventory no longer has it.
+# The client's TLS settings for gRPC. They are stored, because a restored server may need them when the inventory has none.
 GRPC_TLS = "grpc_tls"
 CHECKS = {"image": str, "program": str, "document": {"host": str, "server": dict, "checks": [dict]}}
 

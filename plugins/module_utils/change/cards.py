@@ -50,7 +50,7 @@ def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> Non
 
 
 def _query_sdk(engine: Docker, name: str) -> Tuple[int, str]:
-    """Return (exit code, output) of PROGRAM in a copy of the new container."""
+    """Run PROGRAM in a copy of the new container. Return (exit code, output)."""
     next_container = engine.inspect(name + "-next")
     if next_container is None:
         raise ContainerError(f"container {name}-next is missing, expected it before it replaces {name}")

@@ -221,7 +221,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(manual: Mapping[str, Any]) -> Dict[str, Any]:
-    """Add the command line of a manually started server to `manual`. It may contain keys, so the controller never gets it."""
+    """Add the command line of a manually started server to `manual`. Only the host reads it, because it may contain keys."""
     if not manual:
         return {}
     raw = read_text(f"/proc/{int(manual['pid'])}/cmdline") or ""
@@ -257,7 +257,7 @@ def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
     found = _existing(engine, name)
     if found["State"]["Status"] == "running":
         return False
-    # The engine may be about to restart the container by itself. The stop prevents that.
+    # The engine may be about to restart the container by itself. The stop prevents this restart.
     engine.stop(found["Id"], settings["stop_timeout"])
     engine.start(found["Id"])
     return True

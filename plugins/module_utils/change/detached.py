@@ -44,7 +44,8 @@ FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
 SYSTEMD = "/run/systemd/system"
 
 
-# `seconds_to_accept` is only in the result of a proven change that waits to be accepted.
+# The fields of host_change.Outcome and four more: the ids of the change and of its run, the reason why the lease did not permit the
+# change (`refused`), and `seconds_to_accept`, which exists only while a proven change waits to be accepted.
 RESULT_SHAPE = {
     "id": str,
     "run": str,
@@ -92,7 +93,7 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
                 stderr=output,
                 start_new_session=True,
                 cwd="/",
-                # The process inherits the lock, so it holds the lock from its start. The kernel releases the lock at its end.
+                # The process inherits the lock and holds it from the start. The kernel releases it when the process ends.
                 pass_fds=[lock.fileno()],
             )
 
@@ -138,14 +139,15 @@ def waiting(root: str) -> Optional[Dict[str, Any]]:
 
 
 def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
-    """Accept or reject the change that waits. `by` is the id of the call that decides."""
+    """Accept or reject the proven change that waits to be accepted. `by` is the id of the call that decides."""
     _write(root, DECISION, {"accepted": accepted, "why": why, "by": by})
 
 
 def change_begun_by(root: str, ident: str) -> str:
     """Return the id of the change that the call `ident` began, accepted or rejected, or an empty text if there is no such change.
 
-    If a caller loses the response to its call, it repeats the call with the same id. This function shows if the first call worked.
+    If a caller loses the response to its call, it repeats the call with the same id. This function shows if the first call had an
+    effect.
     """
     latest = read_text(os.path.join(root, LOCK)) or ""
     if ident and latest == ident:

@@ -394,7 +394,7 @@ class HostChange:
         answer = releases.apply(self.root, self.run_of_store, {**defaults, **params, "state": state})
         self.warnings += answer.get("warnings", [])
         message = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
-        # A reason (`why`) means a rollback. It reported the restored releases when their links moved.
+        # With a reason (`why`), this is the end of a rollback. The restored releases were reported when their links moved.
         link_moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
         self.did += [message.format(name=name, to=move["to"] or "no more") for name, move in link_moves.items()]
         return answer

@@ -55,7 +55,7 @@ def cannot_recover(plan: List[Item]) -> bool:
 
 
 def restarted_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that does not answer has restarted since the state `first`. It tried each load before it ended."""
+    """Return True if a server that does not answer has restarted since `first`. It has tried all loads, so waiting cannot help."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 

@@ -182,6 +182,6 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any
         if mended:
             answer["mended"] = mended
         if state == "released" and not answer["moves"] and damage.find(root):
-            # The remaining damage is releases whose file of facts (record) cannot be recovered. Remove those that are not needed.
+            # The record (file of facts) of some releases cannot be recovered. Remove these releases unless they are still needed.
             blobs.collect(root, params["keep"])
     return answer

@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 REPLACEMENT = "replacement.json"
-# Phases of a replacement. SWAPPING: a call replaces the server, or was interrupted in the meantime. SWAPPED: the new server is not
+# Phases of a replacement. SWAPPING: a call is replacing the server, or was interrupted in this. SWAPPED: the new server is not
 # proven yet. STOPPED: the container was stopped for another change, such as a change of the driver, and has to run again. PROVEN:
 # only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"

@@ -23,8 +23,8 @@ MAX_ENTRIES, MAX_SIZE, MAX_CONCERNS = 50, 1 << 18, 20
 _TEXT = re.compile(r".{0,500}", re.DOTALL)
 _TEXT_OR_NULL = (_TEXT, shapes.NULL)
 _COUNT = (int, shapes.NULL)
-# Fields that the controller sends at the end of a host change. The host was drained for the change: `in_flight` is the number
-# of its requests at the begin of the drain, and `closed` is the number of requests that the drain closed.
+# Fields that the controller sends at the end of a host change. If the change drained the host, `in_flight` is
+# the number of its requests when the drain began, and `closed` is the number of requests that the drain closed.
 END = {
     "failure": _TEXT,
     "verdict": ({"verdict": _TEXT, "text": _TEXT}, shapes.NULL),

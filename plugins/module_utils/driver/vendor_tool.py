@@ -51,7 +51,7 @@ def find_tool() -> Optional[str]:
 
 
 def query_tool() -> Dict[str, Any]:
-    """Return the "path" of the tool and the fields of parse_tool, or {"error"}. All versions of the tool give the same format.
+    """Return the "path" of the tool and the fields of parse_tool, or {"error"}. The format is the same for all versions.
 
     If two NPUs have the same number, a second call of the tool queries the groups. If the second call fails on a host with several
     groups, "groups_error" is the reason.
@@ -80,7 +80,10 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order in which a process numbers them: by (group, number), unless two devices have the same."""
+    """Return the devices in the order in which a process numbers them: by group and number.
+
+    If two devices have the same group and number, keep the order of the tool.
+    """
     group_and_number = {(device.get("group", 0), device["npu"]) for device in devices}
     if len(group_and_number) < len(devices):
         return list(devices)

@@ -17,7 +17,8 @@ from typing import Dict, Mapping, Set
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-# Import statements: `from MODULE import NAMES`, or `import MODULES`. A match in other text only adds a file that is not needed.
+# Import statements: `from MODULE import NAMES`, or `import MODULES`. If text in a string matches, a program only gets a file that
+# it does not need.
 # A real parser would take most of the time of a run that only compares.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
 # The __main__.py of an archive. The path of the archive can be a link, which an upgrade moves. Therefore the program resolves it
