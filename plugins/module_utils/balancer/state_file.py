@@ -5,7 +5,7 @@
 HAProxy reads the file when it loads its configuration. A port in the file takes precedence over the port in the configuration, and
 a server that is missing in the file counts as healthy. Therefore this module first completes the file from the configuration.
 
-A drop-in of HAProxy's unit runs `python3 LIBRARY balancer save` and `python3 LIBRARY balancer reload` (commands.py).
+To do so, a drop-in of HAProxy's unit runs `python3 LIBRARY balancer save` and `python3 LIBRARY balancer reload` (commands.py).
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Ring(NamedTuple):
 
 
 def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
-    """Return the requests in a ring that finished from `since` until before `until` (seconds since 1970).
+    """Return the requests in a ring that finished at `since` or later and before `until` (seconds since 1970).
 
     A full ring has overwritten the requests before its oldest line.
     """

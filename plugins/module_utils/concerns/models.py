@@ -133,7 +133,7 @@ def drift(
 
 
 def _read_problems(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Return a message for each file of a release, and each of its parent directories, that other users than root cannot read."""
+    """Return a message for each file of a release, and each of its parent directories, that only root can read."""
     directories = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
     directories += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
     desired = [*((directory, 0o005) for directory in directories), *((os.path.join(base, path), 0o004) for path in sorted(files))]

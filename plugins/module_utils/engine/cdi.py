@@ -24,15 +24,15 @@ MIN_VERSION = "0.2"
 # Older drivers lack a library that the toolkit needs.
 OLDEST_DRIVER = 3
 # The path of the spec. The vendor's own unit also writes this file. Each boot removes the file, because /var/run is in memory. The
-# vendor's package writes a second spec into /etc/cdi, but only during its installation, so the second spec gets outdated. It does
-# not matter, because engines prefer /var/run/cdi to /etc/cdi.
+# vendor's package writes a second spec into /etc/cdi, but only during its installation, so the second spec gets outdated. This
+# does not matter, because engines prefer /var/run/cdi to /etc/cdi.
 SPEC = "/var/run/cdi/rbln.yaml"
 KIND = "rebellions.ai/npu"
 # The node of the default group of NPUs. The SDK opens only this name, and finds no NPU without it.
 GROUP_NODE = "/dev/rsd0"
 SPEC_UNIT, START_UNIT = "npufleet-cdi.service", "npufleet-cdi-start.service"
 SYSTEMD = "/etc/systemd/system"
-# START_UNIT runs at every start of the engine, not only at boot.
+# {unit: the unit that starts it}. START_UNIT runs at every start of the engine, not only at boot.
 WANTED_BY = {SPEC_UNIT: "multi-user.target", START_UNIT: "docker.service"}
 GENERATE_COMMAND = (TOOLKIT, "cdi", "generate", "--output")
 UNIT_TEXT = f"""# Written by npufleet

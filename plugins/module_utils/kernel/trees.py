@@ -20,7 +20,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def walk(top: str, follow: bool = False) -> Iterator[Tuple[str, List[str], List[str]]]:
-    """Yield (directory, names of directories, names of other entries) from the top down, sorted, as os.walk does.
+    """Yield (directory, names of directories, names of other entries) from the top down, like os.walk, but sorted.
 
     The caller may remove names of directories that it does not want to visit. Links are followed only with `follow`. Unreadable
     directories are skipped. Directories MAX_DEPTH levels below the top are not visited and count as other entries.
@@ -73,7 +73,10 @@ def remove(path: str) -> int:
 
 
 def _remove_content(top: int) -> int:
-    """Remove the content of the open directory `top`. Move subdirectories up to `top` first. Return the bytes of the files."""
+    """Remove the content of the open directory `top`. Move subdirectories up to `top` first, so that the depth does not matter.
+
+    Return the bytes of the removed files.
+    """
     freed = count = 0
     # The prefix is random, so that no other entry has it.
     prefix = f".npufleet-{secrets.token_hex(8)}-"

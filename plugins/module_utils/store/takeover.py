@@ -32,7 +32,7 @@ class MissingFile(StoreError):
 
 
 class RejectedFile(StoreError):
-    """An error because a file cannot be taken over or given. `take` has removed the file."""
+    """An error because a file must not be moved. `take` has removed the file."""
 
 
 def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.MAX_SIZE) -> str:

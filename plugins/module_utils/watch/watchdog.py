@@ -142,6 +142,7 @@ class Watchdog:
             if not states or "READY" in states:
                 self._to_load_again.discard(model)
                 continue
+            # In the mode `none`, only a restart of the server repeats the load.
             restarts = self._settings.mode not in (EXPLICIT, POLL)
             if restarts and self._ledger.wait_before_action()[0] > 0:
                 # A restart interrupts the models that are served, so it waits for the end of the pause after the last action.
