@@ -20,7 +20,7 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        # A path with `~` counts as relative, because Ansible would expand `~` to a home directory of the controller.
+        # A path with `~` is refused as a relative path, because Ansible would expand `~` to a home directory of the controller.
         paths = [*(entry["path"] for entry in (*options["directories"], *options["files"])), *options["absent"]]
         self.flaws = [f"{path} is a relative path, expected an absolute one." for path in paths if not path.startswith("/")]
         directories = [self._directory(**entry) for entry in options["directories"]]

@@ -41,5 +41,5 @@ class ActionModule(FleetAction):
         ended = {"ended": other_run} if runs.has_ended(other_run) else {}
         if other_run and (wait or ended):
             result = self.call_module("host_lease", {**arguments, "wait": wait}, task_vars, {**request, **ended})
-        # Playbooks write the owner of this change to other hosts, such as load balancers.
+        # Playbooks need the owner, because they also write it to other hosts of this change, such as load balancers.
         return {**result, "run": owner["run"], "by": owner["by"]}

@@ -15,7 +15,7 @@ PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # The subdirectories of npufleet_root that a server reads
 STORE_DIRECTORIES = ("blobs", "releases", "served")
 # Privileges and limits of an unprivileged container. The SDK pins memory. IPC_LOCK would let root pin memory without a limit, but
-# the server does not run as root and cannot use IPC_LOCK. It can pin memory up to its memlock limit.
+# the server does not run as root and cannot use IPC_LOCK. The server can pin memory up to its memlock limit.
 UNPRIVILEGED: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,
