@@ -9,7 +9,8 @@ name: npufleet_summary
 type: notification
 short_description: Print a summary after the recap
 description:
-  - Prints the number of hosts in each state, and each bad host with one reason. Hosts with the same reason share a line.
+  - Prints the number of hosts in each state, and one reason for each host that was refused, has failed or is unreachable. Hosts
+    with the same reason share a line.
   - With C(--check) and without C(--diff), the callback also prints the totals of the plan.
   - If the output of Ansible is JSON, the callback writes the summary to the standard error output.
 author: The npufleet developers (@npufleet)
