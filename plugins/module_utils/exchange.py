@@ -29,7 +29,7 @@ class TooLong(OSError):
 class Budget:
     """The limits of one exchange as a whole, from connecting to the end of the response: seconds and received bytes.
 
-    The timeout of a socket does not limit an exchange, because it starts again with each byte that arrives.
+    The timeout of a socket does not limit an exchange, because it restarts whenever bytes arrive.
     """
 
     def __init__(self, seconds: float, size: Optional[int] = None) -> None:
@@ -125,7 +125,7 @@ def exchange(
     lines = [f"{method} {resource} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     if any(sign <= " " or sign == "\x7f" for sign in resource) or any(sign in line for line in lines for sign in "\r\n\0"):
         raise OSError(f"{method} {resource!a} has characters that a request must not have")
-    # The timeout of a socket limits sendall() as a whole.
+    # Unlike recv(), sendall() has to end as a whole within the timeout of the socket.
     connected.settimeout(budget.remaining())
     connected.sendall("\r\n".join([*lines, "", ""]).encode() + (body or b""))
     with incoming(connected, budget) as answer:

@@ -57,12 +57,12 @@ class Access(NamedTuple):
 
 
 def access(settings: Mapping[str, Any], password: Optional[str]) -> Access:
-    """Return the Access for these settings: {"user", "proxies", "ca"}. Each of them may be missing."""
+    """Return the Access for these settings: {"user", "proxies", "ca"}. Each field can be missing."""
     return Access((str(settings.get("user") or ""), password or ""), settings.get("proxies") or {}, settings.get("ca"))
 
 
 def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Return an error message if the supplier cannot be used, or None if it can.
+    """Return an error message if the supplier cannot be used, or None.
 
     `entry` is {"kind": "web" or "image", "name", "address", "user", "proxies", "ca", "todo": the next step for the
     message, and for images "mirror"}. `passwords` is {name of a supplier: password}, so that `entry` has no secret.
@@ -131,7 +131,7 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
         if status == 200:
             status, text, _headers = _exchange(address, anonymous, {**accept, "Authorization": f"Bearer {_token(text)}"})
     if status in (401, 403):
-        # The login was not tried if the token server is foreign. In this case, the later pull by the engine tests the login.
+        # The login was not sent to a foreign token server, so a refusal says nothing about it. The engine tests it with its pull.
         return None if used_access != own_access else _refused(status, own_access.login)
     if status == 404:
         return f"the registry has no {name}:{tag}, expected this image"

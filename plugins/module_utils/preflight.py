@@ -28,8 +28,8 @@ GIB = 2**30
 LARGE_FILES = "large files of models"
 # The name of the concern `engine`, and the `kind` of the suppliers that the host's engine contacts (image registries)
 ENGINE = "engine"
-# Card types by PCI device ID, from the vendor's operator and exporter. If a type has two IDs, the second ID is that of the virtual
-# function of the card.
+# {PCI device ID: card type}, from the Kubernetes operator and exporter of the vendor. If a type has two IDs, the second ID is for
+# the virtual function of the card.
 CARDS = {
     "0x1020": "RBLN-CA02",
     "0x1021": "RBLN-CA02",

@@ -3,7 +3,7 @@
 """Detection of secrets (by their names, and logins in addresses), and digests that replace them ("sealed" values).
 
 A digest is an HMAC with a key that is used for one query of one host only. The actual and the desired value are equal if their
-digests are equal. From a plain hash, an attacker could find a short password by guessing. With an HMAC, this needs the key.
+digests are equal. From a plain hash, an attacker could find a short password by guessing. With an HMAC, guessing needs the key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _LOGIN = (
 LOGIN = re.compile(_LOGIN + "(?=@)", re.IGNORECASE)
 LOGIN_AT = re.compile(_LOGIN + "@", re.IGNORECASE)
 _QUERY = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
-# A login between scheme and path, after any number of slashes. If the whole text is an address, the login may contain spaces.
+# _AUTHORITY matches a login between scheme and path, after any number of slashes. _ADDRESS also matches a login with spaces, but
+# only if the text begins with the address.
 _HEAD = r"(?:[a-z][a-z0-9+.-]{0,20}:[/\\]{2,9}|(?:https?|ftps?):[/\\])"
 _AUTHORITY = re.compile(r"\b" + _HEAD + r"[^/\\?#\s@]{0,400}@", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
@@ -39,7 +40,7 @@ _ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
 _SCHEMELESS = re.compile(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
 # The scheme of an object store that Triton accepts in front of the http or https address of the store
 _STORE = re.compile(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
-# How often percent-encoding is decoded to find an @. The @ may be encoded as %40, or twice as %2540.
+# How often percent-encoding is decoded to find an @. The @ can be encoded as %40, or twice as %2540.
 MAX_DECODINGS = 3
 
 # Number of hexadecimal digits of a digest

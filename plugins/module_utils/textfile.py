@@ -26,7 +26,7 @@ def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, st
     """Return the metrics as a page, sorted by name and labels. Metrics without a series have no line.
 
     Of several series with the same labels, only the first one counts. Series whose value is not finite are left out. If there are
-    more than MAX_SERIES series, the page has the first ones and the number of the others.
+    more than MAX_SERIES series, the page has the first MAX_SERIES of them and the number of dropped series.
     """
     lines, dropped = [], []
     for name in sorted(families):

@@ -82,7 +82,7 @@ options:
   unsealed:
     description:
       - Only return RV(desired), with every secret in clear text, and do not call the host. Use this option if a later task applies
-        the desired state. Set C(no_log) for that task and for this one.
+        the desired state. Set C(no_log) for both tasks.
       - By default, values that may be secret are sealed, which means that they are replaced by digests. The key of the digests is
         valid for one call only.
     type: bool
@@ -148,7 +148,7 @@ maintenance:
   returned: success
   type: dict
 mark:
-  description: Path of a file on the host. The file exists while the host is in maintenance.
+  description: Path of the file that marks maintenance on the host. The file exists only while the host is in maintenance.
   returned: success
   type: str
 seen:

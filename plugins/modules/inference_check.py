@@ -13,8 +13,8 @@ description:
     shape, finiteness, values, texts and labels of the answers with the check files. A check file can also expect an error.
   - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. The host
     needs neither an open firewall nor a client, and nothing is left on the host.
-  - If all checks pass, but the last run of the host's probe failed, the probe runs again. The probe is a timer on the host that
-    sends the checks regularly.
+  - The probe is a timer on the host that sends the checks regularly. If all checks pass, but the last run of the probe failed, the
+    probe runs again, so that its result is up to date.
   - Default values come from the variables of the role C(inference_check) and from the ports of the server.
   - Check files and their data are read on the controller. If a check file is invalid, no request is sent, and the task fails with
     all findings, each with its file and field.

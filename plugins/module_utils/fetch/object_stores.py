@@ -78,7 +78,7 @@ def fetch(
         source.restart(sink, "the partial file is larger than the object")
     if sink.tell() == source.most:
         return
-    # Without --no-traverse, rclone would list the whole directory of the object
+    # Without --no-traverse, rclone would list the whole directory of the object.
     with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], url, options, secrets) as process:
         budget = FileBudget(source)
         budget.begin()

@@ -50,7 +50,7 @@ class Source:
         self.deadline = self._began + MAX_TRIES * INTERVAL_SECONDS + self.most / MIN_RATE
 
     def announced(self, size: Optional[int]) -> None:
-        """Record the size that the source announces. Raises SourceError if it announced another size before."""
+        """Record the size that the source announces. Raises SourceError if the source announced another size before."""
         if size is not None and self.size is not None and size != self.size:
             raise SourceError(
                 f"it announces {size} bytes, expected the {self.size} that were announced before: see whether its file changed, "

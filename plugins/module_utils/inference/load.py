@@ -102,7 +102,7 @@ def percentile(ordered: Sequence[float], share: int) -> float:
 
 
 def check_latency(document: Mapping[str, Any], check: Check, requests: Sequence[Request], result: Result) -> None:
-    """Run a load test, judge its latencies by the limits of the check, and write both into `result`. `ms` is the median."""
+    """Run a load test, judge its latencies, and write measurements and reasons into `result`. `ms` is the median latency."""
     load = Load(document, check, requests)
     load.run()
     reasons = load.reasons

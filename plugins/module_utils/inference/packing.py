@@ -87,7 +87,7 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
 
 
 def whole_limits(dtype: str, low: Optional[float] = None, high: Optional[float] = None) -> Tuple[int, int]:
-    """Return (smallest whole number that `generated` may return, largest number plus 1)."""
+    """Return (smallest whole number that `generated` can return, largest number plus 1)."""
     import numpy as np
 
     return int(low or 0), int(min(128, int(np.iinfo(NUMPY[dtype]).max) + 1) if high is None else high)

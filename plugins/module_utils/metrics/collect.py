@@ -123,7 +123,7 @@ def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float
 
 
 def desired_models(root: str) -> Dict[str, Dict[str, object]]:
-    """Return {model: facts of its release} for the links in served/, or {} if a record cannot be read."""
+    """Return {model: facts of its release} for each model with a link in served/, or {} if a record cannot be read."""
     try:
         return current_models(root, {})
     except StoreError as error:

@@ -64,12 +64,12 @@ PROMETHEUS_FILES = {
 # Files with the targets of Prometheus that are read if the desired state is unknown
 DEFAULT_TARGETS = ("/etc/prometheus/npufleet/triton.json",)
 
-# Seconds after the time limit of an item in which its thread may still report the timeout
+# Seconds after the time limit of an item in which its thread can still report the timeout
 GRACE_SECONDS = 3
 
 
 class Item(NamedTuple):
-    """A file of the bundle. `get` reads its content. `seconds` is its own time limit if this is higher than the general limit."""
+    """A file of the bundle. `get` reads its content. The time limit is the higher one of `seconds` and the general limit."""
 
     name: str
     get: Callable[[], Any]

@@ -3,7 +3,7 @@
 """Stuck loads: model loads in which server and stub wait for each other. This module finds them in /proc and ends them.
 
 Triton's python backend starts a process for each instance of a model. This process is the stub. While the stub initializes, it has
-to report regularly that it is alive. On a busy host, a report may come too late: more than 10 s after the start, or more than 5 s
+to report regularly that it is alive. On a busy host, a report can come too late: more than 10 s after the start, or more than 5 s
 after the previous report. The server then gives up and waits until the stub exits (`StubLauncher::Launch`,
 `WaitForStubProcess`). But the stub waits for the next message of the server.
 So the load never ends, and a starting server opens no port. See docs/decisions/0037-a-stuck-load-is-ended.md.
@@ -40,7 +40,7 @@ MAX_IDLE_SHARE = 0.01
 
 
 class Process(NamedTuple):
-    """A process. The start in clock ticks since boot distinguishes it from a later process with the same ID."""
+    """A process. Its start time `started`, in clock ticks since boot, distinguishes it from a later process with the same ID."""
 
     pid: int
     started: int
@@ -266,7 +266,7 @@ def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
 
 
 def _pid_in_container(pid: int) -> Optional[int]:
-    """Return the ID of a process in its own PID namespace, in which its server runs, too."""
+    """Return the ID that a process has in its own PID namespace. The server of a stub runs in the same namespace."""
     with suppress(OSError, ValueError, IndexError), open(f"{PROC}/{pid}/status", encoding="utf-8", errors="replace") as source:
         for line in source:
             if line.startswith("NSpid:"):

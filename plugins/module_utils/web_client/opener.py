@@ -101,7 +101,7 @@ class _Connection(http.client.HTTPConnection):
                 name = self._target[0]
                 _open_tunnel(connected, *self._target, self._budget)
             if self._context is not None:
-                # The timeout of the socket limits the handshake as a whole.
+                # Unlike recv(), the handshake has to end as a whole within the timeout of the socket.
                 connected.settimeout(self._budget.remaining())
                 connected = self._context.wrap_socket(connected, server_hostname=name)
             connected.settimeout(self._budget.remaining())
