@@ -15,8 +15,8 @@ description:
     The module changes nothing on the host.
   - The controller writes variables, models and a first check of each model into O(dest). The expected answers of a check are
     the answers that the server gives now.
-  - The written variables contain no value that looks like a secret. In place of each secret, they name a vault variable, which an
-    operator has to create. RV(vault) has the names of these vault variables.
+  - The written variables contain no value that looks like a secret. In place of each secret, there is the name of a vault variable,
+    which an operator has to create. RV(vault) has the names of these vault variables.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -75,7 +75,7 @@ options:
     default: []
   restart:
     description:
-      - Units of systemd that read the files. If any file differs, they are restarted in this order after all files are written.
+      - Systemd units that read the files. If any file differs, all units are restarted in this order after the files are written.
       - If a unit does not start, the previous files are restored, the units are restarted again, and the task fails.
     type: list
     elements: str

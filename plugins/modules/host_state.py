@@ -186,7 +186,7 @@ held_by:
   type: dict
 refusals:
   description:
-    - Reasons why the plan cannot be applied, each with the actual value, the expected value and the next step. Nothing was changed.
+    - Reasons why the plan cannot be applied, each with the actual value, the expected value and the next step.
     - If a host has invalid variables, or could not be read as root, the reasons are here and the plan is empty.
   returned: with O(preflight) or O(rollback), or if a variable of the host that playbooks need for a rollout is invalid
   type: list

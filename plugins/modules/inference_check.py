@@ -113,7 +113,7 @@ options:
     description:
       - Run the checks that M(npufleet.triton.server_change) stored on the host when it kept the current releases. Without stored
         checks, the check files are used. RV(msg) names the kind of checks that ran.
-      - Stored checks use the ports, the address and the key of the actual container, which may differ from the inventory.
+      - Stored checks use the ports, the address and the key of the actual container, which can differ from the inventory.
         Headers and TLS files come from the inventory. If the inventory or the task sets an address, that address is used.
       - Use this option after a failed change has restored older releases, because older releases can fail newer checks.
     type: bool

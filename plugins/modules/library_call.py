@@ -46,7 +46,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 library_missing:
-  description: True. The host lacks the library, so no module was run. With the library, the result of the module is returned.
+  description: True, because the host lacks the library and no module was run. Otherwise the result of the module is returned.
   returned: when the library is missing
   type: bool
 as_root:

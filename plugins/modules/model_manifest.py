@@ -13,7 +13,7 @@ description:
     finding is an error, the task fails with all findings of all models. A finding has file, line, field, actual and expected value,
     and the next step.
   - The linter parses a C(config.pbtxt) with Triton's own schema, and lints the models of each host with the variables of the host.
-    This needs no connection to the host.
+    Linting needs no connection to the host.
   - Without O(repositories), the task renders the models that the variable C(triton_models) places on the host, with the compiled
     files for the host. With O(repositories), the task reads directories without the inventory, so compiled files that an inventory
     would add may be missing.

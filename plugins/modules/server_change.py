@@ -11,14 +11,14 @@ short_description: Change the server and its models, prove the change, and keep 
 description:
   - Performs the whole change of a host in one task.
   - The host creates the releases of the models and switches to them. A release is a directory with the files of one model, which
-    never change. The host compares the server with the inventory. Depending on the differences, it replaces, starts or restarts
-    the container, or loads and unloads models.
+    never change. The host compares the server with the inventory. Depending on the differences, the host replaces, starts or
+    restarts the container, or loads and unloads models.
   - Then the host verifies the served models and runs the checks. If the server is in sync and the checks pass, releases and
     container are kept. Otherwise the previous state is restored and verified, too.
-  - With O(accept_within), the change is kept only after a second call accepts it. Between the two calls, an operator can observe
-    the traffic. Meanwhile, the run keeps the lease of the host, and the previous state can still be restored.
+  - With O(accept_within), a proven change waits for a second call, which accepts or restores it. Between the two calls, an
+    operator can observe the traffic. Meanwhile, the run keeps the lease of the host, and the previous state can still be restored.
   - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
-    host finishes the change, or rolls it back, within the time limits of the inventory.
+    host finishes the change, or restores the previous state, within the time limits of the inventory.
   - Before the call, the host must have the large files of the models (M(npufleet.triton.model_blobs)). If the container has to be
     replaced, the new container must exist with the name C(<name>-next) (M(community.docker.docker_container)).
   - The run must have the lease of the host (M(npufleet.triton.host_lease)).
@@ -30,8 +30,8 @@ options:
   state:
     description:
       - V(changed) makes the change and proves it by reading the host again and by running the checks. The host keeps a proven
-        change, and rolls back any other change.
-      - V(accepted) accepts a proven change that waits for acceptance. The task fails if the change was rolled back before.
+        change. If the change is not proven, the host restores the previous state.
+      - V(accepted) accepts a proven change that waits for acceptance. The task fails if the previous state was restored before.
       - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
     choices: [changed, accepted, restored]
@@ -161,7 +161,7 @@ moves:
   returned: when the change has ended
   type: dict
 steps:
-  description: The steps that the change has begun, oldest first. Each has its name as C(step) and the time of its start as C(at).
+  description: The begun steps of the change, oldest first. Each step has its name as C(step) and the time of its start as C(at).
   returned: success
   type: list
   elements: dict

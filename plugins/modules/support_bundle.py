@@ -15,7 +15,7 @@ description:
   - The module changes nothing. A short-lived container of the running image, without network and cards, lists the functions of the
     SDK and inspects one compiled file.
   - An item that cannot be collected becomes a line in C(errors.txt) of the archive. So the module also works on bare hosts.
-  - Secrets are removed on the host before anything is written. These are the values of host variables whose names mark them as
+  - Secrets are removed on the host before anything is written. Secrets are the values of host variables with the name of a
     secret, and all texts that have the form of a secret. C(redaction.txt) lists the variables and the forms.
   - The archive has mode 0600. The controller verifies its digest. Nothing is left on the host.
 version_added: 0.1.0

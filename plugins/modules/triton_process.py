@@ -14,7 +14,7 @@ description:
     models.
   - A small supervisor process restarts the server if the server ends. The log, the process ID and the start parameters of the
     server are in C(run/) below O(root).
-  - A change is kept if the server serves the releases and the checks pass. Otherwise the change is rolled back.
+  - A change is kept if the server serves the releases and the checks pass. Otherwise the previous state is restored.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
