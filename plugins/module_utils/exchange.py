@@ -112,7 +112,7 @@ def exchange(
     cut: Optional[int] = None,
     size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
-    """Send a request, and return (status, body) of the response. The connection cannot be used again.
+    """Send a request, and return (status, body) of the response. The server closes the connection.
 
     `resource` is sent without percent-encoding, because Triton expects the plain bytes of a model's name. Without a `budget`, the
     socket's timeout limits the whole exchange. A body longer than `cut` is truncated. Raises OSError if the response is incomplete,

@@ -31,7 +31,7 @@ MANIFESTS = ", ".join(
 
 
 class AddressError(ValueError):
-    """The error of an invalid address. Its message does not contain the address, because the address may contain a login."""
+    """The error of an invalid address. Its message does not contain the address, because the address can contain a login."""
 
 
 def parse_address(address: str) -> urllib.parse.SplitResult:
@@ -77,7 +77,7 @@ def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Op
 
 
 def public_address(address: str) -> str:
-    """Return an address without its login and without its query, which may contain a signature."""
+    """Return an address without its login and without its query, which can contain a signature."""
     shown = replace_logins(address).partition("?")[0]
     return shown if not has_login(shown) else "an address with a login"
 

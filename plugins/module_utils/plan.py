@@ -47,7 +47,7 @@ def short(value: Any, most: int = MAX_LENGTH) -> str:
     if value is None:
         return "nothing"
     line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
-    # The address of a proxy, for example, may contain a login.
+    # The address of a proxy, for example, can contain a login.
     line = mask_logins(line)
     return line if len(line) <= most else line[: most - 3] + "..."
 

@@ -100,7 +100,7 @@ def mask_logins(text: str) -> str:
 
 
 def address_secrets(value: Any) -> List[str]:
-    """Return the secrets of the addresses in a value: logins with their @, and queries, which may contain a signature or token.
+    """Return the secrets of the addresses in a value: logins with their @, and queries, which can contain a signature or token.
 
     If a no_log option has these secrets, Ansible also masks them in all other options of a module.
     """

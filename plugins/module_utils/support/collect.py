@@ -57,7 +57,7 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
-# Default paths of Prometheus' files, by their names in the desired state. Other files may contain keys, so they are left out.
+# Default paths of Prometheus' files, by their names in the desired state. Other files can contain keys, so they are left out.
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
 }

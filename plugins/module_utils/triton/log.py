@@ -78,6 +78,6 @@ def ending_reason(engine: Engine, name: str) -> str:
     """Return the reason why a container ended: its failed loads, or else the last errors in its log, or else its last lines."""
     lines = log_lines(engine, name)
     errors = [plain(line) for line in lines if ERROR_LINE.match(line)]
-    # A container that restarts repeatedly logs the same errors each time, so equal errors are returned once.
+    # A container that restarts repeatedly logs the same errors each time, so repeated errors are left out.
     loads = {line.split("'")[1]: line for line in errors if line.startswith("failed to load '")}
     return "\n".join(list(loads.values()) or list(dict.fromkeys(errors or lines))[-6:])[-1500:]

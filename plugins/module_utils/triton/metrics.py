@@ -21,7 +21,7 @@ def samples(page: str, prefix: str = "") -> Iterator[Tuple[str, Labels, float]]:
 
     Lines that are too long or that do not parse are skipped. Raises ValueError if the page has too many lines.
     """
-    # splitlines() would also split at other characters, which the name of a model may contain.
+    # splitlines() would also split at other characters, which the name of a model can contain.
     lines = page.split("\n", MAX_LINES)
     if len(lines) > MAX_LINES:
         raise ValueError(f"the page of metrics has more than {MAX_LINES} lines")

@@ -81,7 +81,7 @@ def lasting_waits(samples: Sequence[Sample], limit: float, ticks_per_second: flo
         count, lasted = 0, 0.0
         for sample in reversed(samples):
             seconds = latest.at - sample.at
-            # A difference of one tick may be due to rounding.
+            # A difference of one tick can come from rounding.
             idle = 1 + MAX_IDLE_SHARE * ticks_per_second * seconds
             if wait not in sample.waits or used - sample.waits[wait] > idle:
                 break
@@ -225,7 +225,7 @@ def _stat(name: str) -> Optional[_Stat]:
     try:
         with open(f"{PROC}/{name}/stat", "rb") as source:
             line = source.read().decode("utf-8", "replace")
-        # The name of a process may contain spaces and brackets, so the fields are read after its last bracket.
+        # The name of a process can contain spaces and brackets, so the fields are read after its last bracket.
         head, _bracket, tail = line.rpartition(")")
         facts = tail.split()
         return _Stat(head.partition("(")[2], facts[0], int(facts[1]), int(facts[11]) + int(facts[12]), int(facts[19]))
