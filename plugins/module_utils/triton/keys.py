@@ -54,7 +54,7 @@ def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
 
 
 def flaw(path: str, desired: Optional[str] = None, group: int = 0, group_must_read: bool = False) -> Dict[str, Any]:
-    """Return {"flaw": the flaw of the file or None, "rewrite": True if the key has to be replaced}.
+    """Return {"flaw": the flaw of the file or None, "rewrite": True if a key has to be written}.
 
     `desired` is the fingerprint of the desired key, or None if any key is accepted. The members of `group` may read the file. If
     `group_must_read` is true, they must be able to read it.
