@@ -57,8 +57,8 @@ KEY_TYPES = {
     "store": dict,
     "clock": float,
 }
-# Values that the host reports and that become options of the container. An entry has the key in the state of the server, the field
-# in the value of that key (or None), the pattern of a valid value, and the message about an invalid value.
+# Values that the host reports and that become options of the container. The parts of an entry: the key in the state of the
+# server, a field below this key (None if the key itself has the value), the pattern of a valid value, and the message about others.
 CONTAINER_VALUES: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
     ("access", "devices", device_access.GRANTED_DEVICE, "device is {}, expected the node of a card"),
@@ -69,7 +69,7 @@ TYPE_NAMES = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two calls of a host that another run is changing
 POLL_SECONDS = 2.0
 
-# Ansible imports an action once, and then forks a process for each host of a task. Because of these imports, no fork imports files.
+# Ansible imports an action once, and then forks a process for each host of a task. Import here what each process would import.
 library.module("host_state")
 for _concern in CONCERNS:
     of_concern(_concern)
@@ -237,8 +237,8 @@ class ActionModule(FleetAction):
     def _after_other_run(self, request: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
         """Return the result of preflight. Its key `between` has the times before and after the call.
 
-        A server that another run restarts is no reason to refuse a change of models. So the call is repeated until the other run
-        has ended, for `wait` seconds at most.
+        While another run restarts the server, the plan has differences that will disappear. So the call is repeated until the other
+        run has ended, for `wait` seconds at most.
         """
         deadline = time.monotonic() + wait
         while True:
@@ -285,7 +285,7 @@ class ActionModule(FleetAction):
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }
-        # With the key of the digests, a reader of the result could test guesses of the secrets.
+        # The result lacks `digest_key`. With it, a reader of the result could test guesses of the secrets against their digests.
         result["desired"] = {
             concern: {name: entry for name, entry in part.items() if name != "digest_key"}
             for concern, part in desired_state.items()
@@ -303,7 +303,7 @@ class ActionModule(FleetAction):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
         with collected(reasons):
             if concerns is None:
-                # The variable is read here, because a template in the task would load a filter for each host.
+                # The action reads preflight_concerns. A template in the task file would load a filter plugin for each host.
                 concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
             desired_state, manifests, extra = collect_desired(variables, concerns)
             reasons += [entry for entry in extra if entry not in reasons]

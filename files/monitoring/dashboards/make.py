@@ -38,8 +38,8 @@ class Query(NamedTuple):
 class Panel(NamedTuple):
     """A panel. `limits` are (colour, lowest value of the colour).
 
-    `value` is the heading for the values of a table. Without a heading, the table shows only the labels. A table with several
-    queries has one row for all series with the same labels, and the values of the last query. The axis of a graph begins at
+    `value` is the heading for the values of a table. Without a heading, the table shows only the labels. In a table with several
+    queries, series with the same labels share a row, which has the value of the last query. The axis of a graph begins at
     `minimum`, or at the smallest value if `minimum` is None, and ends at `maximum`.
     """
 

@@ -55,13 +55,16 @@ def cannot_recover(plan: List[Item]) -> bool:
 
 
 def restarted_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that does not answer has restarted since `first`. It has tried all loads, so waiting cannot help."""
+    """Return True if a silent server has restarted since `first`. It tried all loads before, so waiting cannot help."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
 
 def will_log_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a server that crashed during its loads starts again, and then logs why the other models do not load."""
+    """Return True if the server crashed while models were loading, and starts again.
+
+    After this start, the log also has the reasons of the models that were not loading at the crash.
+    """
     restarts = now.get("restarts", 0) - first.get("restarts", 0)
     return bool(now.get("cut_off")) and str(now.get("state")).startswith(("running", "restarting")) and restarts < MAX_RESTARTS
 
@@ -69,7 +72,7 @@ def will_log_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
     """Return the relevant items of a plan.
 
-    With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore differences from the inventory.
+    With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore what only the inventory requires.
     """
     # After the proof, the caller closes the transaction (PROVE). The same step repairs damaged files of the store (MEND).
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
@@ -145,8 +148,8 @@ def observe(
     """Read the host. With `prove`, repeat this until nothing differs, waiting cannot help, or `timeout` seconds have passed.
 
     With `serve_current`, `desired` contains the releases that the served/ links point to. `run` is the ID of the caller's run.
-    `dead_run` is the ID of a run that the caller knows to have ended. A `driver` (drivers.py) reads the server in place of the
-    concern `server`.
+    `dead_run` is the ID of a run that the caller knows to have ended. A `driver` (a server driver, drivers.py) reads the server in
+    place of the concern `server`.
     """
     deadline = time.monotonic() + timeout
     actual, plan = read_host(desired, root, run, dead_run, driver)

@@ -42,7 +42,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _checks(path: str) -> Optional[str]:
-    """Return the digest of the checks' sources, or None if the file cannot be read.
+    """Return the digest in the first line of the file, which identifies the checks, or None if the file cannot be read.
 
     Return an empty string if the content was changed, or if other users can access the file.
     """

@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.metrics import Labels
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# Triton's reasons for failures of requests that the model never executed. Such a failure does not prove that the model works.
+# Triton's reasons for failures of requests that the model never executed. After other failures, the model counts as working.
 NEVER_RUN = ("REJECTED", "CANCELED")
 # Counters that grow when a model executes requests
 WORK_COUNTERS = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")

@@ -47,7 +47,7 @@ def _trust(ca: Optional[str]) -> ssl.SSLContext:
 
 
 class _RedirectHandler(urllib.request.HTTPRedirectHandler):
-    """A handler that sends no login to the target of a redirect. If the target needs a proxy, urllib adds the proxy's login."""
+    """A handler that sends no login to the target of a redirect. A proxy still gets its own login from urllib."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> Optional[urllib.request.Request]:
         redirected = super().redirect_request(req, *answer)
@@ -101,7 +101,7 @@ class _Connection(http.client.HTTPConnection):
                 name = self._target[0]
                 _open_tunnel(connected, *self._target, self._budget)
             if self._context is not None:
-                # Unlike recv(), the handshake has to end as a whole within the timeout of the socket.
+                # The timeout of a socket limits each call of recv(), but the handshake as a whole.
                 connected.settimeout(self._budget.remaining())
                 connected = self._context.wrap_socket(connected, server_hostname=name)
             connected.settimeout(self._budget.remaining())

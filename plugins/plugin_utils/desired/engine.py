@@ -22,8 +22,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
 # Containers that start at boot need the cards. `Wants` instead of `Requires` lets the engine start without cards, too.
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
-# The characters that a proxy's address can contain. A shell and systemd read the file with the addresses, and could read other
-# characters in another way.
+# The characters that a proxy's address can contain. Both a shell and systemd read the file with the addresses. They could
+# interpret other characters differently.
 PROXY_CHARACTERS = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
 PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
 

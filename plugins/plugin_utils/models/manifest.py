@@ -32,8 +32,8 @@ SOURCE_PARAMETER, RELEASE_PARAMETER = "npufleet_source", "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"  # The default path of a compiled file in a model
 # The most requests that wait in the batcher of a model. Triton refuses further requests, because they would fill the memory.
 MAX_QUEUE = 256
-# {`profile` of a model in `triton_models`: instances of a rbln model on each NPU, and microseconds that its batcher waits for a
-# full batch}. While one instance computes on the NPU, the other instance assembles the next batch.
+# The values that each `profile` in `triton_models` sets for a rbln model: its instances on each NPU, and the microseconds that its
+# batcher waits for a full batch. While one instance computes on the NPU, the other instance assembles the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 STEP_LOCATION = StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
 # Prefixes of the object stores from which Triton itself reads models
@@ -131,7 +131,7 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
 
 
 def repository_facts(model: Model) -> Dict[str, Any]:
-    """Return a part of the manifest of a model without a host. `release` is None, because it depends on the host."""
+    """Return the entries of a model's manifest that do not depend on a host. `release` depends on the host, so it is None."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}

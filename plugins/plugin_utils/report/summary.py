@@ -57,7 +57,7 @@ class Summary:
         self._run_failures: List[str] = []
 
     def read(self, host: str, state: Mapping[str, Any]) -> None:
-        """Record a result of host_state. The run would apply the first plan of a host, so later plans are ignored."""
+        """Record a result of host_state. Only the first plan of a host counts: later plans are read after the change."""
         self._refusals[host] = [str(refusal) for refusal in state.get("refusals") or []]
         # The plan comes from the host, which may have sent anything.
         items = [item for item in state.get("plan") or [] if isinstance(item, Mapping)]
