@@ -1,7 +1,7 @@
 #!/bin/sh
 # A drain hook for a HAProxy that npufleet does not manage: drain.sh drain|undrain|is_drained. npufleet runs this script on the
-# controller, with NPUFLEET_HOST in the environment. BALANCER is a command that runs a shell on the balancer, such as
-# "ssh root@lb.example.com". The server names in haproxy.cfg have to be the names of the hosts in the inventory.
+# controller, with NPUFLEET_HOST and NPUFLEET_WEIGHT in the environment. BALANCER is a command that runs a shell on the balancer,
+# such as "ssh root@lb.example.com". The server names in haproxy.cfg have to be the names of the hosts in the inventory.
 set -eu
 : "${BALANCER:?is a command that runs a shell on the balancer}" "${NPUFLEET_HOST:?is set by npufleet}"
 SOCKET=${SOCKET:-/run/haproxy/admin.sock}
