@@ -4,7 +4,7 @@
 
 After a rollback, the restored releases are proven with these checks. The checks of the inventory may be made for newer releases, so
 restored releases can fail them. The file has the requests and the expected answers. It does not have the ports and the key of the
-server, because a later change without checks can change these and does not write the file.
+server, because a later change without checks can change the ports and the key, but does not write this file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read(root: str) -> Optional[Dict[str, Any]]:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
         if head["releases"] != _current_releases(root) or head["content"] != hashlib.sha256(body).hexdigest():
             return None
-        # The digest proves that this project wrote the body, so json.loads is safe. shapes.parse would refuse infinite numbers.
+        # The digest shows that the body is unchanged, so json.loads is safe. shapes.parse would refuse infinite numbers.
         checks: Dict[str, Any] = json.loads(body)
     except (OSError, ValueError, store.StoreError):
         return None

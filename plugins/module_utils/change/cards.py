@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The check that the SDK sees the desired cards in a new container, before this container replaces the serving container."""
+"""The test that the SDK sees the desired cards in a new container, before this container replaces the serving container."""
 
 from __future__ import annotations
 

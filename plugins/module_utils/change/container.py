@@ -99,7 +99,7 @@ def stop(engine: Docker, root: str, holder: lease.Holder, name: str, settings: M
 
 
 def _stop(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, Any], manual: Mapping[str, Any]) -> None:
-    """Stop a container. First terminate a manually started server in it, because the engine would only kill that server."""
+    """Stop a container. First terminate a manually started server in it, because the engine would kill it without SIGTERM."""
     if manual:
         pid = int(manual["pid"])
         if not _is_server(pid):
@@ -199,10 +199,10 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
 def _serve_again(
     engine: Docker, container: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]
 ) -> None:
-    """Start the old container, and the server in it if an operator had started that server. Wait until the server is ready."""
-    # The container may still run although the server in it has ended, so the container is stopped first.
+    """Start the old container, and the server that an operator had started in it (`manual`), if any. Wait until it is ready."""
+    # The container can still run although the server in it has ended, so stop the container first.
     engine.stop(container["Id"], settings["stop_timeout"])
-    # Start the container even if the cards are not free, because it is the only proven one
+    # Start the container even if the cards do not become free, because no other container is proven.
     wait_for_cards(settings)
     engine.start(container["Id"])
     if manual:
@@ -221,7 +221,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(manual: Mapping[str, Any]) -> Dict[str, Any]:
-    """Add the command line of a manually started server to `manual`. Only the host reads it, because it may contain keys."""
+    """Return `manual` with the command line of the server, which may contain keys and therefore does not leave the host."""
     if not manual:
         return {}
     raw = read_text(f"/proc/{int(manual['pid'])}/cmdline") or ""

@@ -70,9 +70,9 @@ class NoResult(Exception):
 
 
 def begin(root: str, order: Mapping[str, Any]) -> None:
-    """Start the change with the library on the host. Raises NoResult if another change is running."""
+    """Start the change in a process of the library (programs/library.py). Raises NoResult if another change is running."""
     with locks.open_lock(os.path.join(root, LOCK)) as lock:
-        # Other calls hold the lock only for a moment, to test it. A change holds it for longer.
+        # Other calls hold the lock only for a moment, to test it. If it is held for longer, a change is running.
         if not locks.take(lock, time.monotonic() + locks.POLL_SECONDS):
             raise NoResult("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):
@@ -134,7 +134,7 @@ def waiting(root: str) -> Optional[Dict[str, Any]]:
     if found is None or "seconds_to_accept" not in found:
         return None
     with open(os.path.join(root, LOCK), "rb") as lock:
-        # A change that was killed while it waited can no longer be accepted
+        # If the lock is free, the change was killed while it waited, so nobody can accept it any more.
         return found if locks.is_held(lock) else None
 
 

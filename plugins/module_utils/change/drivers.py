@@ -30,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import sta
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, log
 
-# The actions of a plan that replace the server (REPLACES), and all actions that start a server (STARTS)
+# REPLACES: the actions of a plan that replace the server. STARTS: all actions that start a server.
 REPLACES = frozenset({"create", "replace"})
 STARTS = REPLACES | {"start", "restart"}
 
@@ -66,7 +66,7 @@ class Order(TypedDict):
     acceptance_timeout: float
     # Keep the change if nobody accepts or rejects it within `acceptance_timeout`
     keep_unanswered: bool
-    # True if the run does nothing on the host after this change, so that a kept change also releases the lease
+    # True if the run does nothing on the host after this change. In this case, the change releases the lease when it is kept.
     release_host: bool
 
 
@@ -127,7 +127,7 @@ class Driver(ABC):
 
     @abstractmethod
     def keep(self) -> bool:
-        """Mark the server as proven. Return True if a replacement was open, which means not yet proven."""
+        """Mark the server as proven. Return True if a replacement was still open."""
 
     def keep_checks(self) -> None:
         """Store the checks that the change has passed, for the proof of a later rollback. By default, do nothing."""
@@ -150,7 +150,7 @@ class Driver(ABC):
         """Run the checks and return their report."""
 
     def renew_probe(self) -> Optional[str]:
-        """Run the continuous probe now. Return a warning if that fails."""
+        """Run the probe again if its last result is a failure. Return a warning if the repeated probe has no result."""
         return None
 
     def mask_secrets(self, message: str) -> str:

@@ -3,7 +3,7 @@
 """Change what a host serves: make the change, then prove and keep it, or restore the previous state.
 
 Before the change, the caller takes the lease, copies the model files and creates the container `<name>-next`. So the change needs
-no connection to the controller. resume.py ends a change that was killed between two steps.
+no connection to the controller. If the process of the change is killed, resume.py ends the change.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HostChange:
         self.log_step, self.decide = log_step, decide
         self.root, self.settings = order["root"], order["container"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
-        # The models of the inventory. A rollback adds the models that the previous server read from object stores.
+        # The models of the inventory. A rollback sets `models` to those of the previous server (`_previous_models`).
         self.models: Mapping[str, Any] = self.server["models"]
         self.run_of_store = store.Run(order["run"], order["by"], order["host"])
         self.did: List[str] = []
@@ -91,7 +91,7 @@ class HostChange:
     def run(self) -> Outcome:
         """Make and prove the change, or restore the previous state. Raises LeaseError if this run does not have the lease."""
         holder = self.driver.holder
-        # Only a run with the lease is allowed to end stuck loads, as the guard does. pylint: disable-next=confusing-with-statement
+        # The guard ends stuck loads, and for that it needs the lease. pylint: disable-next=confusing-with-statement
         with lease.working(self.root, holder, self._limit()) as current_lease, self.guard:
             # An operator may have begun a maintenance after the lease was taken.
             lease.refuse_maintenance(self.root, bool(current_lease and current_lease["maintenance"]))
@@ -133,7 +133,7 @@ class HostChange:
         return Outcome(did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted, self.restored)
 
     def _observe_actions(self) -> proof.Observation:
-        """Return the state of the host, and set `actions` to the actions on the server in its plan."""
+        """Return the state of the host, and set `actions` to the actions of the plan that concern the server."""
         observation = self.observe()
         opened = (observation.actual.get("models") or {}).get("transaction")
         # `stale`: after the switch, the response cache may contain responses of the previous release.
@@ -220,7 +220,7 @@ class HostChange:
             raise Unproven(change.why(), change.hung)
 
     def _release_lost_models(self, observation: proof.Observation) -> None:
-        """Copy each release that a polling server does not serve to a new release, because this server loads only newer files."""
+        """Make a new release of each model that a polling server does not serve, because this server loads only newer files."""
         opened = store.read_transaction(self.root)
         switched = {name for name, move in opened["models"].items() if move["to"]} if opened else set()
         waiting = {entry["name"] for entry in observation.plan if (entry["concern"], entry["action"]) == (server.CONCERN, "wait")}
@@ -246,7 +246,7 @@ class HostChange:
             return observation
         self.log_step("repeat the loads that were stuck")
         left = {entry["name"]: entry["action"] for entry in observation.plan if entry["concern"] == server.CONCERN}
-        # Triton ends if a load fails during its start. If the server does not run, start it.
+        # Start the server if it does not run, because Triton ends if a load fails while Triton starts.
         if self.driver.start():
             pass
         elif "restart" in left.values():
@@ -394,7 +394,7 @@ class HostChange:
         answer = releases.apply(self.root, self.run_of_store, {**defaults, **params, "state": state})
         self.warnings += answer.get("warnings", [])
         message = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
-        # With a reason (`why`), this is the end of a rollback. The restored releases were reported when their links moved.
+        # With a reason (`why`), this call ends a rollback. `did` already has the moved links from the call that restored them.
         link_moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
         self.did += [message.format(name=name, to=move["to"] or "no more") for name, move in link_moves.items()]
         return answer

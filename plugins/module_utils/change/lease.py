@@ -49,7 +49,7 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal. Nobody can set this clock, but the time of day in `renewed` can be set. Earlier
+    # Seconds since boot at the last renewal. Nobody can set this clock. `renewed` is the time of day, which can be set. Earlier
     # versions wrote only `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
@@ -63,7 +63,7 @@ SHAPE = {
         "key?": ({"name": str, "path": str}, shapes.NULL),
     },
 }
-# The lease that `read` returns for a file that cannot be read. It is not live.
+# The lease that `read` returns for a file that cannot be read. `remaining` returns 0 for this lease.
 UNREADABLE: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -144,7 +144,7 @@ def at_work(root: str) -> bool:
     """Return True if a call of the run that holds the lease is running. All calls share the lock on `lease.calls`."""
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
-            # Other processes hold the lock only for a moment, to test it. A call holds it for longer.
+            # Other processes hold the lock only for a moment, to test it. If it is held for longer, a call is running.
             return not locks.take(calls, time.monotonic() + locks.POLL_SECONDS)
     except FileNotFoundError:
         return False

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Read a host, compare it with the desired state, and wait for differences that disappear by themselves, such as a running load."""
+"""Read a host, compare it with the desired state, and wait for temporary differences, such as a model that still loads."""
 
 from __future__ import annotations
 
@@ -55,15 +55,19 @@ def cannot_recover(plan: List[Item]) -> bool:
 
 
 def restarted_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if a silent server has restarted since `first`. It tried all loads before, so waiting cannot help."""
+    """Return True if a server that does not answer has restarted since `first`.
+
+    The server ended while it loaded its models. The next start will end in the same way, so waiting cannot help.
+    """
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
 
 def will_log_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if the server crashed while models were loading, and starts again.
+    """Return True if the server will start again and log why more models do not load.
 
-    After this start, the log also has the reasons of the models that were not loading at the crash.
+    When the server ended, it was still loading some models (`cut_off`), so the log does not explain these loads. The next start
+    repeats them. A proof waits for at most MAX_RESTARTS starts.
     """
     restarts = now.get("restarts", 0) - first.get("restarts", 0)
     return bool(now.get("cut_off")) and str(now.get("state")).startswith(("running", "restarting")) and restarts < MAX_RESTARTS
@@ -72,11 +76,11 @@ def will_log_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
     """Return the relevant items of a plan.
 
-    With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore what only the inventory requires.
+    With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore differences from the inventory.
     """
     # After the proof, the caller closes the transaction (PROVE). The same step repairs damaged files of the store (MEND).
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
-    # A container mounts files only at its start, so the files of TO_MOUNT wait for the next container.
+    # The items of TO_MOUNT are about the start of a new container. They do not affect the container that serves now.
     ignored += [item for item in plan if (prove or serve_current) and item["name"] in server.TO_MOUNT]
     if serve_current:
         ignored += [
@@ -148,8 +152,8 @@ def observe(
     """Read the host. With `prove`, repeat this until nothing differs, waiting cannot help, or `timeout` seconds have passed.
 
     With `serve_current`, `desired` contains the releases that the served/ links point to. `run` is the ID of the caller's run.
-    `dead_run` is the ID of a run that the caller knows to have ended. A `driver` (a server driver, drivers.py) reads the server in
-    place of the concern `server`.
+    `dead_run` is the ID of a run that the caller knows to have ended. A `driver` (drivers.py) reads the server in place of the
+    concern `server`.
     """
     deadline = time.monotonic() + timeout
     actual, plan = read_host(desired, root, run, dead_run, driver)

@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, s
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
-# Seconds to wait for the lock of the store, which another process, such as a copy of model files, may hold
+# Seconds to wait for the lock of the store. Another process can hold the lock, for example while it copies model files.
 STORE_WAIT = 60.0
 
 LinkMoves = Dict[str, store.Move]
@@ -43,7 +43,7 @@ def refuse_directories(root: str, names: List[str]) -> None:
 
 
 def switch(root: str, run: store.Run, link_moves: LinkMoves, holds: Dict[str, Any], **more: Any) -> Dict[str, Any]:
-    """Open a transaction and move the links. Return the result of the step. On an error before the first move, undo all."""
+    """Open a transaction and move the links. Return the result of the step. If an error precedes the first move, undo all."""
     before, holds_before = store.read_transaction(root), store.read_holds(root)
     targets = {name: move["to"] for name, move in link_moves.items()}
     try:
@@ -182,6 +182,6 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any
         if mended:
             answer["mended"] = mended
         if state == "released" and not answer["moves"] and damage.find(root):
-            # The record (file of facts) of some releases cannot be recovered. Remove these releases unless they are still needed.
+            # Remove the releases whose damaged record (store/records.py) cannot be recovered, unless they are still needed.
             blobs.collect(root, params["keep"])
     return answer

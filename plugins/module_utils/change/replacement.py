@@ -17,9 +17,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 REPLACEMENT = "replacement.json"
-# Phases of a replacement. SWAPPING: a call is replacing the server, or was interrupted in this. SWAPPED: the new server is not
-# proven yet. STOPPED: the container was stopped for another change, such as a change of the driver, and has to run again. PROVEN:
-# only the removal of the previous container is left.
+# Phases of a replacement:
+# - SWAPPING: A call is replacing the server, or was interrupted before it had replaced the server.
+# - SWAPPED: The new server has started, but is not proven yet.
+# - STOPPED: The container was stopped for another change, such as a change of the driver, and has to run again.
+# - PROVEN: Only the removal of the previous container is left.
 SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
     # Id of the run that started the replacement
@@ -63,7 +65,7 @@ def write(root: str, entry: Mapping[str, Any]) -> None:
 
 
 def begin(root: str, holder: lease.Holder, **facts: Any) -> None:
-    """Write the file before the first step of a replacement by this run. `facts` are more fields of SHAPE."""
+    """Write the file before the first step of a replacement by the run `holder`. `facts` are more fields of SHAPE."""
     write(root, {**UNKNOWN, "run": holder.run, "by": holder.by, "since": timestamp(), "phase": SWAPPING, **facts})
 
 
@@ -79,7 +81,7 @@ def close(root: str) -> None:
 
 
 def interrupted(root: str, run: Optional[str] = None) -> bool:
-    """Return True if a replacement of `run`, by default of any run, was interrupted, so that possibly no server runs."""
+    """Return True if a replacement of `run`, by default of any run, is in phase SWAPPING, so that possibly no server runs."""
     entry = read(root)
     return entry is not None and entry["phase"] == SWAPPING and run in (None, entry["run"])
 

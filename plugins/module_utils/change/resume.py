@@ -116,7 +116,7 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(link_moves.items())]
     if name:
         with container.guard(engine, name, settings) as guard:
-            # The container is restored after the links, because it loads at its start what they point to.
+            # The links are restored before the container, because at its start the server loads what the links point to.
             restored = container.restore(engine, root, name, settings)
             if restored:
                 done.append(restored)
@@ -136,7 +136,7 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
 def serve_current_releases(
     engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
 ) -> None:
-    """Restart the server, unless it polls or was just started (`fresh`). Wait until it serves the linked releases."""
+    """Restart the server, unless it polls or was just started (`fresh`). Wait until it serves the current releases."""
     command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]
