@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 
 # The report of a rollback that had nothing to undo
 NOTHING = "nothing was changed"
-# Seconds to wait until a server that does not poll lists the models that it has loaded
+# Seconds within which a server that does not poll must list its loaded models
 SETTLE_SECONDS = 5.0
 # Largest number of steps of a change besides loads. A step takes at most as long as one stop and one start.
 MAX_STEPS = 4

@@ -78,7 +78,7 @@ def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
 
     With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore differences from the inventory.
     """
-    # After the proof, the caller closes the transaction (PROVE). The same step repairs damaged files of the store (MEND).
+    # The actions PROVE and MEND follow after the proof: the caller then closes the transaction and repairs files of the store.
     ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
     # The items of TO_MOUNT are about the start of a new container. They do not affect the container that serves now.
     ignored += [item for item in plan if (prove or serve_current) and item["name"] in server.TO_MOUNT]

@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import dura
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 RECORD = "rollouts.json"
-# Largest number of entries, largest size of the file in bytes, and largest number of concerns in an entry
+# The file has at most MAX_ENTRIES entries and MAX_SIZE bytes. An entry has at most MAX_CONCERNS concerns.
 MAX_ENTRIES, MAX_SIZE, MAX_CONCERNS = 50, 1 << 18, 20
 _TEXT = re.compile(r".{0,500}", re.DOTALL)
 _TEXT_OR_NULL = (_TEXT, shapes.NULL)

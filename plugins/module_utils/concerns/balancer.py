@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import li
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text, run
 
 CONCERN = "balancer"
-# Largest number of changed lines of a configuration in a plan, and number of days for which a certificate must still be valid
+# A plan shows at most MAX_LINES changed lines. A certificate that expires in less than MIN_DAYS days causes a warning.
 MAX_LINES, MIN_DAYS = 20, 21
 # Parts of a line that may be secret: the digest of a login, and the headers of a health check
 _LOGIN = re.compile(r"(acl npufleet_known .* -m str )(\S+)")

@@ -88,7 +88,7 @@ def _installed() -> Optional[str]:
 
 
 def _dkms() -> Optional[bool]:
-    """Return True if DKMS has installed the module for the running kernel, False if not, and None if DKMS has no such module."""
+    """Return True if DKMS has installed the module for the running kernel, False if not, and None if DKMS does not have it."""
     dkms_directories = glob.glob(DKMS)
     return (
         any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in dkms_directories)

@@ -63,7 +63,7 @@ def secret_file(content: str, mode: int, user: int, key: str) -> str:
 
 
 def missing_packages(desired: List[str], installed: List[str]) -> List[str]:
-    """Return the packages to install. For an entry such as `docker.io|docker-ce`, return the first package if none is installed."""
+    """Return the packages to install. For an entry such as `docker.io|docker-ce`, return the first package if the host has none."""
     return [entry.split("|")[0] for entry in desired if not set(entry.split("|")) & set(installed)]
 
 
@@ -108,7 +108,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences of packages, files and the running engine."""
     plan = []
     missing = missing_packages(desired["packages"], actual["packages"])
-    # The package of an engine may include the client. So a missing client is a difference only if no package is missing.
+    # The package of an engine can include the client. So a missing client is not reported while a package is missing.
     if not missing and not actual["client"]:
         missing = [CLIENT_PACKAGE]
     if missing:

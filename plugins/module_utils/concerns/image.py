@@ -16,7 +16,7 @@ CONTENTS = "io.npufleet.contents"
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"engine": True if an engine answers, "id", "content": digest, "contents": packages} of the desired image."""
+    """Return {"engine": True if an engine answers, "id": ID of the image, "content": its digest, "contents": its packages}."""
     try:
         found = images.inspect_image(Engine(), desired["reference"])
     except OSError:

@@ -64,7 +64,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _record_path(root: str, name: str, label: str) -> str:
-    """Return the path of a release's record relative to the store, as in the damage report."""
+    """Return the path of a release's record relative to the store, in the form that `damage.find` returns."""
     return os.path.relpath(record_path(root, name, label), root)
 
 
@@ -166,7 +166,7 @@ def _digest(path: str) -> Optional[str]:
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences: models to release or to withdraw, damaged files of the store, and an open transaction."""
     plan = []
-    # If there are models, their first release creates the store.
+    # The first release of a model creates the store, so this item is only needed without models.
     if not desired["models"] and not actual["store"]:
         plan.append(item(CONCERN, "store", None, "empty", "prepare"))
     for name in sorted(desired["models"]):

@@ -25,7 +25,7 @@ WINDOW = "2m"
 BLOCK = re.compile("^# BEGIN npufleet\n(.*?)^# END npufleet$", re.MULTILINE | re.DOTALL)
 # The key in Prometheus' configuration that lists the files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
-# The block of files of rules, and the path in one of its lines
+# The block that lists the files of rules, and the path of a file in one line of the block
 RULE_BLOCK = re.compile("^# BEGIN npufleet rules\n(.*?)^# END npufleet rules$", re.MULTILINE | re.DOTALL)
 RULE_PATH = re.compile(r"^ *- +(/.*\S) *$", re.MULTILINE)
 # The name of an alert or a recording rule
@@ -40,7 +40,7 @@ QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the actual files, and the rules and the health of targets that Prometheus reports."""
     health = _targets(desired["port"])
-    # Only a proof requires that the last scrape was successful.
+    # Only a proof requires that the last scrape was successful. Otherwise a target counts as up if it was up recently.
     if health and not desired["proof"]:
         recent = _recently_up(desired["port"])
         health = {

@@ -25,7 +25,7 @@ CONFIG = "/etc/npufleet/probe.json"
 CHECKS_FILE = "/etc/npufleet/probe_checks.json"
 # Number of intervals without a run after which a warning is shown
 LATE_INTERVALS = 5
-# Largest number of failed checks in a warning, and of characters of each check. The journal has all checks.
+# A warning shows at most MAX_CHECKS failed checks, with MAX_CHARACTERS characters each. The journal has all checks.
 MAX_CHECKS, MAX_CHARACTERS = 3, 120
 
 

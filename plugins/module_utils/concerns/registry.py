@@ -57,7 +57,7 @@ class Concern(NamedTuple):
     models_actions: Optional[Tuple[str, ...]] = ()
     # The systemd unit whose state is read with the concern
     unit: str = ""
-    # True if the desired state may contain secrets. Queries to the host and its plan then have digests in place of the secrets.
+    # True if the desired state can contain secrets. Queries to the host and plans then have digests in place of these secrets.
     sealed: bool = False
     # A function that returns a warning about something that is not in the plan but needs an operator, or None
     warning: Callable[[Mapping[str, Any]], Optional[str]] = _no_warning

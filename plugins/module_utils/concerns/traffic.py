@@ -21,7 +21,7 @@ SHAPE = {"by": str, "since": str}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the record of a rollout that has not restored the share: {"by", "since"}, or None if there is no record."""
+    """Return {"limited": the record {"by", "since"} of a rollout that has not restored the share, or None without a record}."""
     found = shapes.read(desired["record"], SHAPE)
     if not found.exists:
         return {"limited": None}

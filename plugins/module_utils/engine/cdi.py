@@ -86,7 +86,7 @@ def read(npus: Optional[int]) -> Dict[str, Any]:
     - "version": version of the toolkit
     - "spec": "current", "outdated", or None without a spec
     - "flaws" and "error": what is wrong with the spec that the toolkit generates now
-    - "link": {"path", "to"} of a link to a library that is missing, or None
+    - "link": {"path", "to"} of the link to a library if the link is missing, or None
     """
     installed: Dict[str, Any] = {
         "units": {name: read_text(f"{SYSTEMD}/{name}") for name in WANTED_BY},

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the client that sends the checks to a server, in a short-lived container of the image of the Triton release."""
+"""Runs of the client that sends the checks to a server. The client runs in a short-lived container, or in a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
 # Largest number of failed checks in a message
 MAX_SHOWN = 20
-# Seconds to start and remove a container, and largest number of requests of a check: two protocols, and two requests over each.
+# ENGINE_SECONDS: time to start and remove a container. REQUESTS_PER_CHECK: at most two requests over each of two protocols.
 ENGINE_SECONDS, REQUESTS_PER_CHECK = 300.0, 4
 # The exit code of `docker run` if the engine cannot run the container
 ENGINE_FAILED = 125

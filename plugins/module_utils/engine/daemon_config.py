@@ -143,7 +143,7 @@ def read_flags() -> Dict[str, str]:
 
 
 def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
-    """Yield the flags of a command line, which is given as (word, file that sets the word)."""
+    """Yield the flags of a command line. `words` has each word of the command line, with the file that sets the word."""
     for position, (word, source) in enumerate(words):
         if position == 0 or not re.match(r"-\w|--\w", word):
             continue

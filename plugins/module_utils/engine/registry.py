@@ -37,7 +37,7 @@ def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Op
         if not Engine().is_running():
             return None
         reason = _unreachable(str(error) or "no response in time")
-    # The engine may repeat the password in its message.
+    # The engine can repeat the password in its message, so the password is masked.
     reason = reason.replace(login[1], "***") if reason and login[1] else reason
     return f"{entry['name']} {entry['address']}: {reason}: {entry['todo']}" if reason else None
 

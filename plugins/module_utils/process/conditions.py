@@ -64,7 +64,7 @@ def options(program: str) -> List[str]:
 
 
 def missing_packages(path: str, requirements: List[str]) -> Tuple[List[str], List[str]]:
-    """Return the requirements that the packages of the Python at `path` do not meet, and [the reason] if its output is invalid.
+    """Return the requirements that the Python at `path` does not meet, and a list with a message if it prints invalid output.
 
     If the Python fails, all packages count as missing. Either its virtual environment does not exist yet and the role creates it,
     or pip reports the error later.

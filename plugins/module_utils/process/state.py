@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import con
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
-# Environment variables that the server inherits from Ansible. Others differ from terminal to terminal, and each difference would
+# Environment variables that the server inherits from Ansible. Other variables differ between terminals, and a difference would
 # make a run replace the server.
 INHERITED_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
 

@@ -43,7 +43,7 @@ ENDED, STUCK = (
 )
 # Time limit in seconds for the start of a supervisor. The time limit for its end is the server's stop_timeout plus these seconds.
 GRACE = 20.0
-# Seconds between two checks
+# Seconds between two polls
 POLL_SECONDS = 0.1
 # The stop_timeout in seconds if the configuration of the server is unknown
 STOP_TIMEOUT = 60

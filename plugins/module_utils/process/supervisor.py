@@ -31,7 +31,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load 
 FIRST_PAUSE, MAX_PAUSE, STABLE_SECONDS = 1.0, 60.0, 120.0
 # Seconds between two checks of the server and of the size of its log
 POLL_SECONDS = 0.5
-# Seconds to wait for the lock, which another process may hold for a moment to test it
+# Seconds to wait for the lock, because another process can hold it for a moment to test it
 LOCK_TIMEOUT = 2.0
 PR_SET_PDEATHSIG = 1
 # Beginning of the log line about a stuck load that the supervisor ends

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Archives of Python files, which python3 runs as programs. A program imports its own files and the standard library only.
+"""Archives of Python files, which python3 runs as programs. A program imports only its own files and the standard library.
 
 The controller makes the archives. The same files always result in the same bytes.
 """
@@ -19,7 +19,7 @@ HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 # Import statements: `from MODULE import NAMES`, or `import MODULES`. If text in a string matches, a program only gets a file that
 # it does not need.
-# A real parser would take most of the time of a run that only compares.
+# A real parser would take most of the time of a run that changes nothing.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
 # The __main__.py of an archive. The path of the archive can be a link, which an upgrade moves. Therefore the program resolves it
 # first, so that all imports come from one version.
@@ -83,7 +83,7 @@ def _collect(module: str, files: Dict[str, str]) -> None:
 
 
 def imports(source: str) -> Set[str]:
-    """Return the modules of module_utils that a source imports, and the names that it imports from them. A name may be a module."""
+    """Return the modules of module_utils that a source imports, and the names that it imports from them, which can be modules."""
     found: Set[str] = set()
     for module, names, plain in IMPORT.findall(source):
         if plain:

@@ -17,8 +17,8 @@ HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
 # The programs that systemd units run, each with its module in module_utils
 ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe", "metrics": "metrics.collect"}
-# A file in the directory of each version: {program: digest of the sources that it imports}. A new version of the library restarts
-# a program only if the digest of the program differs.
+# A file in the directory of each version: {program: digest of the sources that it imports}. A new version of the library does not
+# restart a program whose digest stays the same.
 PROGRAMS = "programs.json"
 # Exit code of the command `resume` if the run that began the change may still be active
 BUSY = 75

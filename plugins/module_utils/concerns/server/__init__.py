@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The concern `server`: Triton's container, compared with `docker inspect`, and the models that the server has loaded."""
+"""The concern `server`: Triton's container, as `docker inspect` reports it, and the models that the server has loaded."""
 
 from __future__ import annotations
 

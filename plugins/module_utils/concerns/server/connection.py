@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The address, the ports and the key of an actual server, from `docker inspect` or from its command line.
+"""The address, the ports and the key of an actual server, from `docker inspect` or from the command line of the server.
 
 The inventory is not enough: it may already describe the next server, or a server whose change was rolled back.
 """
@@ -26,7 +26,7 @@ def command_of(inspect: Mapping[str, Any]) -> List[str]:
 
 
 def endpoint(inspect: Mapping[str, Any], service: str = "http") -> Optional[Tuple[str, int]]:
-    """Return address and port of a container's service (http, grpc or metrics) on this host, or None if it is not published."""
+    """Return (address, port) of a container's service (http, grpc or metrics) on this host, or None if it has no published port."""
     host = inspect.get("HostConfig") or {}
     port = _option(command_of(inspect), f"{service}-port") or DEFAULT_PORTS[service]
     if not port.isascii() or not port.isdigit():
@@ -64,7 +64,7 @@ def of_process(settings: Mapping[str, Any], command: Sequence[str], key_file: st
 def api_key(command: Sequence[str], path: str) -> Optional[Dict[str, str]]:
     """Return {"name": name of the header, "path": path} if a server reads its key from this path, or None.
 
-    The caller gives the path. A path from the command line is not trusted, because root would read that file and send its content.
+    A path from the command line is not trusted, because root would read that file and send its content. So the caller gives `path`.
     """
     names = [name for word in command if f"key=$(cat {path})" in word for name in _KEY_NAME.findall(word)]
     return {"name": names[0], "path": path} if names else None

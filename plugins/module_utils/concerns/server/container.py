@@ -39,7 +39,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "stop_timeout": config.get("StopTimeout") or 10,
         "ulimits": {limit["Name"]: "{}:{}".format(limit["Soft"], limit["Hard"]) for limit in host.get("Ulimits") or []},
         "volumes": sorted(bind if bind.count(":") > 1 else bind + ":rw" for bind in host.get("Binds") or []),
-        # Some engines write capabilities with the prefix CAP_, others without it. Without the prefix, both forms are equal.
+        # Some engines write capabilities with the prefix CAP_, others without it. The prefix is removed before a comparison.
         **{
             key: sorted(name[4:] if name.startswith("CAP_") else name for name in host.get(recorded) or [])
             for key, recorded in (("cap_add", "CapAdd"), ("cap_drop", "CapDrop"))
@@ -72,7 +72,7 @@ def _device_request(request: Mapping[str, Any]) -> str:
     """Return a device request (from `--gpus`, or CDI names) as one text."""
     count = request.get("Count") or 0
     devices = request.get("DeviceIDs") or ["all" if count < 0 else str(count)]
-    # Capabilities of a CDI request are left out, because engines ignore them. Docker Compose adds capabilities to each request.
+    # Docker Compose adds capabilities to each request. Those of a CDI request are left out, because engines ignore them.
     kinds = [kind for kinds in request.get("Capabilities") or [] for kind in kinds if request.get("Driver") != "cdi"]
     return " ".join([request.get("Driver") or "any", *kinds, ",".join(devices)])
 
@@ -88,7 +88,7 @@ def environment(config: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def sealed_container(facts: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """Return the facts of a container with sealed secrets: secret.py replaces each secret by its digest under the key `key`."""
+    """Return the facts of a container with sealed secrets: secret.py replaces each secret by a digest that depends on `key`."""
     entrypoint = facts["entrypoint"]
     return {
         **facts,

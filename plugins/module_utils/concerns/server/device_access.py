@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import 
 # The container may read and write the devices. The right to create nodes (m) is not needed, and the vendor's container toolkit
 # does not grant it either.
 RIGHTS = "rw"
-# A caller that is about to generate the spec ignores this reason.
+# The reason if the CDI spec is missing. A caller that is about to generate the spec ignores this reason.
 NO_SPEC = f"{cdi.SPEC} is missing, expected the vendor's spec of the NPUs. Run playbooks/site.yml"
 
 
@@ -67,7 +67,7 @@ def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
 
 
 def _access_group(node: str, uid: int) -> Tuple[Optional[int], Optional[str]]:
-    """Return (ID of the group that may open a node, reason why the server cannot open it), or (None, None) if every user may."""
+    """Return (ID of the group that may open a node, None), (None, None) if every user may, or (None, why the server cannot)."""
     try:
         found = os.stat(node)
     except OSError:

@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 
 CONCERN = "server"
 HANGING, VERSION = "loads", "version"
-# Items about paths and devices that a new container could not mount or open
+# Names of the items about paths and devices that a new container could not mount or open
 TO_MOUNT = (ABSENT, DRIVER_FILES, ACCESS) = ("volumes", "driver files", "device access")
 
 
@@ -105,7 +105,7 @@ def _diff_hanging(actual: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
-    """Return the desired models that are not READY in exactly the desired versions and release, and undesired READY models."""
+    """Return an item for each desired model that is not in sync, and for each READY model that is not desired."""
     action = {"none": "restart", "poll": "wait", "explicit": "load"}[desired["mode"]]
     plan = []
     for name in sorted(desired["models"]):

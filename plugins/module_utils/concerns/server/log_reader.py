@@ -36,8 +36,8 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
 def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
     """Return the time from which the log is read, in seconds since 1970: the start of the server.
 
-    If the server has restarted during an open transaction of the store, the log is read from the time of the transaction, because
-    the server may have logged the failed load of a model before it restarted.
+    If the server has restarted and a transaction of the store is open, the log is read from the time of the transaction. The server
+    may have logged a failed load before its restart.
     """
     started = epoch(inspect["State"].get("StartedAt") or "")
     transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
