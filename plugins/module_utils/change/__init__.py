@@ -1,5 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A change of a host: the lease that guards it, its steps, and its rollback by the host itself."""
+"""The change of a host: the lease, the steps of the change, and the rollback by the host itself."""
 
 from __future__ import annotations

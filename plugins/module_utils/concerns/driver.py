@@ -37,7 +37,7 @@ PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
 # Services of the driver, the older one first. A running service keeps the module in use.
 SERVICES = ("rbln_daemon.service", "rbln-smd.service")
 UNITS = ("/etc/systemd/system", "/lib/systemd/system", "/usr/local/lib/systemd/system")
-# The DKMS directories of the driver's modules. Each has a link for each kernel for which the module is installed.
+# The DKMS directories of the driver's modules. A directory has one link for each kernel that has the module.
 DKMS = "/var/lib/dkms/rebellions*"
 # Packages whose upgrade installs another kernel, such as linux-generic, linux-image-generic-hwe-22.04 and linux-headers-amd64
 FLAVOURS = "generic|virtual|lowlatency|oem|kvm|aws|azure|gcp|oracle|ibm|(?:cloud-|rt-)?amd64"
@@ -57,7 +57,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         # These two facts are None if the form is `deb`.
         "installed": _installed() if not_deb else None,
         "dkms": _dkms() if not_deb else None,
-        # Directories that an engine created for missing sources of mounts. A package cannot install a file at such a path.
+        # Directories that an engine created for missing sources of mounts. They keep a package from installing its file at this path.
         "in_the_way": [path for path in TOOLS if os.path.isdir(path) and not os.listdir(path)],
         "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(directory, unit)) for directory in UNITS)],
         "kernel_packages": {

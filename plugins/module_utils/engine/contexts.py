@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that use cards, with their names, containers and cards.
 
-The vendor's tool lists contexts. A context is one process on one NPU. If NPUs are in groups, the NPU number of a context does not
-identify a card. The device nodes that the process has open identify the card.
+The vendor's tool lists contexts. A context is one process on one NPU. If NPUs are in groups, several cards have the same number, so
+the number does not identify a card. The device nodes that the process has open identify the card.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ DEVICES, SYSFS, SHARED = "/dev", "/sys/module/rebellions/version", "/dev/shm"
 MIB = 1 << 20
 # An option in the output of `tritonserver --help`
 OPTION = re.compile(r"(?m)^\s*--([a-z-]+)")
-# A program that prints the requirements that the packages of its Python do not meet
+# A program that prints which requirements the packages of its Python do not meet
 PROGRAM = """
 import json, sys
 from importlib import metadata
