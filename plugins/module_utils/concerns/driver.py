@@ -57,7 +57,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         # These two facts are None if the form is `deb`.
         "installed": _installed() if not_deb else None,
         "dkms": _dkms() if not_deb else None,
-        # Directories that an engine created for missing sources of mounts. They keep a package from installing its file at this path.
+        # Directories that an engine created for missing sources of mounts. A package cannot install a file at their paths.
         "in_the_way": [path for path in TOOLS if os.path.isdir(path) and not os.listdir(path)],
         "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(directory, unit)) for directory in UNITS)],
         "kernel_packages": {

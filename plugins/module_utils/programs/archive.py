@@ -17,11 +17,11 @@ from typing import Dict, Mapping, Set
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-# Import statements: `from MODULE import NAMES`, or `import MODULES`. If text in a string looks like an import, the program contains a
-# file that it does not need. A real parser would take most of the time of a run that changes nothing.
+# Import statements: `from MODULE import NAMES`, or `import MODULES`. If text in a string looks like an import, the program contains
+# a file that it does not need. A real parser would take most of the time of a run that changes nothing.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
-# The __main__.py of an archive. The path of the archive can be a link, and an upgrade changes the target of the link. So the program
-# resolves the link first, and all its imports come from one version.
+# The __main__.py of an archive. The path of the archive can be a link, and an upgrade changes the target of the link. So the
+# program resolves the link first, and all its imports come from one version.
 MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"
 
 
