@@ -242,7 +242,7 @@ def _start_manual_server(name: str, manual: Mapping[str, Any]) -> None:
 
 
 def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
-    """Restart the container. If the cards are not free, start it all the same, and then raise ContainerError."""
+    """Restart the container, even if the cards do not become free. In that case, raise ContainerError after the start."""
     found = _existing(engine, name)
     refuse_absent(found)
     engine.stop(found["Id"], settings["stop_timeout"])

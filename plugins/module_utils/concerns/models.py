@@ -77,7 +77,7 @@ def _keeps_number(root: str, name: str, old: str, new: Mapping[str, Any]) -> boo
 
 
 def _open_transaction(root: str) -> Optional[Dict[str, Any]]:
-    """Return the open transaction or None. "stale" lists models for which Triton's response cache may have outdated answers."""
+    """Return the open transaction or None. "stale" lists models for which Triton's response cache can have outdated answers."""
     opened = read_transaction(root)
     if opened is None:
         return None

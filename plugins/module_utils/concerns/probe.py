@@ -82,7 +82,7 @@ def moment() -> Dict[str, Any]:
 def renew(since: Mapping[str, Any]) -> Optional[str]:
     """Repeat the probe if its last result is a failure. Return the reason why the repeated probe has no result, or None.
 
-    The result counts only if the probe started after the moment `since`.
+    A result of a probe that started before the moment `since` does not count.
     """
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
@@ -137,7 +137,7 @@ def warning(actual: Mapping[str, Any]) -> Optional[str]:
         return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
     if state.get("unavailable"):
         return "the probe cannot run its checks, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * MAX_CHARACTERS))
-    # A result counts only if it comes from the checks that are installed now.
+    # A result of checks that are no longer installed does not count.
     if state["failed"] and state.get("document") == actual.get("checks"):
         shown = "; ".join(short(check, MAX_CHARACTERS) for check in state["failed"][:MAX_CHECKS])
         more = len(state["failed"]) - MAX_CHECKS

@@ -123,7 +123,7 @@ def is_too_old(found: str) -> bool:
 
 
 def refusals(found: Optional[str]) -> Iterator[str]:
-    """Yield a reason if the installed version `found` and the version in the host's repositories are both too old or missing."""
+    """Yield a reason if neither the installed version `found` nor the version in the host's repositories is new enough."""
     if found is not None and not is_too_old(found):
         return
     offered = candidate_version(PACKAGE)
@@ -187,7 +187,7 @@ def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool
 
 
 def diff(concern: str, found: Mapping[str, Any], desired: Mapping[str, str], loaded: bool) -> List[Item]:
-    """Return the differences of the toolkit, of the units, and (only if the driver is `loaded`) of the spec.
+    """Return the differences of the toolkit and the units, and if the driver is `loaded`, also those of the spec.
 
     `desired` is {name of a unit: text}. If it is empty, installed units have to be removed.
     """

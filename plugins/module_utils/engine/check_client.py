@@ -76,7 +76,7 @@ class ClientError(Exception):
 
 
 def time_limit(document: Mapping[str, Any]) -> float:
-    """Return the seconds that the checks of a document may take."""
+    """Return the seconds that the checks of a document can take at most."""
     return ENGINE_SECONDS + REQUESTS_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
 
 

@@ -42,7 +42,7 @@ def read_use(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
     foreign = []
     for holder in tool["holders"]:
         owner = owner_of(holder)
-        # The tool may list a process of the container by its ID in the container's PID namespace. The host has no process with
+        # The tool can list a process of the container by its ID in the container's PID namespace. The host has no process with
         # this ID, so the process looks like an ended one. Therefore, while the container runs, such processes count as its own.
         if not (ignore_gone and owner["gone"]) and not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
             foreign.append({**holder, **owner, "open": open_cards(holder["pid"]) if not owner["gone"] else set()})
@@ -86,7 +86,7 @@ def owner_of(holder: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def open_cards(pid: int) -> Set[str]:
-    """Return the host's names of the NPU nodes that a process has open. The names in a container may differ."""
+    """Return the host's names of the NPU nodes that a process has open. A container can have other names for them."""
     nodes = {status.st_rdev: os.path.basename(path) for path, status in _devices(NODES)}
     return {nodes[status.st_rdev] for _path, status in _devices(f"{PROC}/{pid}/fd/*") if status.st_rdev in nodes}
 
@@ -108,7 +108,7 @@ def _natural_order(name: str) -> Tuple[str, int]:
 
 
 def _cards(holder: Mapping[str, Any]) -> str:
-    """Return the card of a context, or all cards that it may be on, as text."""
+    """Return the card of a context, or all cards that it can be on, as text."""
     cards = [card for card in holder["cards"] if card in holder["open"]] or holder["cards"]
     if not cards:
         return "an NPU that the tool does not list (number {})".format(holder["npu"])

@@ -27,7 +27,7 @@ DEFAULT_DRIVERS = {"log-driver": "json-file"}
 WHOLE_ENTRIES = ("runtimes", "default-ulimits")
 # Maps that count as one option of dockerd. In other maps, such as `proxies`, each entry is an option.
 ONE_OPTION = ("builder", "cluster-store-opts", "default-network-opts", "default-ulimits", "features", "log-opts", "runtimes")
-# dockerd accepts this option in the file and as a flag, and merges both.
+# dockerd accepts this option in the file together with its flag, and merges their values.
 MERGED_BY_DOCKERD = "runtimes"
 # {name of a flag: name of its option in the file}
 PLURALS = {
@@ -50,7 +50,7 @@ UNIT_PATHS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system",
 )  # fmt: skip
 PROGRAM = "dockerd"
-# The unit of Debian's package. It is used if the host has no unit, because drop-ins may exist before the package is installed.
+# The unit of Debian's package. It is used if the host has no unit, because drop-ins can exist before the package is installed.
 PACKAGED_UNIT = (
     "the package's docker.service",
     "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
@@ -133,7 +133,7 @@ def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
 def read_flags() -> Dict[str, str]:
     """Return {option: "FLAG in FILE"} of the command line with which systemd starts dockerd.
 
-    Values are left out, because they may be secret. `--config-file` is included only if it names a file other than daemon.json.
+    Values are left out, because they may be secret. `--config-file` is left out if it names daemon.json.
     """
     words = _command_line(_unit_files())
     if not words or os.path.basename(words[0][0].lstrip("@-:+!")) != PROGRAM:

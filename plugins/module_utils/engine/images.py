@@ -27,7 +27,7 @@ IMAGE = {
 def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
     """Return the SHA-256 of an image's unpacked layers and configuration, or None if the layers are unknown.
 
-    Two hosts that loaded the same archive may have different image IDs. In Docker's own store, the ID is the digest of the
+    Two hosts that loaded the same archive can have different image IDs. In Docker's own store, the ID is the digest of the
     configuration. In the store of containerd, the default of new installations of Docker 29, the ID is the digest of the manifest.
     """
     layers = (inspected.get("RootFS") or {}).get("Layers")

@@ -88,7 +88,7 @@ class Supervisor:
             pause = min(pause * 2, MAX_PAUSE)
 
     def _run_server(self) -> int:
-        """Run the server once. Return its exit code."""
+        """Run the server until it ends or the supervisor has to end. Return the exit code of the server."""
         with open(self.config["log"], "ab") as log:
             try:
                 self.server = subprocess.Popen(
@@ -104,7 +104,7 @@ class Supervisor:
                 self._log(f"the server cannot be started: {error}")
                 return 127
         server = self.server.pid
-        # Run the guard here: a container may allow only the parent of the server to read the server's system calls.
+        # Run the guard here: a container can allow only the parent of the server to read the server's system calls.
         with Guard(lambda: server, self.config.get("stuck_load_limit", 0), log=lambda wait: self._log(f"{STUCK_MESSAGE} {wait}")):
             while self.server.poll() is None and not self.ending:
                 self._wait(POLL_SECONDS)
