@@ -45,7 +45,7 @@ def read(path: Path) -> Any:
 
 
 def value_at(value: Any, *keys: str) -> Any:
-    """Return the value below these keys, or None if a key is missing."""
+    """Return the value at this path of keys, or None if a key is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value

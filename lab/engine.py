@@ -147,7 +147,7 @@ def start() -> None:
 
 
 def stop_if_unused() -> None:
-    """Stop the engine of the lab if no lab uses it, and remove everything that it created on the machine."""
+    """Stop the engine of the lab if no lab uses it, and remove everything that the engine created on the machine."""
     pid = _pid()
     if pid is None:
         return

@@ -16,9 +16,10 @@ from settings import ARTEFACT_PORT, ARTEFACTS, LABEL, OPS_USER, Lab, LabError, h
 from standins import kernel_package
 
 OPS_HOST = "ops1"
-# The most load balancers, and the host number of the first load balancer. The NPU hosts, at most 200, have lower numbers.
+# MAX_BALANCERS limits the number of load balancers. FIRST_BALANCER is the host number of lb1. NPU hosts have the numbers 1 to 200.
 MAX_BALANCERS, FIRST_BALANCER = 9, 221
-# On a machine with control groups of version 1, the systemd of Debian 13 needs the parameters CGROUP_V1.
+# This file exists on machines with control groups of version 2. On other machines, the systemd of Debian 13 needs the parameters
+# CGROUP_V1.
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 CGROUP_V1 = "SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=0 SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"
 KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"  # Path on a host
@@ -123,7 +124,7 @@ def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login
 
 
 def _copy(lab: Lab, names: list[str]) -> None:
-    """Make an image of npu1, and for each of these hosts a volume with a copy of the data of npu1's engine."""
+    """Make an image of npu1. For each of these hosts, also make a volume with a copy of the data of npu1's engine."""
     say(f"copying {COPIED} for {', '.join(names)}")
     source = lab.container(COPIED)
     # The engine is stopped, because files that it writes during the copy would be incomplete.

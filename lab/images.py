@@ -23,7 +23,7 @@ TRITON_WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
 
 
 def ensure_base(system: str) -> str:
-    """Return the name of a Debian base image. Pull the image if a registry answers, otherwise make it with debootstrap."""
+    """Return the name of a Debian base image. If it does not exist, pull it, or make it with debootstrap if no registry answers."""
     image, pulled = base_image(system), PULLED_BASE.format(SYSTEMS[system])
     if recorded_inputs(image) is None:
         if os.environ.get("LAB_PULL", "1") == "1" and _pull(pulled):
@@ -98,7 +98,10 @@ def ensure_host(system: str) -> str:
 
 
 def ensure_triton(release: str) -> dict[str, str]:
-    """Save the Triton image of this release as an archive for the artefact server. Return {"path", "sha256", "image": name}."""
+    """Save the Triton image of this release as an archive for the artefact server.
+
+    Return {"path": path of the archive below the server's root, "sha256": digest of the archive, "image": name of the image}.
+    """
     base = ensure_base(FIRST_SYSTEM)
     image = f"npufleet-lab/tritonserver:{release}-py3"
     archive = ARTEFACTS / "images" / f"tritonserver-{release}-py3.tar"

@@ -33,7 +33,7 @@ import images
 import standins
 from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, FIRST_SYSTEM, OPS_USER, SYSTEMS, Lab, LabError, current_lab, die, say
 
-# Name of a file in the state directory of a lab
+# Name of the file, in the state directory of a lab, that inventories/lab/hosts.py prints
 INVENTORY = "inventory.json"
 # The environment variables with the systems of the NPU hosts and of the load balancers
 NPU_SYSTEMS, BALANCER_SYSTEMS = "SYSTEMS", "LAB_BALANCER_SYSTEMS"
@@ -204,8 +204,8 @@ def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
     for name, system in facts["systems"].items():
         hostvars[name]["lab_system"] = system
         if system != FIRST_SYSTEM:
-            # Ansible caches the interpreter by the name of a host. Another lab can have a host with the same name and another
-            # interpreter.
+            # Without this variable, Ansible would use the interpreter that it has cached for the name of the host. Another lab can
+            # have a host with the same name and another interpreter.
             hostvars[name]["ansible_python_interpreter"] = "/usr/bin/python3"
     address = f"http://{lab.address(0)}:{ARTEFACT_PORT}"
     everywhere = {

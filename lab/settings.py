@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "lab"
 ARTEFACTS = BUILD / "artefacts"
 LABEL = "npufleet.lab"
-# {operating system as release rows name it: the code name of this Debian release}
+# Code name of each Debian release, by the name of the system in release rows
 SYSTEMS = {"debian-12": "bookworm", "debian-13": "trixie"}
 # System of the operations host and of the images of Triton
 FIRST_SYSTEM = "debian-12"
@@ -42,7 +42,7 @@ class Lab:
 
     @property
     def cache(self) -> Path:
-        """Cache and lock file of the controller. They stay when the lab stops, so that the next start is quick."""
+        """Directory of the cache and lock file of the controller. It stays when the lab stops, so that the next start is quick."""
         return BUILD / "cache" / self.name
 
     @property
@@ -56,7 +56,7 @@ class Lab:
 
     @property
     def bridge(self) -> str:
-        """Interface name of the network, at most 15 characters, which identifies its firewall rules."""
+        """Name of the network's bridge interface, at most 15 characters. The firewall rules of the network contain this name."""
         return f"nfl-{self.name}"[:15]
 
     def address(self, number: int) -> str:
@@ -99,7 +99,7 @@ def say(message: str) -> None:
 
 
 def run(*command: str, stdin: str | bytes | None = None, cwd: Path | None = None, check: bool = True) -> str:
-    """Run a command and return its output. Raises LabError with the last lines of its output."""
+    """Run a command and return its output. If it fails and `check` is true, raise LabError with the last lines of its output."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run(command, input=data, capture_output=True, cwd=cwd, check=False)
     if check and done.returncode:

@@ -35,13 +35,13 @@ def slimmed(wheel: Path, directory: Path) -> Path:
 
 
 def is_imported(name: str) -> bool:
-    """Return True if `import onnxruntime` reads a file of the wheel."""
+    """Return True if `import onnxruntime` reads the file `name` of the wheel."""
     top, _slash, below = name.partition("/")
     return top.endswith(".dist-info") or (below.startswith(PARTS) and not below.startswith(C_LIBRARY))
 
 
 def stays(line: str) -> bool:
-    """Return True if the reduced wheel keeps a line of the metadata. Only the removed tools need packages outside of NEEDED."""
+    """Return True if the reduced wheel keeps this line of the metadata. Only the removed tools need packages outside of NEEDED."""
     return not line.startswith("Requires-Dist:") or line.split(":", 1)[1].strip().startswith(NEEDED)
 
 

@@ -36,7 +36,7 @@ IMAGE_PYTHON = "3.11"
 
 
 def ensure_drivers() -> dict[str, dict[str, str]]:
-    """Build the drivers, and return {version: {"path", "sha256"}}."""
+    """Build the drivers. Return {version: {"path": path below the artefact server's root, "sha256": digest}}."""
     directory = ARTEFACTS / "drivers"
     _script("lab/driver/build.py", str(directory), *DRIVERS, "--kernel", os.uname().release)
     found = {}
@@ -61,7 +61,7 @@ def card_of(row: str, following: str | None = None) -> str:
 
 
 def npus_of(card: str, count: str | None) -> tuple[int, int]:
-    """Return the numbers (NPUs, cards) of a host. The default is 2 NPUs, or one card if the card has more NPUs."""
+    """Return the number of NPUs and the number of cards of a host. The default is one card with several NPUs, or else 2 NPUs."""
     each = NPUS_OF_CARD.get(card, 1)
     npus = int(count) if count else max(2, each)
     if npus % each:
@@ -75,7 +75,7 @@ def kernel_package() -> Path:
 
 
 def sdk_version(row: str) -> str:
-    """Return the version of the row's stand-in SDK. It has a digest of the source, so changes give new images and models."""
+    """Return the version of a row's stand-in SDK. It contains a digest of the source, so a changed SDK causes new images and models."""
     return f"{RELEASE_ROWS[row]['sdk']}.s{source_digest(ROOT / 'lab/sdk')[:8]}"
 
 
@@ -102,9 +102,11 @@ def wheels_of_image() -> list[Path]:
 
 
 def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]]:
-    """Compile the models of a row for its default card or for `card`. Return {model: {"key": <card>/<SDK line>, "path", "sha256"}}.
+    """Compile the models of a row for `card`, or for the first card type of the row. Return three facts of each model.
 
-    `path` is the path of the compiled file below the artefact server's root. The record of its compilation is `<path>.json`.
+    key     <card>/<line of the SDK>
+    path    path of the compiled file below the artefact server's root. The record of the compilation is <path>.json
+    sha256  digest of the compiled file
     """
     card = card or card_of(row)
     key = f"{card.removeprefix('RBLN-')}/{RELEASE_ROWS[row]['sdk_line']}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write model_config.json: the newest schema of config.pbtxt, and for each field newer than tritonclient 2.41.1 its first version.
+"""Write model_config.json: the newest schema of config.pbtxt, and the first version of each field that tritonclient 2.41.1 lacks.
 
     python files/schemas/make.py          downloads versions of tritonclient from PyPI, from 2.41.1 on
     python files/schemas/make.py --check  exits with 1 if the committed file differs
@@ -48,13 +48,13 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def descriptor(version: str, directory: Path) -> FileDescriptorProto:
-    """Return the schema in a wheel. The code of the wheel is read and never run."""
+    """Download the wheel of a version, and return the schema in it. The code of the wheel is read and never run."""
     home = directory / version
     # The wheel for any platform is small, because it lacks perf_analyzer.
     pip("download", "--no-deps", "--only-binary=:all:", "--platform=any", f"--dest={home}", f"tritonclient=={version}")
     (wheel,) = home.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        # The file is at the top or below purelib.
+        # Some wheels contain the file at the top, and others below purelib.
         (member,) = (name for name in archive.namelist() if name.endswith(MEMBER))
         tree = ast.parse(archive.read(member).decode())
     for node in ast.walk(tree):
@@ -68,7 +68,11 @@ def descriptor(version: str, directory: Path) -> FileDescriptorProto:
 
 
 def names(schema: FileDescriptorProto) -> dict[str, Any]:
-    """Return {name: facts} of a schema: type and number for a message.field, the number for an enum.VALUE."""
+    """Return the facts of each name in a schema.
+
+    A name is message.field or enum.VALUE. The facts of a field are its number, type and label. The fact of an enum value is its
+    number.
+    """
 
     def walk(prefix: str, messages: Any, enums: Any) -> Iterator[tuple[str, Any]]:
         for enum in enums:
@@ -82,7 +86,10 @@ def names(schema: FileDescriptorProto) -> dict[str, Any]:
 
 
 def since(known: dict[str, dict[str, Any]], order: list[str]) -> dict[str, str]:
-    """Return {name: first version with this name} for every name of a field or enum value that the oldest version lacks."""
+    """Return the first version that has a name, for each field and enum value that the oldest version lacks.
+
+    A version that changes or removes a name is refused.
+    """
     first: dict[str, str] = {}
     for older, newer in zip(order, order[1:]):
         for name, fact in known[older].items():

@@ -2,8 +2,8 @@
 """Build the lab's drivers: build.py DIRECTORY [VERSION...] [--kernel RELEASE].
 
 Each version below 3.0 becomes a package `rebellions`, each later version an installer. The default is all versions of the lab.
---kernel also builds a stub package of that kernel. The same input gives the same bytes: times are fixed, and nothing is compressed,
-because compressors differ.
+--kernel also builds a stub package of this kernel release. The same input gives the same bytes: times are fixed, and nothing is
+compressed, because compressors differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RULES = f"""\
 install rebellions {CARDS} load {{version}}
 remove rebellions {CARDS} unload
 """
-# Path of the module in the package. The package copies it to the DKMS directory of the running kernel.
+# Path of the module in the package. Its postinst script copies the module to the DKMS directory of the running kernel.
 MODULE = "/usr/lib/npufleet-lab/rebellions.ko"
 # Like the vendor's package, this package does not load the module.
 POSTINST = f"""\
@@ -248,7 +248,7 @@ def build_installer(version: str, directory: Path) -> Path:
 
 
 def module(version: str, name: str = "rebellions") -> bytes:
-    """Return an ELF object without code. It has an empty first section, `.modinfo`, and the names of the sections."""
+    """Return an ELF object without code. Its sections are an empty one, `.modinfo`, and one with the names of the sections."""
     facts = {"version": version, "name": name, "license": "none, this is emulated"}
     modinfo = b"".join(f"{name}={value}".encode() + bytes(1) for name, value in facts.items())
     names = b"\0.modinfo\0.shstrtab\0"
@@ -300,7 +300,13 @@ def build(
     scripts: Mapping[str, str],
     target: Path,
 ) -> Path:
-    """Build a package of `files` {path: (content, mode)}, `links` {path: target} and maintainer `scripts`. Return `target`."""
+    """Build a Debian package, write it to `target`, and return `target`.
+
+    control  fields of the control file
+    files    content and mode of each file, by path
+    links    target of each symbolic link, by path
+    scripts  text of each maintainer script, by name
+    """
     common = {"Architecture": "amd64", "Maintainer": "The npufleet developers <npufleet@localhost>", "Priority": "optional"}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as work:

@@ -2,7 +2,7 @@
 """Build the lab's container toolkit: toolkit.py DIRECTORY.
 
 The package `rbln-container-toolkit` is in a signed apt repository with the layout of the vendor's public repository: apt-public/
-and raw-public/rebellions.asc below the directory. The repository is only written again if the package has changed.
+and raw-public/rebellions.asc below the directory. If the package has not changed, an existing repository is kept.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def build_repository(directory: Path) -> None:
             _run(*gpg, "--generate-key", stdin=KEY)
             _run(*gpg, "--clearsign", "--output", str(suite / "InRelease"), stdin=release)
             _run(*gpg, "--armor", "--export", "--output", str(key))
-            # This file is written last. It shows the next call that all files are complete.
+            # This file is written last. Its existence shows the next call that all files are complete.
             (suite / "Release").write_text(release)
         finally:
             subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False)

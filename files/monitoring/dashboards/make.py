@@ -36,11 +36,14 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel. `limits` are (colour, lowest value of the colour).
+    """A panel of a dashboard.
 
-    `value` is the heading for the values of a table. Without a heading, the table shows only the labels. In a table with several
-    queries, series with the same labels share a row, which has the value of the last query. The axis of a graph begins at
-    `minimum`, or at the smallest value if `minimum` is None, and ends at `maximum`.
+    limits   pairs (colour, value). From this value on, the panel has this colour
+    value    the heading for the values of a table. Without a heading, the table shows only the labels
+    minimum  the value at which the axis of a graph begins. With None, the axis begins at the smallest value
+    maximum  the value at which the axis of a graph ends
+
+    A table has one row for each set of labels. A table with several queries shows the values of the last query.
     """
 
     kind: str
@@ -65,7 +68,11 @@ class Row(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """A dashboard. `variables` are {name: query of its values}, and `annotations` {name: (query, colour, text)}."""
+    """A dashboard.
+
+    variables    the query for the values of each variable, by name
+    annotations  the query, colour and text of each annotation, by name
+    """
 
     name: str
     title: str
@@ -100,7 +107,7 @@ NOT_AS_DESIRED = "npufleet_model_desired{%s} unless on (host, model, digest) npu
 SUCCESS = "rate(nv_inference_request_success{%s}[$__rate_interval])"
 FAILURE = 'rate(nv_inference_request_failure{%s, reason!="CANCELED"}[$__rate_interval])'
 DURATION = "rate(nv_inference_%s_duration_us{%s}[$__rate_interval])"
-# File systems in memory and read-only images are excluded. Read-only images are always full.
+# File systems in memory are excluded, and also read-only images, because these are always full.
 DISKS = 'fstype!~"tmpfs|ramfs|overlay|squashfs|iso9660|erofs", host=~"$host"'
 USED_DISK = f"1 - node_filesystem_avail_bytes{{{DISKS}}} / node_filesystem_size_bytes{{{DISKS}}}"
 # Annotations, which mark changes and alerts on all panels of a dashboard
@@ -110,7 +117,7 @@ HOSTS = 'label_values(up{job="npufleet-triton"}, host)'
 
 
 def failure_ratio(labels: str, by: str) -> str:
-    """Return the query of the failed share of all requests."""
+    """Return the query for the share of requests that failed, for each combination of the labels `by`."""
     failed, good = f"sum by ({by}) ({FAILURE % labels})", f"sum by ({by}) ({SUCCESS % labels})"
     return f"{failed} / ({failed} + {good} > 0)"
 
