@@ -75,7 +75,7 @@ def kernel_package() -> Path:
 
 
 def sdk_version(row: str) -> str:
-    """Return the version of a row's stand-in SDK. It contains a digest of the source, so a changed SDK causes new images and models."""
+    """Return the version of a row's stand-in SDK, with a digest of its source. So a changed SDK causes new images and models."""
     return f"{RELEASE_ROWS[row]['sdk']}.s{source_digest(ROOT / 'lab/sdk')[:8]}"
 
 
