@@ -15,7 +15,7 @@ from settings import ARTEFACTS, BUILD, FIRST_SYSTEM, ROOT, SYSTEMS, LabError, ba
 from standins import sha256_of, wheels_of_triton
 
 PULLED_BASE = "docker.io/library/debian:{}-slim"
-INPUTS = "npufleet.lab.inputs"  # Label of an image with the digest of its inputs
+INPUTS = "npufleet.lab.inputs"  # Label of an image that contains the digest of its inputs
 # Directories below usr/share that Debian's slim images lack
 NOT_SLIM = ("doc", "groff", "info", "lintian", "locale", "man")
 # Triton release -> version of the PyPI wheel nvidia-pytriton that contains it

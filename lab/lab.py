@@ -98,7 +98,7 @@ def up(lab: Lab) -> None:
         built = image_builder.submit(images_of, systems, rows)
         for name in rows:
             standins.ensure_index(name)
-        # A host keeps its cards during an upgrade to the other row, so the models of both rows are for the same type of card.
+        # A host keeps its cards during an upgrade to the row LAB_NEXT, so the models of both rows are for the same type of card.
         models = {name: standins.ensure_models(name, card) for name in rows}
     triton_archives = built.result()
     hosts.prepare_state(lab)

@@ -13,7 +13,7 @@ from pathlib import Path
 import slim_wheel
 from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 
-# release row -> the versions and card types for which its artefacts are made
+# Versions and card types for which the artefacts of each release row are made
 RELEASE_ROWS = {
     "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "sdk_line": "0.6", "cards": ("RBLN-CA12",), "driver": "1.1.67"},
     "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "sdk_line": "0.9", "cards": ("RBLN-CA22",), "driver": "2.0.1"},
