@@ -25,8 +25,8 @@ options:
     type: str
   dest:
     description:
-      - Directory on the controller to write to. Without this option, the task writes and translates nothing, and the plan compares
-        the container with the current inventory.
+      - Directory on the controller to write to. Without this option, the task writes no files, and the plan compares the container
+        with the current inventory.
     type: path
 attributes:
   check_mode:
@@ -169,7 +169,7 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
 
 
 def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[Dict[str, Any]]:
-    """Return {"pid", "program"} of each process that neither belongs to the server nor only keeps the container running."""
+    """Return {"pid", "program"} of each process except those of the server and those that only keep the container running."""
     top = engine.get(f"/containers/{inspect['Id']}/top") or {}
     column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     init = inspect["State"]["Pid"]

@@ -10,8 +10,8 @@ module: balancer_info
 short_description: Read the servers of a load balancer and their traffic
 description:
   - Reads the servers of the HAProxy that the role C(load_balancer) has configured. Run the module on the balancer.
-  - With O(since), the module also returns the requests that finished since that time, by server and protocol. HAProxy keeps one
-    line for each finished request in its memory.
+  - With O(since), the module also returns the requests that finished since that time, by server and protocol. They are
+    counted from the lines that HAProxy keeps in its memory, one for each finished request.
   - To measure a time window, call the module at the start of the window. Call it again at the end, with RV(now) of the first call
     as O(since).
 version_added: 0.1.0
@@ -56,7 +56,8 @@ now:
   returned: success
   type: float
 running:
-  description: Whether HAProxy answers. If it does not, RV(servers) is empty, and the other values are null or not returned.
+  description: >-
+    Whether HAProxy answers. If HAProxy does not answer, RV(servers) is empty, and the other values are null or not returned.
   returned: success
   type: bool
 reason:
@@ -113,13 +114,13 @@ servers:
         - C(failed) is the number of failed requests by kind. The kinds are C(4xx), C(5xx), C(connect) (no connection to the
           server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than 0 in the headers),
           C(client) (the client gave up) and C(closed) (a drain closed the request).
-        - C(latency) is a histogram of the successful requests without streams. Its keys are upper bounds of the latency in ms, and
-          its values are numbers of requests.
+        - C(latency) is a histogram of the successful requests that are not streams. Its keys are upper bounds of the latency in
+          ms, and its values are numbers of requests.
         - C(by_model) has the same numbers for each model. It covers HTTP requests only.
         - C(other) has C(requests) and C(failed) of all other calls, which are not inference requests.
       type: dict
 unserved:
-  description: With O(since), the windows of requests that no server received, for C(http) and C(grpc).
+  description: With O(since), one window for C(http) and one for C(grpc). They count the requests that no server received.
   returned: with O(since), if HAProxy runs
   type: dict
 complete:

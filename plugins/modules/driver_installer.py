@@ -76,7 +76,7 @@ def main() -> None:
     log_path = path + ".log"
     start = time.monotonic()
     try:
-        # The installer is a hard link to the verified file in the store of packages, so it has two names.
+        # The installer is a hard link to the verified file in the store of packages, so a second hard link is allowed (single=False).
         with foreign.open_file(path, owner=os.geteuid(), single=False):
             pass
     except foreign.Untrusted as error:

@@ -74,8 +74,9 @@ hosts_not_in_sync:
   elements: str
 metrics:
   description:
-    - Metrics of the last known state of each host for the textfile collector of node exporter. C(npufleet_drift_items) counts the
-      differences of a host by concern, and C(npufleet_status_timestamp_seconds) is the time of this run.
+    - Metrics for the textfile collector of node exporter, from the latest state of each host in O(status_file).
+    - C(npufleet_drift_items) counts the differences of a host by concern. C(npufleet_status_timestamp_seconds) is the time of
+      this run.
   returned: with O(state=read)
   type: str
 path:

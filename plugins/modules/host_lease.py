@@ -10,7 +10,8 @@ module: host_lease
 short_description: Lock a host while one run changes it
 description:
   - Takes the lease of a host, or renews the lease if this run already has it. The lease is a file on the host. While a run has the
-    lease, other runs wait, or fail with the name of the owner, and the watchdog takes no action. Only the owner releases the lease.
+    lease, other runs wait, or fail with a message that names the owner, and the watchdog takes no action. Only the owner releases
+    the lease.
   - The lease is live while its run calls a module on the host, and for C(npufleet_lease_timeout) seconds after the last call. No
     other run can take over a live lease.
   - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. If another
@@ -87,8 +88,8 @@ taken_over:
   type: dict
 settled:
   description:
-    - Text about what this call restored, because an earlier run was interrupted while it replaced the container. Null if nothing
-      was restored.
+    - Text about the container that this call restored, after an earlier run was interrupted while it replaced this container. Null
+      if nothing was restored.
   returned: O(state=held)
   type: str
 fresh:
@@ -135,7 +136,7 @@ REQUEST = {
     "container": {"type": "dict", "default": {}},
     # Version of the controller's library
     "version": {"type": "str", "default": ""},
-    # ID of another run. The controller knows that this run has ended.
+    # ID of another run. The controller has verified that the other run has ended.
     "ended": {"type": "str", "default": ""},
 }
 

@@ -12,7 +12,7 @@ description:
   - Reads kernel, vendor tool, Docker engine, model store, Triton server, HAProxy and Prometheus of a host in one call, and compares
     them with the desired state. The module changes nothing.
   - The controller computes the desired state from the inventory, the release row (C(files/releases.yml)) and the manifests of the
-    models, which list their files with digests.
+    models. A manifest lists the files of a model with their digests.
   - In check mode, the result is C(changed) if the plan is not empty and the host is not in maintenance. C(--diff) prints the plan.
     C(--check) works in this way in all playbooks of the project.
 version_added: 0.1.0
@@ -72,7 +72,7 @@ options:
   details:
     description:
       - Whether the result has the details RV(actual), RV(desired) and RV(origins), which contain most of the data. A playbook for a
-        large fleet should leave the details out, because it needs the details of few hosts only.
+        large fleet should leave the details out, because it needs the details of only a few hosts.
       - V(always) returns the details.
       - V(changes) leaves the details out for a host that is RV(in_sync).
       - V(report) leaves the details out, and stores the state of the host for M(npufleet.triton.fleet_report) until the run ends.

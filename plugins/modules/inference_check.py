@@ -86,8 +86,8 @@ options:
         type: dict
   timeout:
     description:
-      - Seconds that one request may take. After a timeout, the model gets no more requests over the same protocol. No request is
-        sent if the server does not report within 5 seconds that it is live.
+      - Seconds that one request may take. After a timeout, the model gets no more requests over the same protocol. If the
+        server does not report within 5 seconds that it is live, no request is sent.
     type: int
     default: 30
   latency:
@@ -332,7 +332,7 @@ REQUEST: Dict[str, Any] = {
     # True if the address of the server does not depend on the container, such as the address of a proxy
     "fixed_address": {"type": "bool", "default": False},
 }
-# The checks that ran after a failed change, for the message
+# With `accepted`, the message names the kind of checks that ran by one of these texts.
 STORED_CHECKS = "checks that the host stored when it accepted its current releases"
 INVENTORY_CHECKS = "checks of the inventory, because the host has stored none for its current releases"
 

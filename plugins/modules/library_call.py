@@ -67,7 +67,8 @@ OPTIONS: dict = {
 
 def main() -> None:
     """Run the module that the arguments name, or report that its library is missing."""
-    # Other accounts may be able to write to the directory of this file, or to the working directory if the file is standard input.
+    # Imports must not search the directory of this file, or the working directory if the file is standard input, because other
+    # accounts may be able to write to these directories.
     script_directory = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv[0] else ""
     sys.path[:] = [entry for entry in sys.path if entry not in ("", script_directory)]
     import importlib

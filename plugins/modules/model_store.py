@@ -82,7 +82,7 @@ def run(module: request.Module) -> None:
     root, caller = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:
         if params["state"] == "absent":
-            # The caller has the lease. The lease is a file in the store, so it is removed too, and is not renewed here.
+            # The lease of the caller is a file in the store. It is removed with the store, so it is not renewed here.
             result: Dict[str, Any] = {"changed": bool(removal.entries(root)) if module.check_mode else removal.remove(root)}
         elif module.check_mode:
             holds = store.read_holds(root)

@@ -10,8 +10,9 @@ module: rollout
 short_description: Announce a rollout, and end the change of a host
 description:
   - Announces the hosts of each batch, their changes, the size of the model files that they lack, and the duration of the last
-    rollout. The data are the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
-  - For a rollout of more than 20 hosts, the announcement names only the first and the last host of each batch, and its size.
+    rollout. The plans and sizes come from the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
+  - For a rollout of more than 20 hosts, the announcement names only the first and the last host of each batch, and the size
+    of the batch.
   - At the end of a host change, the task gives up the lease of the host, which is the right of a run to change the host. The task
     fails if the rollout has to stop.
 version_added: 0.1.0

@@ -15,8 +15,8 @@ description:
     restarts the container, or loads and unloads models.
   - Then the host verifies the served models and runs the checks. If the server is in sync and the checks pass, releases and
     container are kept. Otherwise the previous state is restored and verified, too.
-  - With O(accept_within), a proven change waits for a second call, which accepts or restores it. Between the two calls, an
-    operator can observe the traffic. Meanwhile, the run keeps the lease of the host, and the previous state can still be restored.
+  - With O(accept_within), a proven change waits for a second call, which accepts the change or restores the previous state. Between
+    the two calls, an operator can observe the traffic, and the run keeps the lease of the host.
   - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
     host finishes the change, or restores the previous state, within the time limits of the inventory.
   - Before the call, the host must have the large files of the models (M(npufleet.triton.model_blobs)). If the container has to be
@@ -31,7 +31,8 @@ options:
     description:
       - V(changed) makes the change and proves it by reading the host again and by running the checks. The host keeps a proven
         change. If the change is not proven, the host restores the previous state.
-      - V(accepted) accepts a proven change that waits for acceptance. The task fails if the previous state was restored before.
+      - V(accepted) accepts a proven change that waits for acceptance. The task fails if the host has already restored the
+        previous state.
       - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
     choices: [changed, accepted, restored]
@@ -42,7 +43,8 @@ options:
     default: ""
   release:
     description:
-      - Names of the models to release. If a model is held at an older release, its new release is a copy of the held release.
+      - Names of the models that get a new release. If a model is held at an older release, its new release is a copy of the
+        held release.
       - In the plan of M(npufleet.triton.host_state), these models have the action C(release).
     type: list
     elements: str
@@ -98,8 +100,9 @@ options:
     default: false
   manual_server:
     description: >-
-      Only for an old container in which C(docker exec) has started the server. C(pid) is the process ID of the server, and
-      C(options) are the options of the C(docker exec) that starts the server again after a rollback.
+      Use this option if C(docker exec) has started the server in the container that the change replaces. C(pid) is the process ID
+      of this server. C(options) are the options of the C(docker exec) that starts the server again if the previous state is
+      restored.
     type: dict
     default: {}
 attributes:
@@ -124,7 +127,7 @@ back:
   returned: when the change was not proven
   type: str
 restored:
-  description: Whether the previous state is in place, because it was restored and read back, or because nothing was changed.
+  description: True if the previous state was restored and verified, or if nothing was changed.
   returned: when the change was not proven
   type: bool
 proven:
@@ -161,7 +164,8 @@ moves:
   returned: when the change has ended
   type: dict
 steps:
-  description: The begun steps of the change, oldest first. Each step has its name as C(step) and the time of its start as C(at).
+  description: >-
+    The steps of the change that have begun, oldest first. Each step has its name as C(step) and the time of its start as C(at).
   returned: success
   type: list
   elements: dict
@@ -200,7 +204,7 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     **request.HOLDER_OPTIONS,
-    # ID of this call, and of the change that this call begins
+    # ID of this call. If the call begins a change, the change gets the same ID.
     "id": {"type": "str", "default": ""},
     # Seconds that this call waits for the result
     "wait": {"type": "float", "default": 0},
@@ -215,7 +219,7 @@ REQUEST: Dict[str, Any] = {
     # Files of each model to release: digests, and the content of small files. Transferred large files are in `incoming`.
     "releases": {"type": "dict", "default": {}},
     "incoming": {"type": "str", "default": ""},
-    # Values to remove from every result, because a server may have printed them
+    # Secrets to remove from every result, because the output of a server can contain them
     "secrets": {"type": "list", "elements": "str", "default": [], "no_log": True},
 }
 

@@ -12,9 +12,10 @@ description:
   - Writes an archive on the controller. The archive has the output of the vendor tool, the kernel log, journals, the state of
     engine and container, the server's model index, configs, statistics and metrics, a listing of the model store, and the
     differences from the desired state.
-  - The module changes nothing. A short-lived container of the running image, without network and cards, lists the functions of the
+  - The module changes nothing. A short-lived container of the server's image, without network and cards, lists the functions of the
     SDK and inspects one compiled file.
-  - An item that cannot be collected becomes a line in C(errors.txt) of the archive. So the module also works on bare hosts.
+  - An item that cannot be collected becomes a line in C(errors.txt) of the archive. So the module also works on a host without
+    driver, engine or server.
   - Secrets are removed on the host before anything is written. Secrets are the values of host variables with the name of a
     secret, and all texts that have the form of a secret. C(redaction.txt) lists the variables and the forms.
   - The archive has mode 0600. The controller verifies its digest. Nothing is left on the host.

@@ -56,7 +56,7 @@ options:
 attributes:
   check_mode:
     support: none
-    description: The task is skipped, because nothing was transferred.
+    description: The task is skipped, because check mode transfers no file.
 """
 
 EXAMPLES = r"""

@@ -10,7 +10,7 @@ module: triton_process
 short_description: Run tritonserver in the container in which Ansible runs
 description:
   - Use this module if the host is itself a Triton container, such as a session of Backend.AI. The module needs no container engine,
-    systemd or ssh. It needs root only if the devices require root. The same variables as on other hosts configure server and
+    systemd or ssh. It needs root if no other user can open the device nodes of the cards. The same variables as on other hosts configure server and
     models.
   - A small supervisor process restarts the server if the server ends. The log, the process ID and the start parameters of the
     server are in C(run/) below O(root).
@@ -31,7 +31,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Reads, and reports whether there would be a change.
+    description: Reports whether there would be a change.
 """
 
 EXAMPLES = r"""

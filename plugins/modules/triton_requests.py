@@ -11,7 +11,7 @@ short_description: Read the requests that a Triton server has counted
 description:
   - Reads Triton's metrics on the host, and returns the successful, failed and waiting requests of each model since the server
     started.
-  - If the server does not answer, the module does not fail. It then returns no models.
+  - If the server does not answer, the module returns no models, and does not fail.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -53,7 +53,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, metrics
 
 OPTIONS: Dict[str, Any] = {"address": {"type": "str"}, "port": {"type": "int"}}
-# Limits of the metrics page and of the result
+# Largest size of the metrics page, and largest number of models in the result
 MAX_PAGE_BYTES = 1 << 24
 MAX_MODELS = 1000
 SUCCESS = "nv_inference_request_success"
