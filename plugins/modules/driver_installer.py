@@ -76,7 +76,7 @@ def main() -> None:
     log_path = path + ".log"
     start = time.monotonic()
     try:
-        # The installer is a hard link to the verified file in the store of packages, so a second hard link is allowed (single=False).
+        # The installer is a hard link to the verified file in the store of packages, so more than one link is allowed.
         with foreign.open_file(path, owner=os.geteuid(), single=False):
             pass
     except foreign.Untrusted as error:

@@ -78,7 +78,9 @@ models:
       description: Digest of the model as it is rendered for the host. Null with O(repositories), which belong to no host.
       type: str
     versions: {description: The versions that the version policy selects., type: list, elements: str}
-    files: {description: "For each file, its C(sha256). C(blob) is true for a large or compiled file, which releases of the model share."", type: dict}
+    files:
+      description: For each file, its C(sha256). C(blob) is true for a large or compiled file, which several releases can share.
+      type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
