@@ -27,8 +27,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 MARK_FILE = "adoption.json"
 # Largest number of bytes of a file that one module call returns
 MAX_PIECE_BYTES = 32 << 20
-# The concerns in the plan of an adoption. Watchdog, probe and metrics are systemd units, which a run installs after it has replaced
-# the container.
+# The concerns in the plan of an adoption. Watchdog, probe and metrics are left out. They are systemd units, which a run installs
+# after it has replaced the container.
 ADOPTED_CONCERNS = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups and concern.role and not concern.unit]
 # Valid names of containers and models. The name of a model becomes a directory name and a part of URLs.
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -96,7 +96,8 @@ class ActionModule(FleetAction):
             exec_options=exec_options(facts, secrets),
             obstacles=obstacles(facts, secrets),
         )
-        # The new variables refer to vault variables that the inventory lacks. Without `dest`, there are no new variables.
+        # The new variables refer to vault variables that the inventory lacks, so their values come from the container. Without
+        # `dest`, there are no new variables.
         vault = translated.vault if dest else {}
         variables = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):

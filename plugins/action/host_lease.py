@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Action of host_lease: adds the owner and the time limits of the lease, and data for the host.
 
-With this data, the host can complete or undo a change if the run dies.
+With this data, the host can complete or undo a change if the run is interrupted.
 """
 
 from __future__ import annotations

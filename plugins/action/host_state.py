@@ -69,7 +69,8 @@ TYPE_NAMES = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two calls of a host that another run is changing
 POLL_SECONDS = 2.0
 
-# Ansible imports an action once, and then forks a process for each host of a task. Import here what each process would import.
+# Ansible imports this action once, and then forks a process for each task and host. These modules are imported before the forks, so
+# that not every process has to read their files.
 library.module("host_state")
 for _concern in CONCERNS:
     of_concern(_concern)
@@ -171,7 +172,7 @@ class ActionModule(FleetAction):
     def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
         """Add the variables from which playbooks derive confirmations and batches, because `hostvars` lacks the defaults of roles.
 
-        An invalid variable is a reason against a change, but not against reading.
+        If a variable is invalid, the host can still be read, but a change is refused.
         """
         extra: Dict[str, Any] = {}
         reasons: List[str] = []
@@ -237,8 +238,9 @@ class ActionModule(FleetAction):
     def _after_other_run(self, request: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
         """Return the result of preflight. Its key `between` has the times before and after the call.
 
-        While another run restarts the server, the plan has differences that will disappear. So the call is repeated until the other
-        run has ended, for `wait` seconds at most.
+        While another run restarts the server, the state of the server differs. This difference must not refuse a change of models,
+        because the difference ends with the other run. So the call is repeated until that run has ended, but for `wait` seconds at
+        most.
         """
         deadline = time.monotonic() + wait
         while True:
@@ -285,7 +287,7 @@ class ActionModule(FleetAction):
             for manifest in manifests.values()
             for digest, origin in manifest["origins"].items()
         }
-        # The result lacks `digest_key`. With it, a reader of the result could test guesses of the secrets against their digests.
+        # The key of the digests is left out, because a reader of the result could use the key to test guesses of the secrets.
         result["desired"] = {
             concern: {name: entry for name, entry in part.items() if name != "digest_key"}
             for concern, part in desired_state.items()
@@ -303,7 +305,8 @@ class ActionModule(FleetAction):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
         with collected(reasons):
             if concerns is None:
-                # The action reads preflight_concerns. A template in the task file would load a filter plugin for each host.
+                # The action reads this variable itself. If a task passed it as a template, Ansible would load a filter for each
+                # host.
                 concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
             desired_state, manifests, extra = collect_desired(variables, concerns)
             reasons += [entry for entry in extra if entry not in reasons]

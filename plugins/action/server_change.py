@@ -92,13 +92,13 @@ class ActionModule(FleetAction):
 
 
 def _limit(request: Mapping[str, Any], accept_within: float) -> float:
-    """Return the seconds that a change, its checks and its rollback take if each step takes its whole time limit.
+    """Return the seconds that a change, its checks and a restore take if each step takes its whole time limit.
 
     The time limit for loads is counted once for all models together. If it were counted for each model, the run would wait for
     hours for a host that has lost its power.
     """
     times, checks = request["container"], (request.get("checks") or {}).get("document") or {}
-    # The cards become free, the old container stops, the cards become free again, and models are loaded and proven.
+    # A change waits for free cards, stops the old container, waits for free cards again, and loads and proves the models.
     one_change = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_TIMEOUT + 2 * times["ready_timeout"]
     check_time = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
     return float(cards.TIMEOUT_SECONDS + 2 * one_change + check_time + accept_within)

@@ -109,7 +109,7 @@ class ActionModule(FleetAction):
                 continue
             try:
                 secrets_of_variable = secret_values({name: variables.untyped(name)})
-            except Exception as error:  # a lookup may fail in any way; the bundle reports it
+            except Exception as error:  # a lookup can fail in any way, and the bundle reports the error
                 if looks_secret(name):
                     errors.append(f"redaction.txt: {name} has no value to search for: {type(error).__name__}")
                 continue
@@ -127,7 +127,7 @@ class ActionModule(FleetAction):
             return {}, [f"state: {error.message}"]
 
     def _about(self, variables: Templated) -> Dict[str, Any]:
-        """Return the versions and the release that the controller uses."""
+        """Return the versions of the software on the controller, and the release row and the cards of the host."""
         path = os.path.join(COLLECTION, "galaxy.yml")
         galaxy = self._loader.load_from_file(path) if os.path.exists(path) else {}
         about = {"npufleet": str(galaxy.get("version", "")), "ansible-core": ansible_version}
@@ -143,7 +143,7 @@ class ActionModule(FleetAction):
     ) -> List[str]:
         """Fetch the archive as the connecting user, pack the files of the archive again, and return the names of these files.
 
-        Raises AnsibleActionFail unless the archive is complete, within bounds and free of known secrets.
+        Raises AnsibleActionFail if the archive is incomplete, exceeds the bounds, or contains one of the secrets.
         """
         draft = path + ".draft"
         try:

@@ -24,7 +24,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import f
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 SUPERVISOR = "process.supervisor"
-# Options of tritonserver that some releases lack
+# Options that some versions of tritonserver lack
 OPTIONAL_OPTIONS = (*container.CLOUD_SERVICES, "metrics-address")
 # Bytes of disk space for the SDK and the packages that it requires, unpacked and as wheels
 SDK_BYTES = 3 << 30
