@@ -57,7 +57,7 @@ class CallbackModule(CallbackBase):
         self._thread: Optional[threading.Thread] = None
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Reset the interval, because the hosts of this play may have another interval."""
+        """Reset the interval, because the hosts of this play can have another interval."""
         self._play, self._interval = play, None
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:

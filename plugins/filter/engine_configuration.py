@@ -59,7 +59,7 @@ ENGINE_UNIT = "docker.service"
 def engine_configuration(
     state: Mapping[str, Any], desired: Mapping[str, Any], current: str = "", dockerd_help: str = ""
 ) -> Dict[str, Any]:
-    """Return {"files", "restart"}. Raises ValueError if the text of daemon.json is not a JSON object."""
+    """Return {"files", "restart"} (see RETURN). Raises ValueError if the text of daemon.json is not a JSON object."""
     names = {entry["name"] for entry in state["plan"]}
     program = state["actual"]["engine"]["program"]
     files: List[Dict[str, Any]] = [{"path": path, "content": content} for path, content in desired["drop_ins"].items()]

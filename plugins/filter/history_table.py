@@ -14,7 +14,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: The model store, as the module returns it.
+    description: The model store, as M(npufleet.triton.host_state) returns it.
     type: dict
     required: true
 """

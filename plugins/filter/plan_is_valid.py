@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: plan_is_valid
 short_description: Decide whether the plan of this run still describes the server of a host
 description:
-  - Returns true if no other run has had the lease of the host since the plan was made, and if the tags of the server select every
-    concern that the plan changes.
+  - Returns true if no other run has had the lease of the host since the plan was made, if the plan was made with the same
+    O(current_releases), and if every concern that the plan changes has the Ansible tags of the server.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -43,7 +43,7 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SERVER_TAGS
 
-# The concerns that a run with the tags of the server applies. A change of one concern does not affect the state of the others.
+# The concerns that a run with the Ansible tags of the server applies. A change of one of them does not affect the other concerns.
 SERVER_CONCERNS = {name for name, concern in CONCERNS.items() if set(SERVER_TAGS) <= set(concern.tags)}
 
 

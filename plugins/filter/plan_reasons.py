@@ -97,7 +97,7 @@ def _reasons(state: Any, remaining: bool) -> Optional[List[str]]:
     if state.get("unreachable"):
         return None
     if state.get("maintenance"):
-        # The run does not change a host in maintenance, so such a host may have left the play.
+        # The run does not change a host in maintenance. So the host needs no plan, even if it has left the play.
         return []
     reasons = [str(reason) for reason in state.get("refusals") or []]
     if isinstance(state.get("timedout"), Mapping) and not reasons:

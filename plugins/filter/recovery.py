@@ -82,7 +82,7 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, Any]:
                 step_index = max(step_index, STEPS.index("serve"))
     if answers:
         differences.append(host_text.indented(host_text.sanitized(answers)))
-        # Wrong answers need a restart only if there is no other difference, because a step for such a difference may correct them.
+        # If there is another difference, the step for this difference can also correct the answers. Otherwise, a restart is needed.
         step_index = max(step_index, STEPS.index("restart")) if step_index < 0 else step_index
     unfinished = [host_text.line(sentence(entry)) for entry in state["plan"] if entry["concern"] == "traffic"]
     steps = [] if refused or step_index < 0 else STEPS[step_index:]

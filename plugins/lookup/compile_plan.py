@@ -8,18 +8,19 @@ DOCUMENTATION = r"""
 name: compile_plan
 short_description: Find the models that have to be compiled
 description:
-  - Reads the specs and the sources of models, and the records of compiled files on the controller. A model is up to date if its
-    source, spec, card and SDK are the same as in the record of its compiled file.
+  - Reads the compile specs and the sources of models, and the records of compiled files on the controller. A compile spec is an
+    entry of the variable C(model_compile_models).
+  - A model is up to date if its source, compile spec, card and SDK are the same as in the record of its compiled file.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: The specs, in the form of the variable C(model_compile_models).
+    description: The compile specs.
     type: list
     elements: dict
     required: true
   card:
-    description: Type of card to compile for, such as V(RBLN-CA22). If a spec names a card, the spec takes precedence.
+    description: Type of card to compile for, such as V(RBLN-CA22). If a compile spec names a card, that card is used.
     type: str
     required: true
   sdk:
@@ -27,7 +28,7 @@ options:
     type: dict
     required: true
   directory:
-    description: Directory for compiled files. If a spec names a directory, the spec takes precedence.
+    description: Directory for compiled files. If a compile spec names a directory, that directory is used.
     type: path
     required: true
 """
@@ -44,7 +45,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _raw:
   description:
-    - One dictionary. C(reasons) has the errors of all specs. If there are no errors, C(models) has one entry for each spec.
+    - One dictionary. C(reasons) has the errors of all compile specs. If there are no errors, C(models) has one entry for each of
+      them.
     - In an entry, C(why) is the reason to compile the model, or an empty text if the model is up to date. C(file) is the compiled
       file on the controller. C(artefacts) is the value for C(triton_models) that names this file.
     - C(push) and C(spec) are sent to the build host.

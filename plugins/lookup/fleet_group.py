@@ -64,7 +64,7 @@ class LookupModule(LookupBase):
         run_guard.check(task_vars, role_defaults())
         name = str(task_vars.get("npufleet_group", DEFAULT_GROUP))
         groups = task_vars.get("groups") or {}
-        # An inventory without hosts is no error here: it is a syntax check, or Ansible itself reports the missing inventory.
+        # An inventory without hosts is no error here. A syntax check can have no hosts. In a run, Ansible reports missing hosts.
         if groups.get("all") and name not in groups:
             raise AnsibleError(
                 f"the inventory has no group {name}, expected the group of the hosts with NPUs: "
