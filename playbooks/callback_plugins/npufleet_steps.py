@@ -39,7 +39,10 @@ class CallbackModule(CallbackBase):
         record_errors(tag_guard.errors(playbook))
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Record the strategy. With `linear`, a task begins after the last step of the previous task. Open steps are then lost."""
+        """Record the strategy of the play.
+
+        With `linear`, a task begins after all steps of the previous task. A step that is still open at that time has no result.
+        """
         STEPS.mark_lost()
         self._linear = str(play.strategy).rpartition(".")[2] == "linear"
 

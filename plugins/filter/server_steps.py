@@ -45,8 +45,8 @@ _value:
   description: >-
     A boolean for each step C(transfer), C(hold) (take the lease), C(credentials), C(key), C(container), C(change),
     C(install_watchdog) and C(remove_watchdog). C(release) has the names of the models that get another release, C(withdraw) the
-    names of the models to remove from the server. C(releases_host) is true if the change is the last step on this host and releases its lease. C(refusals)
-    has the reasons why a new container could not start.
+    names of the models to remove from the server. C(releases_host) is true if the change is the last step on this host
+    and releases its lease. C(refusals) has the reasons why a new container could not start.
   type: dict
 """
 

@@ -79,7 +79,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 taken:
-  description: Whether this call took the lease, so that the caller has to release it. False if the run already had the lease.
+  description: True if this call took the lease. Then the caller has to release it. False if the run already had the lease.
   returned: O(state=held)
   type: bool
 taken_over:

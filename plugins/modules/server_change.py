@@ -272,7 +272,7 @@ def failure_message(host: str, result: Mapping[str, Any]) -> str:
 
 
 def begin_or_decide(params: Mapping[str, Any]) -> str:
-    """Begin a change, or accept or reject the change that waits. Return the ID of the change to wait for. Raises NoResult."""
+    """Begin a change, or decide about the change that waits to be accepted. Return the ID of that change. Raises NoResult."""
     root, change_id = params["root"], str(params["id"])
     if params["only_wait"]:
         return change_id
