@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """An action that calls the module on the balancer. A task that runs for another host is delegated to the balancer."""
+    """An action that calls the module on the balancer. If a task runs for another host, `delegate_to` names the balancer."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         balancer = self._task.delegate_to or host

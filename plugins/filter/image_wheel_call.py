@@ -9,7 +9,7 @@ name: image_wheel_call
 short_description: Build the arguments with which pip downloads the wheels of an image
 description:
   - Without O(others), one call downloads all packages from the index of the vendor.
-  - With O(others), a first call downloads the packages of the vendor from the index of the vendor only. A second call downloads the
+  - With O(others), a first call downloads the packages of the vendor only from the index of the vendor. A second call downloads the
     other packages, and gets the packages of the vendor as files (O(wheels)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

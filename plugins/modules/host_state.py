@@ -83,8 +83,8 @@ options:
     description:
       - Only return RV(desired), with every secret in clear text, and do not call the host. Use this option if a later task applies
         the desired state. Set C(no_log) for both tasks.
-      - By default, values that may be secret are sealed, which means that they are replaced by digests. The key of the digests is
-        valid for one call only.
+      - By default, values that may be secret are sealed, which means that they are replaced by digests. Each call uses a
+        new key for the digests, so the digests of two calls differ.
     type: bool
     default: false
 attributes:

@@ -149,8 +149,8 @@ attributes:
 notes:
   - The examples show the format of a check file.
   - Without C(rows), one request contains each array unchanged. Use this for models with C(max_batch_size 0).
-  - With C(spread) in C(rows), C(argmax) and C(label) have the labels of several blocks, and a block has C(count) rows. Each
-    combination of host and protocol sends the next block.
+  - If C(rows) has the key C(spread), the fields C(argmax) and C(label) have the labels of several blocks. A block has C(count)
+    rows. Each combination of host and protocol sends the next block.
   - C(stream) is a gRPC stream. C(raw) uses the generated gRPC code and sends bytes in C(raw_input_contents), like clients in other
     languages.
   - The responses of a stream are joined along their first dimension in the order of arrival, and compared as one answer.
@@ -253,7 +253,7 @@ checks:
     expected: {description: "The expected label, a list of labels for a batch, or the expected texts in one line.", type: raw}
     got: {description: "The actual label, a list of labels for a batch, or the actual texts in one line.", type: raw}
     label: {description: "The actual label of a single row. The file in O(results_dir) has the row itself as C(image).", type: raw}
-    instances: {description: "Number of instances of the model, with C(instances) in the check.", type: int}
+    instances: {description: "Number of instances of the model, if the check has C(instances).", type: int}
     latency:
       description:
         - Measurements of a load test, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms),

@@ -12,8 +12,8 @@ description:
   - Transfers run as the connecting user, in a directory of that user. The user, or someone who has stolen the user's login,
     controls the content of that directory. In the same way, a container controls each directory that it can write to.
   - A file is used only when nobody but root can change it. The module refuses symbolic links, files with more than one hard link,
-    paths that are not regular files, and files that another process has open for writing. The digest covers the bytes that root
-    uses.
+    paths that are not regular files, and files that another process has open for writing. The digest is computed from the file
+    that root uses.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

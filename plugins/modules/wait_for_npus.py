@@ -23,8 +23,8 @@ options:
     type: int
   ignore_gone:
     description: >-
-      After O(timeout), ignore NPU contexts that the driver still lists for processes that have ended. Use this option before a
-      reload of the driver's kernel module, which removes these contexts.
+      After O(timeout), ignore processes that have ended, but that the driver still lists as users of a card. Use this option before
+      a reload of the driver's kernel module, which removes these entries.
     type: bool
     default: false
 attributes:
