@@ -238,9 +238,9 @@ class ActionModule(FleetAction):
     def _after_other_run(self, request: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
         """Return the result of preflight. Its key `between` has the times before and after the call.
 
-        While another run restarts the server, the state of the server differs. This difference must not refuse a change of models,
-        because the difference ends with the other run. So the call is repeated until that run has ended, but for `wait` seconds at
-        most.
+        While another run restarts the server, the server differs from the desired state. This difference usually disappears when
+        the other run ends, so it is no reason to refuse a change of models. The call is repeated until the other run has ended, but
+        for `wait` seconds at most.
         """
         deadline = time.monotonic() + wait
         while True:

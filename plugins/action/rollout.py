@@ -151,7 +151,8 @@ def _next_batches(variables: Mapping[str, Any], batch: Sequence[str], serial: An
     """Return, for this batch and each later batch, the plans of the hosts."""
     hostvars = variables["hostvars"]
     hosts: List[str] = list(variables["ansible_play_hosts_all"])
-    # Batches are consecutive parts of the list of all hosts, so the hosts after the last host of this batch are in later batches.
+    # Batches are consecutive parts of the list of all hosts, so the later batches follow the last host of this batch. Ansible has
+    # removed unreachable hosts from `batch`.
     later = set(hosts[hosts.index(batch[-1]) + 1 :])
     batches = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
     rest = [[host for host in names if host in later] for names in batches]

@@ -88,8 +88,8 @@ taken_over:
   type: dict
 settled:
   description:
-    - Text about the container that this call restored, after an earlier run was interrupted while it replaced this container. Null
-      if nothing was restored.
+    - Text about the container that this call restored. The call restores the container if an earlier run was interrupted while it
+      replaced the container. Null if nothing was restored.
   returned: O(state=held)
   type: str
 fresh:
@@ -136,7 +136,7 @@ REQUEST = {
     "container": {"type": "dict", "default": {}},
     # Version of the controller's library
     "version": {"type": "str", "default": ""},
-    # ID of another run. The controller has verified that the other run has ended.
+    # ID of another run that has ended. The action plugin sets it, because only the controller can see that a run has ended.
     "ended": {"type": "str", "default": ""},
 }
 

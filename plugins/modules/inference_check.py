@@ -332,7 +332,7 @@ REQUEST: Dict[str, Any] = {
     # True if the address of the server does not depend on the container, such as the address of a proxy
     "fixed_address": {"type": "bool", "default": False},
 }
-# With `accepted`, the message names the kind of checks that ran by one of these texts.
+# With `accepted`, the message contains one of these two texts, which names the kind of checks that ran.
 STORED_CHECKS = "checks that the host stored when it accepted its current releases"
 INVENTORY_CHECKS = "checks of the inventory, because the host has stored none for its current releases"
 
