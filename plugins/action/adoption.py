@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# An adoption writes this file into its destination. A later adoption replaces a destination only if the destination has this file.
+# An adoption writes this file into its destination. A later adoption refuses to replace files in a directory without this file.
 MARK_FILE = "adoption.json"
 # Largest number of bytes of a file that one module call returns
 MAX_PIECE_BYTES = 32 << 20
@@ -180,7 +180,7 @@ class ActionModule(FleetAction):
         return variables
 
     def copy_file(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
-        """Copy a model's file to the controller. A file without `content` may not fit into memory, so it is copied in pieces."""
+        """Copy a model's file to the controller. A file without `content` can be too large for memory, so it is copied in pieces."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target + ".part", "wb") as out:
             if content is not None:

@@ -20,7 +20,7 @@ options:
     elements: str
     required: true
   vendor:
-    description: Names of the packages that may only come from the index of the vendor.
+    description: Names of the packages that must come from the index of the vendor.
     type: list
     elements: str
     required: true

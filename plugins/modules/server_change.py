@@ -170,7 +170,7 @@ steps:
   type: list
   elements: dict
 under_way:
-  description: Whether the change is still running. If it is, the action calls the module again.
+  description: True if the change is still running. Then the action calls the module again.
   returned: success
   type: bool
 """

@@ -223,7 +223,7 @@ def pack(root: str, members: Mapping[str, str]) -> bytes:
 
 
 def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return {"archive", "files", "errors", "redacted"}. Every text of the archive is redacted."""
+    """Return the redacted archive as bytes, the names of its files, the errors, and the number of redacted places."""
     limits = Limits(params["timeout"], params["size"], params["lines"])
     contents, errors = collect(list(items(params, limits)), limits, time.monotonic() + params["total_timeout"])
     errors = [*params["errors"], *errors]

@@ -127,7 +127,7 @@ UNUSED_FIELDS: Dict[str, Any] = {
 }
 # Seconds to wait for the end of another change
 WAIT_SECONDS = 60.0
-# Seconds after which another run may take over the lease of a killed change
+# Seconds after which another run can take over the lease of a change that was killed
 LEASE_SECONDS = 5.0
 
 
