@@ -180,7 +180,7 @@ class ActionModule(FleetAction):
         return variables
 
     def copy_file(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
-        """Copy a model's file to the controller. A file without `content` can be too large for memory, so it is copied in pieces."""
+        """Copy a model file to the controller. A file without `content` can be too large for memory, and is copied in pieces."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target + ".part", "wb") as out:
             if content is not None:

@@ -82,7 +82,7 @@ def _charts(
 
 
 def _entry(when: str, host: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """Return the status entry of a host: the entry that host_state has stored, otherwise an entry from the variables of the host."""
+    """Return the status entry of a host: the entry that host_state has stored, otherwise an entry from its variables."""
     stored = host_states.read(host)
     if stored is not None:
         return stored
