@@ -40,11 +40,12 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 REMOVED_KEYS = ("invocation", "ansible_stats")
 # Keys of a result whose texts Ansible displays
 DISPLAYED_KEYS = ("msg", "report", "refusals", "warnings", "errors")
-# Keys of the result of a failed change. More keys would hide the message.
+# Keys of the result of a failed change that Ansible displays. With more keys, an operator would overlook the message.
 FAILED_CHANGE_KEYS = ("failed", "changed", "msg", "did", "back", "restored", "warnings", "exception")
 # The prefix of the facts in which Ansible reports the interpreter of a host
 INTERPRETER_PREFIX = "discovered_interpreter_"
-# After a loss of contact, a call is repeated every RETRY_SECONDS, for at least RECONNECT_SECONDS even if its time limit is over.
+# After a loss of contact, the controller repeats a call every RETRY_SECONDS until the time limit of the call.
+# It repeats the call for at least RECONNECT_SECONDS, even if the time limit is over.
 RECONNECT_SECONDS, RETRY_SECONDS = 60.0, 2.0
 # The most repetitions of a call whose module was killed, for example by the kernel to free memory
 MAX_RETRIES = 5
@@ -102,7 +103,7 @@ class FleetAction(ActionBase):
         try:
             return self.act(host, task_vars)
         except Refusal as refusal:
-            # The action has read an invalid variable.
+            # A variable of the host is invalid.
             raise self.refuse(host, refusal) from None
         except host_text.InvalidAnswer as reason:
             self._display.vvv("".join(traceback.format_exception(reason)))
@@ -122,12 +123,12 @@ class FleetAction(ActionBase):
         return host_variables(self._templar, task_vars, self._results_prefix(task_vars))
 
     def _results_prefix(self, task_vars: Mapping[str, Any]) -> str:
-        """Return the path prefix of the results that the hosts of this task share (shared_results.py), or "" for one host."""
+        """Return the path prefix of the results that the hosts of this task share (shared_results.py), or "" if the task has one host."""
         hosts = task_vars.get("ansible_play_batch") or []
         if len(hosts) < 2:
             return ""
         batch = hashlib.sha256(" ".join(hosts).encode()).hexdigest()[:16]
-        # No public attribute identifies the task.
+        # Ansible has no public attribute that identifies the task.
         return os.path.join(constants.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
 
     def results_path(self, directory: str, host: str) -> str:
@@ -136,7 +137,7 @@ class FleetAction(ActionBase):
 
     @staticmethod
     def concerns(variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> List[str]:
-        """Return the concerns of a host by its groups."""
+        """Return the concerns of a host. Its groups decide them."""
         return concerns_of(list(task_vars.get("group_names", [])), str(variables["npufleet_group"]))
 
     @staticmethod
@@ -163,7 +164,7 @@ class FleetAction(ActionBase):
         task_vars: Mapping[str, Any],
         request: Optional[Mapping[str, Any]] = None,
     ) -> Dict[str, Any]:
-        """Call a module on the host with its options and a request, and return its result as data.
+        """Call a module on the host with `arguments` as options and with a request. Return the sanitized result.
 
         Raises Refusal if the options do not match the module.
         """
@@ -185,10 +186,11 @@ class FleetAction(ActionBase):
         return {**result, "ansible_facts": facts} if facts else result
 
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the result of a module without its secrets. The module runs from the library (module_utils/programs/library.py).
+        """Return the result of a module, with the secrets of its options masked.
 
-        If the host lacks the library, and the module runs as root, the library is installed first. Without root, Ansible copies the
-        module to the host as usual.
+        The module runs from the library (module_utils/programs/library.py).
+        If the host lacks the library, a call as root installs the library first. Without root, Ansible copies the module to the
+        host as usual.
         """
         parameters = library.parameters(module, options)
         call = {
@@ -211,8 +213,8 @@ class FleetAction(ActionBase):
 
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Run a module of this collection through Ansible, without a copy of its arguments in the system log."""
-        # In a module and its arguments, Ansible replaces the text `syslog.LOG_USER` by `syslog.` and this facility. With LOG_USER,
-        # the text stays the same.
+        # In a module and its arguments, Ansible replaces the text `syslog.LOG_USER` by `syslog.` and the value of
+        # ansible_syslog_facility. With the value LOG_USER, the text stays the same.
         call_vars = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
         return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=call_vars))
 
@@ -244,9 +246,10 @@ class FleetAction(ActionBase):
 
 
 class Contact:
-    """Module calls on a host that are repeated after a loss of contact, until `limit` seconds after the creation of this object.
+    """Module calls on a host that are repeated after a loss of contact.
 
-    The calls are repeated for at least RECONNECT_SECONDS. `report` is called with a message at a loss of contact and at its return.
+    The calls are repeated until `limit` seconds after the creation of this object, and at least for RECONNECT_SECONDS after the
+    loss. `report` is called with a message when contact is lost, and when contact is restored.
     """
 
     def __init__(self, host: str, limit: float, report: Callable[[str], None]) -> None:

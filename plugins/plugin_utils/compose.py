@@ -123,7 +123,7 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
 
 
 def _without_secrets(value: Any, sealed: Any, values: Dict[str, str]) -> Any:
-    """Return a value for the file. Secrets, which are digests in `sealed`, become variables. Add their values to `values`."""
+    """Return a value for the Compose file. Replace each secret (a digest in `sealed`) by a variable, and add it to `values`."""
     if isinstance(value, Mapping):
         return {name: _without_secrets(entry, sealed[name], values) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):

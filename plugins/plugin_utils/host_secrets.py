@@ -11,7 +11,7 @@ from typing import Any, List, Mapping, Set
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import RESTRICTED, SIGNED, WEBHOOK, is_headers
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, MIN_LENGTH, looks_secret
 
-# A variable whose name ends in this way has the location of a secret or the name of a login, and not the secret itself.
+# A variable whose name ends in this way contains the location of a secret or the name of a login, and not the secret itself.
 LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
 
 

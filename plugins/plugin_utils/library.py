@@ -64,7 +64,7 @@ def _host_sources() -> Dict[str, str]:
 
 
 class Parameters(NamedTuple):
-    """The validated options of a module, and the secrets in them, which no result must show."""
+    """The validated options of a module, and the secrets in these options, which no result may show."""
 
     values: Dict[str, Any]
     secrets: Set[str]

@@ -5,8 +5,8 @@
 A window is a period in which load balancers count the requests that each host answers. The reference is the hosts outside the batch
 of the changed host, in the same window. If these hosts got fewer requests than a verdict needs, the reference is the changed host
 itself, in the window before its drain. Load balancers other than HAProxy report no counters. With them, the judge compares the
+itself, in the window before its drain. Only HAProxy reports these counts. With other load balancers, the judge compares the
 counters of the changed Triton server with the counters of this server before the change.
-
 All input comes from load balancers and hosts, so the judge validates its shape first.
 """
 
@@ -20,20 +20,20 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import traffic
 
 GOOD, BAD, NOT_JUDGED = "good", "bad", "not judged"
-# The share of failed requests is too high if it exceeds the share of the reference by more than both limits: a number of standard
-# deviations, and an absolute share. The comparison of latencies uses the same number of standard deviations.
+# The failure rate is too high if it exceeds the failure rate of the reference by more than both limits: MIN_DEVIATIONS standard
+# deviations, and MIN_EXCESS. The comparison of latencies uses MIN_DEVIATIONS, too.
 MIN_DEVIATIONS, MIN_EXCESS = 3.0, 0.005
 # The fewest failures that count as evidence
 MIN_FAILURES = 3
-# (share of the requests, factor, milliseconds). The quantile of this share is too slow if it exceeds the quantile of the reference
-# by the factor and by the milliseconds.
+# (quantile, factor, milliseconds). The latency of a quantile is too high if it exceeds both limits: the latency of the reference
+# times the factor, and the latency of the reference plus the milliseconds.
 QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0, 20.0))
-# If a host got fewer requests than a verdict needs, its failures count only if at least this share of its requests failed.
+# If a host got fewer requests than a verdict needs, its failures count only from this failure rate.
 OUTAGE_SHARE = 0.5
 # Failures that clients cause themselves
 REASONS_OF_CLIENTS = ("CANCELED",)
-# Client errors count only for models that answered requests of the reference, because a client may request a model that no host
-# serves.
+# Client errors count only for models that answered requests of the reference. For example, they do not count for a model that no
+# host serves.
 CLIENT_ERRORS = "4xx"
 
 _NAME = re.compile(r".{1,300}", re.DOTALL)
@@ -41,7 +41,7 @@ _COUNTS = {re.compile(r"\w{1,40}"): int}
 _LATENCY = {re.compile(r"[0-9]{1,12}"): int}
 _MODEL = {"requests": int, "failed": _COUNTS, "latency": _LATENCY}
 _TRAFFIC = {**_MODEL, "by_model": {_NAME: _MODEL}}
-# The shape of the part of a result of balancer_info that the judge reads
+# The shape of the results of balancer_info, reduced to the keys that the judge reads
 WINDOW = {"servers": {_NAME: {"traffic?": {re.compile("http|grpc"): _TRAFFIC}}}, "complete?": bool}
 REASON = re.compile(r"\w{1,40}")
 # The shape of a result of triton_requests: counters of each model
@@ -97,7 +97,7 @@ def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answ
 
 
 def failed_more(failed: int, total: int, reference_failed: int, reference_total: int) -> bool:
-    """Return True if the share of failures exceeds the share of the reference by both limits, MIN_EXCESS and MIN_DEVIATIONS."""
+    """Return True if the failure rate exceeds the rate of the reference by both limits, MIN_EXCESS and MIN_DEVIATIONS."""
     if failed < MIN_FAILURES or not total:
         return False
     excess = failed / total - (reference_failed / reference_total if reference_total else 0.0)
@@ -193,7 +193,7 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
         actual, expected = traffic.quantile(changed.latency, share), traffic.quantile(reference.latency, share)
         if actual is None or expected is None:
             continue
-        # Among few requests, a quantile can be high by chance. So the quantile of a smaller share is compared with the limits.
+        # Among few requests, a quantile can be high by chance. So a lower quantile is compared with the limits.
         lower = traffic.quantile(changed.latency, max(share - _tolerance(share, changed, reference), 0.0))
         if lower is not None and lower > max(expected * factor, expected + more):
             name = f"{share:.0%} of the requests"
@@ -202,7 +202,7 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
 
 
 def _tolerance(share: float, *windows: Requests) -> float:
-    """Return the difference that chance can cause between the shares of requests below a quantile in these windows."""
+    """Return how much to subtract from the quantile `share`, so that a difference between these windows is not due to chance."""
     return MIN_DEVIATIONS * math.sqrt(sum(share * (1 - share) / sum(window.latency.values()) for window in windows))
 
 

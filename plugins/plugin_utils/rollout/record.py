@@ -113,7 +113,7 @@ def _seconds(began: Any, now: float) -> Optional[float]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to plain types. Ansible returns subclasses of these types. Return None if JSON has no such value."""
+    """Convert a value to plain types. Ansible returns subclasses of these types. Return None for a value that JSON cannot represent."""
     try:
         return shapes.parse(json.dumps(value))
     except (RecursionError, TypeError, ValueError):
@@ -142,9 +142,9 @@ def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
 
 
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
-    """Record that a rollout begins, and return the record. A run may have several rollouts. Raises OSError."""
+    """Record that a rollout begins, and return the record. A run can have several rollouts. Raises OSError."""
     path, record = _record_or_new(directory, owner, now)
-    # An earlier rollout of this run may have ended early. Its unchanged hosts are removed, so that `left` does not return them.
+    # An earlier rollout of this run may have ended early. Its hosts that were not changed are removed, so that `left` does not return them.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)
@@ -159,7 +159,7 @@ def add(directory: str, owner: Owner, hosts: Mapping[str, Mapping[str, Any]], no
 
 
 def left(record: Mapping[str, Any]) -> List[str]:
-    """Return the hosts of the planned batches that have not ended."""
+    """Return the hosts in planned batches whose end is not recorded."""
     return [host for batch in record["planned"][len(record["batches"]) :] for host in batch]
 
 
@@ -176,7 +176,7 @@ def _of_run(directory: str, owner: Owner) -> Iterator[Tuple[str, Dict[str, Any]]
 
 
 def _file_suffix(owner: Owner) -> str:
-    """Return the end of the name of a record. Two runs that begin in the same second have different names."""
+    """Return the end of the file name of a record. It differs even for two runs that begin in the same second."""
     return f"-{hashlib.sha256(owner.run.encode()).hexdigest()[:12]}.json"
 
 

@@ -38,7 +38,7 @@ def limited(result: Mapping[str, Any]) -> bool:
 
 
 def effect(result: Mapping[str, Any]) -> str:
-    """Return the effect of a result of host_state. The plan decides it, or for a rollback the changed models (`moves`)."""
+    """Return the effect of the change in a result of host_state: of its plan, or of the changed models (`moves`) of a rollback."""
     return max([NONE, *_effects(result)], key=EFFECTS.index)
 
 
@@ -124,11 +124,16 @@ def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[st
 def steps(
     settings_of_host: Mapping[str, Any], balancers: Mapping[str, Mapping[str, Any]], host: str, repairs: bool = False
 ) -> Dict[str, Any]:
-    """Return the steps of a host change that concern its traffic: {"drain", "judge", "accept_within"}.
+    """Return the steps of a host change that concern its traffic.
+
+    - `drain`: True if the host is drained.
+    - `judge`: True if the requests of clients are judged.
+    - `accept_within`: the seconds that the proven change waits for the verdict, or 0.
 
     `balancers` has the results of balancer_info. A new host is in no balancer and gets no requests yet, so it is neither drained
-    nor judged. A change that repairs a server runs without traffic and is never rolled back, so it does not wait to be accepted. If
-    an earlier rollout left the host drained (`limited`), the host is drained again, even if no balancer has the host any more.
+    nor judged. If an earlier rollout left the host drained (`limited`), the host is drained again, even if no balancer has the host
+    any more. `repairs` is True if the change repairs a server. A repair runs without traffic and is never undone, so it does not
+    wait for the verdict.
     """
     balanced = settings_of_host["hook"] == "command" or any(host in info["servers"] for info in balancers.values())
     judged = balanced and settings_of_host["effect"] != NONE and settings_of_host["accept_within"] > 0

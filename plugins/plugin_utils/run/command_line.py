@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. An error is one line.
+"""Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. The commands report an error in one line.
 
-This module uses only the standard library, because it also reports missing packages.
+This module uses only the standard library, so that it can report packages that are missing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import ssl
 import sys
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
-# By default, the core of gRPC writes a log to standard error.
+# By default, the core of gRPC writes a log to standard error, between the messages of the command.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# Exit codes and their meaning. 130 and 141 are the codes of a shell for SIGINT and SIGPIPE.
+# Exit codes. CODE_TEXTS has their meanings. 130 and 141 are the codes of a shell for SIGINT and SIGPIPE.
 RIGHT, WRONG, USAGE_ERROR, NO_ANSWER, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
 CODE_TEXTS = {
     RIGHT: "right: every answer, check or model is correct",
@@ -40,7 +40,7 @@ class CommandError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of options that reports an error as one line. Its help ends with a note on the defaults, and the exit codes."""
+    """A parser of options that reports an error as one line. Its help ends with the exit codes."""
 
     def __init__(self, command: str, text: Optional[str]) -> None:
         about, _gap, more = (text or "").partition("\n\n")
@@ -169,7 +169,7 @@ def tls_files(options: Any) -> Dict[str, Optional[str]]:
 
 def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
     """Return the reasons why OpenSSL refuses these files."""
-    # This context does not load the authorities of the system, which would take time.
+    # This context does not load the certificate authorities of the system, because this would take time.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     reasons = []
     if files["ca"]:
@@ -179,7 +179,7 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
             reasons.append(f"--ca is {files['ca']}, expected certificates as PEM")
     if files["cert"]:
         try:
-            # Without this function OpenSSL reads a passphrase from the terminal.
+            # Without this function, OpenSSL would read a passphrase from the terminal.
             context.load_cert_chain(files["cert"], files["key"], password=lambda: "")
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", None) or error
@@ -209,7 +209,7 @@ def writable(path: str, option: str) -> None:
 
 
 def draft_of(path: str) -> str:
-    """Return the path of the temporary file of a result. For a link, this file is beside the target, so the link is kept."""
+    """Return the path of the temporary file of a result. If the path is a link, the file is beside its target."""
     return os.path.realpath(path) + ".draft"
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of text from hosts to data that can be shown, written or used as a name.
 
-A host may send any text. So only these functions may turn text from a host into a template, a path or a line of a file.
+A host can send any text. So only the functions of this module may turn text from a host into a template, a path or a line of a file.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def variables(value: Dict[str, Any]) -> str:
 
 
 def document(value: Dict[str, Any]) -> str:
-    """Return data as YAML that is only read as data, so templates in it are not marked."""
+    """Return data as YAML for readers that evaluate no templates, so no text is marked as unsafe."""
     return str(yaml.dump(value, Dumper=_Plain, sort_keys=False, allow_unicode=True))
 
 

@@ -62,7 +62,7 @@ def own_yaml(path: str) -> Any:
 
 
 def _check_size(document: Any) -> None:
-    """Raise yaml.YAMLError if a document has too many values or levels. Aliases may expand to more values than memory holds."""
+    """Raise yaml.YAMLError if a document has too many values or levels. Aliases can expand to more values than memory holds."""
     pending, count = [(document, 0)], 0
     while pending:
         value, depth = pending.pop()

@@ -44,7 +44,7 @@ def has_terminal() -> bool:
         stdin = os.readlink(f"/proc/{pid}/fd/0")
     except OSError:
         return False
-    # The fields are the group of the process and the group in the foreground of its terminal.
+    # after_name[2] is the group of the process. after_name[5] is the group in the foreground of its terminal.
     return TERMINAL.match(stdin) is not None and len(after_name) > 5 and after_name[2] == after_name[5]
 
 
