@@ -113,7 +113,7 @@ def _seconds(began: Any, now: float) -> Optional[float]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to plain types. Ansible returns subclasses of these types. Return None for a value that JSON cannot represent."""
+    """Convert a value to plain types. Ansible returns subclasses of these types. Return None for a value that JSON lacks."""
     try:
         return shapes.parse(json.dumps(value))
     except (RecursionError, TypeError, ValueError):
@@ -144,7 +144,8 @@ def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run can have several rollouts. Raises OSError."""
     path, record = _record_or_new(directory, owner, now)
-    # An earlier rollout of this run may have ended early. Its hosts that were not changed are removed, so that `left` does not return them.
+    # An earlier rollout of this run may have ended early. Its hosts that were not changed are removed, so that `left` does not
+    # return them.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
     _write(directory, path, record)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. The commands report an error in one line.
+"""Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. An error message is one line.
 
 This module uses only the standard library, so that it can report packages that are missing.
 """
