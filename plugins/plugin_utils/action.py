@@ -123,7 +123,7 @@ class FleetAction(ActionBase):
         return host_variables(self._templar, task_vars, self._results_prefix(task_vars))
 
     def _results_prefix(self, task_vars: Mapping[str, Any]) -> str:
-        """Return the path prefix of the results that the hosts of this task share (shared_results.py), or "" for a task with one host."""
+        """Return the path prefix of the results that the hosts of this task share (shared_results.py). For one host, return ""."""
         hosts = task_vars.get("ansible_play_batch") or []
         if len(hosts) < 2:
             return ""

@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
-# Import numpy once, before Ansible forks a process for each host. If numpy is missing, only code that needs it fails.
+# Import numpy once, before Ansible forks a process for each host. If numpy is missing, only the code that uses numpy fails.
 with suppress(ImportError):
     importlib.import_module("numpy")
 # Options of the module inference_check whose default is the variable inference_check_<option>

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs of a host's checks: the files on the controller, the description of the server, and one digest of all inputs.
 
-The computation of the digest parses no arrays. So it is fast, and every run can compare the digest with that of the host's probe.
+The digest is computed without parsing arrays. This is fast, so every run can compare the digest with the digest of the host's probe.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def digest(variables: Mapping[str, Any], files: str) -> str:
 
 
 def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
-    """Return the SHA-256 of the client, the names of these models, their check files and the golden data."""
+    """Return the SHA-256 of the client, CODE_FILES, the names of these models, their check files and the golden data."""
     checks_dirs, golden_dirs = directories(variables)
     sha256 = hashlib.sha256(archive.program(check_client.ENTRY))
     for name in CODE_FILES:

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tens
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import USAGE_ERROR, CommandError
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
-# Options that do not name an input. They set the only input that no --input sets.
+# Options that do not name an input. They set the only input for which there is no --input.
 SHORT_OPTIONS = ("image", "text", "npy")
 
 
@@ -103,7 +103,7 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
         raise tensors.ArrayError(str(error), dtype) from None
     if actual != dtype and (actual, dtype) != ("FP32", "BF16"):
         raise tensors.ArrayError(actual, dtype)
-    # A single row may lack the model's batch dimension.
+    # A single row can lack the model's batch dimension.
     if array.ndim == len(shape) - 1 and shape[0] in (-1, 1):
         array = array[None]
     if array.ndim != len(shape) or any(expected not in (-1, size) for expected, size in zip(shape, array.shape)):

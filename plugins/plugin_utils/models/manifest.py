@@ -326,7 +326,7 @@ def lint_and_render(
 ) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
     """Return (manifests by model, the linter's findings, other errors). `placed` is the same argument as in `manifests`.
 
-    If `only` is not empty, the result is limited to these models. All models are read, because an ensemble may need them.
+    If `only` is not empty, the result is limited to these models. All models are read, because an ensemble can contain them.
     """
     placed = placed_here(variables) if placed is None else placed
     by_name: Dict[str, Manifest] = {}

@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.report.view import
 Values = Sequence[Optional[float]]
 # Size of a chart in units of its SVG picture
 WIDTH, HEIGHT = 240, 48
-# Maximum number of models with a chart, of rollouts with a mark, and of characters of the reason why charts are missing
+# Maximum numbers: models with a chart, rollouts with a mark, and characters of the reason why charts are missing
 MAX_MODELS, MAX_ROLLOUTS, MAX_REASON = 7, 5, 300
 # Values of this size or larger are not drawn.
 MAX_VALUE = 1e15

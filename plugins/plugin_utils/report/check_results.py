@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
 def remove(path: Optional[str]) -> None:
-    """Remove the previous results of a host. They must not remain if the host is unreachable now. Raises AnsibleActionFail."""
+    """Remove the previous results of a host. A report would show them if the host is unreachable now. Raises AnsibleActionFail."""
     if not path:
         return
     try:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Temporary files with the status entries of hosts, from the reading of a host until the report.
+"""Temporary files for the status entries of hosts. The report at the end of the run reads these files.
 
 Ansible's process for a host stores the entry of this host in the temporary directory of the run, because the complete state of a
 large fleet would fill the memory of the main process. Only the user of the run can read this directory. Ansible removes the
@@ -41,5 +41,5 @@ def read(host: str) -> Optional[Dict[str, Any]]:
 
 
 def _path(host: str) -> str:
-    # A name may contain characters that a file name cannot have.
+    # The name of a host can contain characters that a file name cannot have.
     return os.path.join(constants.DEFAULT_LOCAL_TMP, f"status-{hashlib.sha256(host.encode()).hexdigest()}.json")

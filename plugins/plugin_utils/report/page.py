@@ -15,7 +15,7 @@ TEMPLATES = os.path.join(COLLECTION, "files", "report")
 
 def page(fleet: Mapping[str, Any]) -> str:
     """Return the HTML page of a fleet. `fleet` is the result of view.view(), escaped."""
-    # The import is here, because most runs do not render a report.
+    # Most runs do not render a report, so jinja2 is imported only here.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -16,7 +16,7 @@ def document(when: str, before: Sequence[Any], fleet: Sequence[str], entries: Se
 
 
 def text(status: Mapping[str, Any]) -> str:
-    """Return the document as JSON with a line for each host. An indented document of a large fleet would take seconds."""
+    """Return the document as JSON with a line for each host. For a large fleet, indentation would take seconds."""
     hosts = ",\n".join(json.dumps(entry, sort_keys=True) for entry in status["hosts"])
     return f'{{"hosts": [\n{hosts}\n], "when": {json.dumps(status["when"])}}}\n'
 

@@ -57,9 +57,9 @@ class Summary:
         self._run_failures: List[str] = []
 
     def read(self, host: str, state: Mapping[str, Any]) -> None:
-        """Record a result of host_state. Only the first plan of a host counts: later plans are read after the change."""
+        """Record a result of host_state. Of the plans of a host, only the first is recorded, because the run applies it."""
         self._refusals[host] = [str(refusal) for refusal in state.get("refusals") or []]
-        # The plan comes from the host, which may have sent anything.
+        # The plan comes from the host, which can send anything.
         items = [item for item in state.get("plan") or [] if isinstance(item, Mapping)]
         self._plans.setdefault(host, [(short(item.get("concern")), short(item.get("action"))) for item in items])
         if state.get("maintenance"):
@@ -75,7 +75,7 @@ class Summary:
     def lines(
         self, hosts: Sequence[str], changed: Collection[str], failed: Collection[str], unreachable: Collection[str], plan: bool
     ) -> List[str]:
-        """Return the summary. With `plan`, it has the totals of the plan, and no host counts as changed."""
+        """Return the summary. If `plan` is true, the summary has the totals of the plan, and no host counts as changed."""
         refused = {host for host in hosts if self._refusals.get(host)} if self._run_failures else set()
         states = {host: self._state(host, changed if not plan else (), failed, unreachable, refused) for host in hosts}
         counts = Counter(states.values())

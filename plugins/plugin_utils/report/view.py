@@ -186,7 +186,7 @@ def _states(
 
 
 def _versions(actual: Any) -> Dict[str, str]:
-    """Return {component: version} for the known versions of a host."""
+    """Return {component: version} for the versions that a host reported."""
     contents = _list(_value(actual, "image", "contents"))
     package = _short_text(_value(actual, "driver", "package", "version"))
     module = _short_text(_value(actual, "driver", "module"))
@@ -233,7 +233,7 @@ def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks
                 "state": _short_text(_value(entry, "state")),
                 "reason": _short_text(_value(entry, "reason")),
                 "release": _short_text(_value(entry, "release")),
-                # Only the desired source is known. It is also the source of the served release if this is the desired release.
+                # Only the source of the desired release is known. So the source is shown only for the desired release.
                 "source": _short_text(_value(desired.get(model), "source")) if _is_desired(entry, desired.get(model)) else "",
             }
             for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
@@ -316,7 +316,7 @@ def iso(when: datetime) -> str:
 
 
 def natural(name: str) -> List[Tuple[int, str]]:
-    """Return a sort key that puts npu2 before npu10. A number may have any number of digits."""
+    """Return a sort key that puts npu2 before npu10. A number can have any number of digits."""
     parts = (part.lstrip("0") if part.isdigit() else part for part in re.split(r"([0-9]+)", name) if part)
     return [(len(part), part) if part.isdigit() or not part else (-1, part) for part in parts]
 

@@ -4,8 +4,8 @@
 
 A window is a period in which load balancers count the requests that each host answers. The reference is the hosts outside the batch
 of the changed host, in the same window. If these hosts got fewer requests than a verdict needs, the reference is the changed host
-itself, in the window before its drain. Only HAProxy reports these counts. With other load balancers,
-the judge compares the counters of the changed Triton server with the counters of this server before the change.
+itself, in the window before its drain. Only HAProxy reports these counts. With other load balancers, the judge compares the
+counters of the changed Triton server with the counters of this server before the change.
 
 All input comes from load balancers and hosts, so the judge validates its shape first.
 """
