@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs of a host's checks: the files on the controller, the description of the server, and one digest of all inputs.
 
-The digest is computed without parsing arrays. This is fast, so every run can compare the digest with the digest of the host's probe.
+The digest is computed without parsing arrays. This is fast, so every run can compare it with the digest of the host's probe.
 """
 
 from __future__ import annotations

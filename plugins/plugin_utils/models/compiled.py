@@ -97,7 +97,7 @@ def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
 
 
 def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
-    """Return the text of a record to write on the controller, and its flaw, the reason to refuse the record. Either the text or the flaw is "".
+    """Return the text of a record to write on the controller, and its flaw, the reason to refuse the record. Text or flaw is "".
 
     `content` is the record in Base64. It comes from a build host and can be invalid. `sha256` is the digest of the compiled file.
     """

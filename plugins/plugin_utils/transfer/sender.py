@@ -316,7 +316,8 @@ class Sender:
 
         The function also renews the time stamp of a file on the host. The stamp shows that a controller is transferring.
         """
-        # rsync uses the connection of the task, so this function needs a second connection. Ansible offers it only by private names.
+        # rsync uses the connection of the task, so this function needs a second connection. Only private names of Ansible offer a
+        # second connection.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)

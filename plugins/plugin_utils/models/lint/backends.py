@@ -32,7 +32,7 @@ def _library(name: str, file: str = "", completes: bool = False, *more: str) -> 
     return name, Backend(file, (f"libtriton_{name}.so", *more), completes)
 
 
-# The backends of NVIDIA's images and of this project. `completes` is False for `python`, because there it depends on each model.py.
+# The backends of NVIDIA's images and of this project. Each model.py decides if `python` completes a config.
 ALL_BACKENDS: Dict[str, Backend] = dict(
     (
         _library("python", MODEL_PY),
@@ -54,7 +54,7 @@ ALL_BACKENDS: Dict[str, Backend] = dict(
 
 
 class Identity(NamedTuple):
-    """The backend, platform and file name of a model after Triton has completed the config. Each may be ""."""
+    """The backend, platform and file name of a model after Triton has completed the config. Each can be ""."""
 
     backend: str
     platform: str
@@ -67,7 +67,7 @@ def triton_version(triton: str) -> Tuple[int, ...]:
 
 
 def image_backends(triton: str) -> Tuple[str, ...]:
-    """Return the names of the backends in images of this Triton version, or in images of all versions for ""."""
+    """Return the names of the backends in images of this Triton version. If it is "", return the names for all versions."""
     removed = ("tensorflow",) if triton and triton_version(triton) >= NO_TENSORFLOW else ()
     return tuple(name for name in ALL_BACKENDS if name not in removed)
 
@@ -90,7 +90,7 @@ def platforms(triton: str) -> Dict[str, str]:
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
     """Return backend, platform and name of the model file. Triton derives those that the config leaves out.
 
-    `name` is the name of the model. `names` are the entries of its subdirectory whose name sorts first, even if that is no version.
+    `name` is the name of the model. `names` are the entries of its first subdirectory by name, even if that is no version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
@@ -104,7 +104,7 @@ def identify(config: Any, name: str, names: Collection[str], is_directory: Calla
     if platform in ("tensorflow_savedmodel", "tensorflow_graphdef"):
         return Identity(backend or "tensorflow", platform, file or "model." + platform.partition("_")[2])
     aoti = triton_version(triton) >= TORCH_AOTI
-    # (file, backend, whether the file may be a directory), in the order in which Triton looks for the files
+    # (file, backend, whether the file can be a directory), in the order in which Triton looks for the files
     candidates = [("model.plan", "tensorrt", False), ("model.onnx", "onnxruntime", True), ("model.xml", "openvino", True)]
     candidates += [("model.pt", "pytorch", False)] + [("model.pt2", "pytorch", False)] * aoti + [(MODEL_PY, "python", True)]
     if not backend:

@@ -138,7 +138,7 @@ def _tensors(model: Model) -> Iterator[Finding]:
         elif (side, tensor.name) in names_seen:
             yield model.warning("tensor", f"{field}.name", f"{tensor.name} again", "a unique name", "Rename one of them")
         names_seen.add((side, tensor.name))
-        # The backend or the method auto_complete_config of a model.py may add the missing fields.
+        # The backend or the method auto_complete_config of a model.py can add the missing fields.
         if not (tensor.data_type and tensor.dims) and completes(model):
             continue
         if not tensor.data_type:

@@ -28,7 +28,7 @@ BATCH_TYPES = ("TYPE_INT32", "TYPE_FP32")
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Yield the findings about data. An ensemble must not have warm-ups, which config.py reports."""
+    """Yield the findings about data. If an ensemble has warm-ups, config.py reports an error."""
     if not model.ensemble:
         yield from _warm_ups(model)
     yield from _states(model)

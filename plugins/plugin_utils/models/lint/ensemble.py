@@ -247,7 +247,7 @@ def _origins(steps: Sequence[Any], sources: Collection[Optional[int]]) -> str:
 
 
 def _decoupled(name: str, models: Mapping[str, Model], above: Tuple[str, ...]) -> bool:
-    """Return True if a model may send several responses to a request. For an ensemble, the configs of its steps decide."""
+    """Return True if a model can send several responses to a request. For an ensemble, the configs of its steps decide."""
     model = models.get(name)
     if model is None or name in above:
         return False

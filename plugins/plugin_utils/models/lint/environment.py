@@ -22,12 +22,12 @@ ENVIRONMENT, MODEL_DIRECTORY = "EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY"
 CPU_ONLY, BATCH_STRATEGY = "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"
 ACTIVATE = "bin/activate"
 ARCHIVE = f"a tar archive, plain or gzip, with {ACTIVATE} in it"
-# A larger archive is only searched up to this position.
+# The search for ACTIVATE in an archive ends at this position.
 MAX_SEARCHED_BYTES = 256 << 20
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the parameters of a Python model, and about the library that forms batches of any model."""
+    """Yield the findings about the parameters of a Python model, and about a library that forms the batches of a model."""
     parameters = model.config.parameters
     if model.ensemble:
         return
@@ -86,7 +86,7 @@ def _leaves_model(path: str) -> bool:
         depth += -1 if part == ".." else part not in ("", ".")
         if depth < 0:
             return True
-    # Without a slash, the path continues the name of the model's directory, so it names another directory.
+    # Without a slash at its beginning, the path continues the name of the model's directory, so it names another directory.
     return not path.startswith("/") and path != ""
 
 

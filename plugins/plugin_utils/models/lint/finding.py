@@ -95,7 +95,7 @@ def file_error(
 
 
 def store_errors(model: str, problems: Sequence[PathProblem]) -> List[Finding]:
-    """Return an error for each path of a model that the store does not copy. Triton itself may accept such a path."""
+    """Return an error for each path of a model that the store does not copy. Triton itself can accept such a path."""
     return [file_error(model, *problem, rule="files", triton="", store=effects.STORE_REFUSES) for problem in problems]
 
 

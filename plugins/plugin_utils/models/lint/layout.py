@@ -175,7 +175,7 @@ def _exists(model: Model, directory: str) -> bool:
     if not _backend_file(model):
         return False
     path = os.path.normpath(f"{directory}/{_backend_file(model)}")
-    # Python does not import a directory.
+    # Python cannot import a directory, so it does not count as the file of a Python model.
     if model.backend == "python":
         return path in model.files
     return path in model.files or path in model.all_directories or model.special_files.get(path, BROKEN_LINK) != BROKEN_LINK

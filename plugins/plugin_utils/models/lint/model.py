@@ -24,9 +24,9 @@ class Model:
     `config` is the parsed config, and `text` is its text. `file` is the path of the config: config.pbtxt, or a variant below
     configs/. `files` are paths below `directory`. The argument `directories` adds empty directories. The attribute
     `all_directories` has the directories of all levels, and the attribute `directories` has only the top level. `record` is the
-    record of the compiled file. `complete` is False if the inventory may add files, such as compiled files. `listing` is only set
-    if the model is linted without an inventory. The listing contains the special files, the broken links, and the links that leave
-    the repository. `row` is the release row. In methods that return findings, `triton` is the effect of the error on Triton.
+    record of the compiled file. `complete` is False if the inventory can add files, such as compiled files. `listing` contains the
+    special files, the broken links, and the links that leave the repository. With an inventory, `listing` is None. `row` is the
+    release row. In methods that return findings, `triton` is the effect of the error on Triton.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Model:
         return numbers[len(numbers) - min(count, len(numbers)) :]
 
     def readable(self, path: str) -> bool:
-        """Return True if the target of a path is in the repository, so that the linter may read it."""
+        """Return True if the target of a path is in the repository, so that the linter is allowed to read it."""
         return is_within(os.path.join(self.directory, path), os.path.dirname(self.directory))
 
     def below(self, directory: str) -> List[str]:

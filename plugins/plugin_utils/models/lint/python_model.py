@@ -20,7 +20,7 @@ CLASS = "TritonPythonModel"
 POINTER_START, MAX_POINTER_BYTES = b"version https://git-lfs", 1024
 FAILS = "starts the model's process, which ends, and refuses the model"
 MAX_BYTES = 1 << 20  # A larger file is not read
-# Expressions with parts that Python may not evaluate
+# Expressions with parts that Python evaluates only in some cases
 CONDITIONAL = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.Compare)
 EXIT_CALLS = ("exit", "quit", "sys.exit", "os._exit")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -92,7 +92,7 @@ def image_python(model: Model) -> Optional[python_source.Version]:
 
 
 def completes(model: Model) -> bool:
-    """Return True if the backend or the model's model.py may add inputs and outputs to the config."""
+    """Return True if the backend or the model's model.py can add inputs and outputs to the config."""
     defined = backends.ALL_BACKENDS.get(model.backend)
     if defined and defined.completes:
         return True
@@ -182,7 +182,7 @@ def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Findi
         if node.name != CLASS or node.keywords or node.decorator_list:
             continue
         yield from _methods(model, path, node)
-        # A base class may have the method.
+        # A base class can have the method.
         if not node.bases and "execute" not in _bound_names(node.body):
             expected, triton = "a method execute(self, requests)", "loads the model and answers every request with an error"
             warning = model.file_warning(RULE, path, f"a {CLASS} without execute", expected, "Write it", triton)
@@ -299,7 +299,7 @@ def _bound_names(body: List[ast.stmt]) -> List[str]:
                 names += [(name.asname or name.name).split(".")[0] for name in inner.names]
             elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 names.append(inner.id)
-            # A program may bind the class as globals()["TritonPythonModel"].
+            # A program can bind the class as globals()["TritonPythonModel"].
             elif isinstance(inner, ast.Constant) and inner.value == CLASS:
                 names.append(CLASS)
     return names

@@ -84,7 +84,7 @@ def _without_new_syntax(text: str) -> str:
 
 
 def _closing(text: str, at: int) -> int:
-    """Return the position after the closing bracket of the bracket at `at`, or 0 if the closing bracket is on another line."""
+    """Return the position after the bracket that closes the bracket at `at`, or 0 if the closing bracket is on another line."""
     depth = 0
     for index in range(at, len(text)):
         depth += {"[": 1, "]": -1}.get(text[index], 0)

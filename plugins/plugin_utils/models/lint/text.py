@@ -331,7 +331,7 @@ class _Parser(Tokenizer):
 
 
 def is_repeated(field: Any) -> bool:
-    """Return True if a field may be repeated. Old versions of protobuf have only `label`, protobuf 7 only `is_repeated`."""
+    """Return True if a field can be repeated. Old versions of protobuf have only `label`, protobuf 7 only `is_repeated`."""
     flag = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if flag is None else flag)
 

@@ -58,7 +58,7 @@ class SyntaxProblem(NamedTuple):
 
 
 def decoded(raw: bytes) -> str:
-    """Return the text of a file. Bytes that are not UTF-8 become surrogates, because comments may contain such bytes."""
+    """Return the text of a file. Bytes that are not UTF-8 become surrogates, because comments can contain such bytes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -141,7 +141,7 @@ class Tokenizer:
             if error is not None:
                 todo = f"Write \\\\{error} for a backslash, or remove it" if error.isprintable() else "Remove the backslash"
                 self.report(ESCAPES.get(error, "Invalid escape sequence in string literal."), f"\\{error} in a string", todo)
-                # The character after the backslash may end the string.
+                # The character after the backslash can end the string.
                 self.position += 2 if error in ESCAPES else 1
                 continue
             self.position = piece.end()
