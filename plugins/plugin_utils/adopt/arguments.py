@@ -52,7 +52,7 @@ class Translation(NamedTuple):
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True if the value may be a secret, which an inventory must not contain in clear text."""
+    """Return True if the value can be a secret, which an inventory must not contain in clear text."""
     looks_secret = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
     return bool(looks_secret) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
 
@@ -69,7 +69,7 @@ def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Templat
 def translate_arguments(options: Sequence[Tuple[str, str]], host: str, translation: Translation) -> None:
     """Translate the options of tritonserver. Options without a variable become extra arguments."""
     variables = translation.variables
-    # Without the option, Triton uses this mode. The role has another default, so the variable is always set.
+    # Without the option --model-control-mode, Triton uses this mode. The role has another default, so the variable is always set.
     variables["triton_server_model_control_mode"] = "none"
     extra: List[str] = []
     for name, value in options:
@@ -105,7 +105,7 @@ def _restricted_apis(options: Sequence[Tuple[str, str]], host: str, translation:
             else []
         )
         if unknown:
-            # A text without a colon may be a key, so it is not shown.
+            # A text without a colon can be a key, so it is not shown.
             listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "another API"
             left_out.append(f"--{name} of {listed}: the managed server can only restrict {', '.join(keys.API_GROUPS)}")
     if not groups:

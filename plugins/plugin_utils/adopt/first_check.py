@@ -15,7 +15,7 @@ NUMPY = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP32": "float32", "FP64": "float64", "BYTES": "S",
 }  # fmt: skip
-# The tolerance of an answer, as a fraction of its largest value. Another SDK may round differently.
+# The tolerance of an answer, as a fraction of its largest value. Another SDK can round differently.
 TOLERANCE = 1e-3
 INPUT_FILE = "{}.npy"
 OUTPUT_FILE = "answer-{}.npy"
@@ -73,15 +73,15 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
 
 
 def _file(pattern: str, tensor: str) -> str:
-    """Return the file name for a tensor. The name of the tensor may be any text."""
+    """Return the file name for a tensor. The name of the tensor can be any text."""
     return pattern.format(host_text.file_name(tensor))
 
 
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return (the check file as a document, {file name: array}) from two answers to the same request. Raises NoRequest.
 
-    The check compares the values of an output if they are finite numbers and equal in both answers, and if the output has as many
-    rows as the inputs. Of each other output, the check compares the type and the shape.
+    The check compares the values of an output if they are finite numbers, are equal in both answers, and belong to the rows of the
+    inputs. For every other output, the check compares the type and the shape.
     """
     import numpy as np
 

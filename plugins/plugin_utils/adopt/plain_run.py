@@ -96,7 +96,7 @@ def _networks(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
     # The engine and Compose add these aliases of the container to each network.
     names = {inspect.get("Id", "")[:12], str(inspect.get("Name", "")).lstrip("/")}
     for name in sorted(networks):
-        # NetworkMode may be the ID of the network instead of its name.
+        # NetworkMode can be the ID of the network instead of its name.
         if name != first and len(networks) > 1 and networks[name].get("NetworkID") != mode:
             yield "network", name
         for key in sorted(set(networks[name]) - set(NETWORK_STATE)):
@@ -109,7 +109,7 @@ def _networks(inspect: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
 
 def mount_options(mount: Mapping[str, Any]) -> List[str]:
     """Return the options of a bind mount or volume other than `ro` and `rw`: relabelling for SELinux, propagation, nocopy."""
-    # Engines themselves set the option `z` for every named volume, so it is a default there.
+    # Engines themselves set the option `z` for every named volume, so it is a default of volumes.
     default_options = ("", "ro", "rw", "z") if mount["Type"] == "volume" else ("", "ro", "rw")
     entries = [option for option in str(mount.get("Mode") or "").split(",") if option not in default_options]
     propagation = mount.get("Propagation") or ""

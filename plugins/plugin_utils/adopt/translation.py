@@ -43,7 +43,7 @@ HANDLED_OPTIONS = (
     "SecurityOpt", "ShmSize", "StopTimeout", "Tmpfs", "Ulimits", "User", "Volumes", "WorkingDir",
 )  # fmt: skip
 COMPOSE_LABELS = "com.docker.compose."
-# The form of a password hash of htpasswd or crypt, which may be in a label for a proxy
+# The form of a password hash of htpasswd or crypt, which can be in a label for a proxy
 PASSWORD_HASH = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
 # The maximum number of characters of a value in a message
 MAX_VALUE_LENGTH = 200
@@ -89,7 +89,7 @@ def translate(adopted: Mapping[str, Any], host: str, root: str) -> Translation:
 
 
 def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
-    """Report a command that does more than start the server. The command may contain keys, so only its program is shown."""
+    """Report a command that does more than start the server. The command can contain keys, so only its program is shown."""
     config = inspect["Config"]
     if not process["main"] and process.get("user", "0") != "0":
         left_out.append(
@@ -173,7 +173,7 @@ def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any
     variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else unprivileged
     if facts["privileged"]:
         return ENGINE_DEFAULTS
-    # Without a read-only file system, the server can also write outside its tmpfs mounts, so the variable keeps its default.
+    # Without a read-only file system, the server can also write outside its tmpfs mounts, so triton_server_tmpfs keeps its default.
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     if not card_devices and not cdi_requests:
@@ -183,7 +183,7 @@ def _access(facts: Mapping[str, Any], translation: Translation) -> Dict[str, Any
     return {
         **ENGINE_DEFAULTS,
         **device_access.UNPRIVILEGED,
-        # The container's user ID may belong to an account of the host, which could then read the keys.
+        # The container's user ID can belong to an account of the host, which could then read the keys. So the ID is not adopted.
         "user": "the user of triton_server_user",
         "tmpfs": facts["tmpfs"] if facts["read_only"] else ["the paths of triton_server_tmpfs"],
         "devices": card_devices,
@@ -219,7 +219,7 @@ def _volumes(inspect: Mapping[str, Any], process: Mapping[str, Any], root: str, 
     for path, options_of_mount in plain_run.long_mounts(inspect):
         left_out.append(f"mount at {path} with {_value_text(options_of_mount)}: there is no variable for it")
     if volumes:
-        # The first mount is the default of the variable, which this list replaces.
+        # This list replaces the default of the variable. Its first mount is this default.
         translation.variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *volumes]
 
 
@@ -314,7 +314,7 @@ def _value_text(value: Any) -> str:
 
 
 def _option_text(name: str, value: Any) -> str:
-    """Return an option and its value as one line. A value that may be a secret is masked."""
+    """Return an option and its value as one line. A value that can be a secret is masked."""
     text, equals = _value_text(value), "=" if " " in name and not name.startswith("network ") else " "
     text = "(a secret)" if is_secret(name, text) or PASSWORD_HASH.search(text) else text
     return name + equals + (text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "...")

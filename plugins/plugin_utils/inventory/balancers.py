@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of settings that must be equal on all load balancers of a fleet, because clients may use any of them."""
+"""The comparison of settings that must be equal on all load balancers of a fleet, because clients can use each of them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COMMON_VARIABLES = (
     "load_balancer_check_timeout",
     "load_balancer_stream_timeout",
 )
-# Variables that all balancers or no balancer must set. The values may differ.
+# Variables that must be set on all balancers or on no balancer. Their values can differ.
 SET_ON_ALL = ("load_balancer_tls_certificate",)
 # Variables whose values are not shown
 SECRET_VARIABLES = ("load_balancer_users",)
 
 
 def differences(variables: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield one reason with all differences between the load balancers, if this host is a load balancer.
+    """Yield one reason with all differences between the load balancers. On any other host, yield nothing.
 
     `specs` are the specs of the variables of all roles.
     """

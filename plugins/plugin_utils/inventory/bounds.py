@@ -49,7 +49,7 @@ class Bound(NamedTuple):
     expected: str
     fits: Callable[[Any], bool]
     next_step: str = "Correct it"
-    # True if the value may contain a login
+    # True if the value can contain a login
     secret: bool = False
 
 
@@ -69,7 +69,7 @@ def name(pattern: str, form: str, most: int = MAX_STEM_BYTES) -> Bound:
 
 
 def text(most: int = MAX_LINE, lines: bool = False, secret: bool = False) -> Bound:
-    """Return the bound of a text. Line breaks and control characters are only allowed if `lines` is true."""
+    """Return the bound of a text. If `lines` is true, line breaks and control characters are allowed."""
     if lines:
         return Bound(f"a text of at most {most} characters", lambda value: len(value) <= most and "\0" not in value, secret=secret)
     expected = f"one line of at most {most} characters, without control characters"
@@ -113,7 +113,7 @@ HOST_PATH_FORM = "an absolute path of letters, digits and . _ + @ -, without `..
 
 
 def _is_store_path(path: str) -> bool:
-    # A directory directly below / may be a mount point with files that do not belong to this project.
+    # A directory directly below / can be a mount point with files that do not belong to this project.
     is_deep = path.count("/") >= 2
     return _is_host_path(path) and is_deep and not is_system_path(path) and not _is_below(path, VOLATILE_DIRECTORIES)
 
@@ -190,7 +190,7 @@ def _is_repository(value: str) -> bool:
 
 
 def _is_size(value: str) -> bool:
-    """Return False for a size above MAX_BYTES. Accept a short text that is no size, because the parser of sizes rejects it."""
+    """Return False for a size above MAX_BYTES. Accept a short text that is no size, because the parser of sizes rejects it later."""
     match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
     if CONTROL.search(value) or len(value) > 40:
         return False
@@ -297,7 +297,7 @@ BOUNDS: Dict[str, Bound] = {
     "docker_engine_daemon_options": Bound(
         "data-root and exec-root as directories that only the engine uses",
         _are_daemon_options,
-        # The options may contain secrets: only root can read daemon.json, and messages show digests of its values.
+        # The options can contain secrets: only root can read daemon.json, and messages show digests of its values.
         secret=True,
     ),
     "inference_check_timeout": SECONDS,
@@ -347,7 +347,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_extra_args[]": text(lines=True, secret=True),
     "triton_server_metrics_interval": number(10, DAY * 1000),
     "triton_server_metrics_config[]": name(r"[a-z_]+=[A-Za-z0-9.,:_-]+", "a setting such as summary_latencies=true"),
-    "triton_server_trace_config[]": text(secret=True),  # The address of a collector may contain a login.
+    "triton_server_trace_config[]": text(secret=True),  # The address of a collector can contain a login.
     # Adoption copies these values from a container. Line breaks are allowed, because only the engine reads the values.
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(lines=True)),
     "triton_server_log_options[*]": text(lines=True, secret=True),

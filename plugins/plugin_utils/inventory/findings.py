@@ -33,7 +33,8 @@ PREFIXES = (
     "monitoring_",
     "preflight_",
 )
-# Prefixes that a site may also use for its own variables. With them, an unknown name is only an error if it resembles a known name.
+# Prefixes that a site may also use for its own variables. An unknown name with such a prefix is an error if it resembles a known
+# name. Otherwise the name is accepted.
 SHARED_PREFIXES = ("monitoring_", "preflight_")
 # Endings of the variables that playbooks and roles set themselves
 RESULT_ENDINGS = ("_state", "_result", "_failed", "_item")
@@ -142,7 +143,7 @@ def _wrong_values(
             variables[name]
         except Refusal as refusal:
             reasons += refusal.reasons
-        # Lookups and filters in a template may raise any exception.
+        # Lookups and filters in a template can raise any exception.
         except Exception as error:
             reasons += [f"{name} cannot be evaluated: {reason}" for reason in of_error(error)]
         else:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The validation of the lock file. The role triton_image writes this file, and people may edit it."""
+"""The validation of the lock file. The role triton_image writes this file, and people can edit it."""
 
 from __future__ import annotations
 

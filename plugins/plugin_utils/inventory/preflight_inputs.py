@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's part of preflight: checks of its own files, and the inputs of the host's checks.
 
-The inputs are conditions, and suppliers, which are servers from which the host downloads files.
+The inputs are conditions and suppliers. A supplier is a server from which the host downloads files.
 """
 
 from __future__ import annotations

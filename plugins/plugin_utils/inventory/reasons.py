@@ -21,7 +21,7 @@ DESCRIPTIVE_TYPES = (OSError, TypeError, ValueError)
 
 
 def of_error(error: Exception) -> List[str]:
-    """Return the reasons of an error. Display the traceback of an unexpected error with -vvv."""
+    """Return the reasons of an error. With -vvv, display the traceback of an unexpected error."""
     if isinstance(error, Refusal):
         return error.reasons
     if type(error).__module__.startswith(COLLECTION_PREFIX):

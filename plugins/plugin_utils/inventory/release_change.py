@@ -30,7 +30,7 @@ BEHAVIOUR = (
     ("triton", "2.60.0", "images have no TensorFlow backend", "they have it"),
     ("triton", "2.65.0", "--http-max-input-size counts decompressed bytes as well", "sent bytes only"),
 )
-# From this version of Triton (26.04) on, clients can share memory with the server only if the server has this option.
+# In this version of Triton (26.04) and in newer versions, the server needs this option so that clients can share memory with it.
 SHM_VERSION, SHM_OPTION = "2.68.0", "--allow-client-shm"
 
 

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""A guard against runs that would report success for hosts that they never queried, or that would bypass their own gates.
+"""A guard against runs that would report success for hosts that they never queried, or that would bypass gates.
 
 If ansible-core cannot start the process of a task for a host, it silently drops the host. Therefore the callback
 playbooks/callback_plugins/npufleet_steps.py records in STEPS when each step begins and ends. The main process reads STEPS before
-every play, through the lookups `fleet_group` and `play_hosts` in `hosts`. The actions that begin and end the change of a host read
-the copy of STEPS that their process has inherited.
+every play, through the lookups `fleet_group` and `play_hosts` in the keyword `hosts`. The actions that begin and end the change of
+a host run in forks of the main process and read the copy of STEPS in their fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ansible import context
 from ansible.errors import AnsibleError
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, own_yaml
 
-# The number of open files that a run may need for each fork, and for its main process
+# The number of open files that a run can need for each fork, and for its main process
 FILES_PER_FORK, FILES_OF_MAIN_PROCESS = 4, 64
 # Groups that playbooks fill. An inventory must not have them.
 PLAYBOOK_GROUPS = (
@@ -89,7 +89,7 @@ def entries(node: Any) -> Iterator[Dict[str, Any]]:
 
 
 class Steps:
-    """A record of the steps that have begun on hosts and have no result yet."""
+    """The steps that have begun on hosts and have no result yet, and the steps that were lost."""
 
     def __init__(self) -> None:
         self._open: Dict[Tuple[str, str], str] = {}
@@ -139,7 +139,7 @@ def record_errors(errors: Sequence[str]) -> None:
 
 
 def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise AnsibleError if the run has lost a step, may open too few files, or has options or extra variables that bypass gates.
+    """Raise AnsibleError if the run has lost a step, cannot open enough files, or has options or extra variables that bypass gates.
 
     The main process calls this before each play, with `variables` that belong to no host. In a play that imports a role, the
     variables contain the `defaults` of the roles.

@@ -19,7 +19,7 @@ from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tup
 
 Result = TypeVar("Result")
 # The recorded value of a variable that is not set. No JSON text is empty.
-ABSENT = ""
+# The recorded value of a variable that is not set. Every other recorded value is a JSON text, which is never empty.
 # The argument `inputs` is recorded in the same dictionary as the variables, under this key. No variable has an empty name.
 INPUTS = ""
 
@@ -101,6 +101,6 @@ def _values(variables: Mapping[str, Any], names: Collection[str], inputs: Any) -
         present = {name: variables[name] for name in names if name != INPUTS and name in variables}
         texts = {name: json.dumps(value, sort_keys=True) for name, value in {**present, INPUTS: inputs}.items()}
         return {**dict.fromkeys(names, ABSENT), **texts}
-    # A template may raise any exception. The result is then computed for each host.
+    # A template can raise any exception. The result is then computed for each host.
     except Exception:
         return None

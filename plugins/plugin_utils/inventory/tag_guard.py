@@ -12,7 +12,7 @@ from ansible.playbook.block import Block
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guard import entries
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, own_yaml
 
-# A file that a rollout includes. Its tags are not visible in the playbook.
+# A file that a rollout includes. The tags of its tasks are not visible in the playbook.
 INCLUDED_FILE = os.path.join(COLLECTION, "playbooks/tasks/{}")
 Tags = FrozenSet[str]
 
@@ -21,7 +21,7 @@ def errors(playbook: Any) -> List[str]:
     """Return [the error] of the tags of the command line, or [].
 
     Tasks with the tag `always` run with any tags, so they do not count as steps here. If every task has the tag `always`, any tags
-    are accepted. Any tags are also accepted if the playbook has tasks of another project, because these tasks may include files
+    are accepted. Any tags are also accepted if the playbook has tasks of another project, because these tasks can include files
     with more tags.
     """
     requested, skipped = _option("tags"), _option("skip_tags")

@@ -175,7 +175,7 @@ def _label(element: Any, number: int) -> Any:
 
 
 def _shown(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
-    """Return a value of a wrong type for a message. A text in place of a list or a map is hidden, because it may be a secret."""
+    """Return a value of a wrong type for a message. A text in place of a list or a map is hidden, because it can be a secret."""
     if value is None:
         return "empty"
     if isinstance(value, (list, tuple, Mapping)):

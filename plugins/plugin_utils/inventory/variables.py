@@ -113,7 +113,7 @@ def collect_desired(
     context = Context(
         manifests=by_model,
         cloud_models=cloud,
-        # Two concerns need this state. Its computation reads all files of the backends.
+        # Two concerns need this state. Its computation reads all files of the backends, so the state is computed only once.
         image=lru_cache(maxsize=None)(lambda: shared_result(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
         balancer_check=lambda models: balancer_check.request(variables, models),

@@ -32,7 +32,7 @@ def _library(name: str, file: str = "", completes: bool = False, *more: str) -> 
     return name, Backend(file, (f"libtriton_{name}.so", *more), completes)
 
 
-# The backends of NVIDIA's images and of this project. Each model.py decides if `python` completes a config.
+# The backends of NVIDIA's images and of this project. For `python`, `completes` is False, because each model.py decides this.
 ALL_BACKENDS: Dict[str, Backend] = dict(
     (
         _library("python", MODEL_PY),
