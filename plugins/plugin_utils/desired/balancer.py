@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_c
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import variable_of
 
-# systemd saves the state of the servers before HAProxy loads its configuration or stops. With `-`, it ignores a failed save.
+# systemd saves the state of the servers before HAProxy loads its configuration or stops. With `-`, systemd ignores a failed save.
 DROP_IN = """# Written by npufleet
 [Service]
 ExecStartPre=-/usr/bin/python3 -IS {library} balancer save

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of haproxy.cfg for a load balancer.
 
-The text depends only on `Settings`, so that equal settings give equal bytes. HAProxy answers a request with an error if the
-allow-list of its protocol lacks the call. A request reaches at most one server: HAProxy repeats a failed connection, but never a
+The text depends only on `Settings`, so that equal settings give equal bytes. Each protocol has an allow-list of calls. HAProxy
+answers any other call with an error. A request reaches at most one server: HAProxy repeats a failed connection, but never a
 request.
 """
 
@@ -48,8 +48,8 @@ GRPC_CALLS = (
     ),
     "/grpc.health.v1.Health/Check",
 )
-# The headers of a W3C trace context. HAProxy removes them by default, because Triton with OpenTelemetry traces each request that
-# has `traceparent`, and ignores the configured rate of traces.
+# The headers of a W3C trace context. By default, HAProxy removes these headers from requests. Otherwise Triton with OpenTelemetry
+# would trace each request that has `traceparent`, whatever the configured rate of traces is.
 TRACE_CONTEXT = ("traceparent", "tracestate")
 # The response of a server with a full queue. Such a server is overloaded but not broken, so its check passes. If the check failed,
 # an overload would take all servers out of the traffic, one after the other.
@@ -94,8 +94,9 @@ class Settings(NamedTuple):
     http_port: int
     grpc_port: int
     check: Check
-    # Seconds between two checks of a healthy server, and seconds in which a server must answer a check
+    # Seconds between two checks of a healthy server
     check_interval: int
+    # Seconds in which a server must answer a check
     check_timeout: int
     # Longest silence of a connection in seconds
     stream_timeout: int
@@ -204,7 +205,7 @@ def _defaults(settings: Settings) -> List[str]:
 
 
 def _bind(settings: Settings, port: int, protocol: str) -> Iterator[str]:
-    """Yield the bind lines of a frontend. `protocol` is the ALPN list. Without TLS, there is no ALPN, so gRPC must use HTTP/2."""
+    """Yield the bind lines of a frontend. `protocol` is the ALPN list. Without TLS, there is no ALPN, so the line sets HTTP/2 for gRPC."""
     for address in settings.bind:
         words = ["bind", netloc(address, port)]
         if address == BINDS_ALL_IPV6:

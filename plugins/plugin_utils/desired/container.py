@@ -95,7 +95,7 @@ def command(variables: Mapping[str, Any], models: List[str], release_options: Se
     if mode == "poll":
         line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
     if mode == "explicit":
-        # `served/` has exactly the desired models. With `*`, a change of the models does not change the command line.
+        # `served/` has exactly the desired models. With `*`, a change of the models changes no option, so the container is kept.
         only_store = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
         line += ["--load-model=*"] if only_store else ["--load-model=" + name for name in models]
     line += [
@@ -111,7 +111,7 @@ def command(variables: Mapping[str, Any], models: List[str], release_options: Se
         "--log-verbose={}".format(variables["triton_server_log_verbose"]),
     ]
     line += _changed_options(variables)
-    # Before 26.03, requests to these services bypassed restricted APIs.
+    # Before Triton 26.03, requests to these services bypassed restricted APIs.
     line += [f"--{service}=false" for service in CLOUD_SERVICES if service in release_options]
     if not variables["triton_server_auto_complete_config"]:
         line += ["--disable-auto-complete-config"]
@@ -208,7 +208,7 @@ def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def host_certificates(variables: Mapping[str, Any]) -> List[str]:
-    """Return the paths on the host of the certificates that the server reads for gRPC with TLS.
+    """Return the host's paths of the certificates that the server reads for gRPC with TLS.
 
     Triton's options name paths in the container. A file outside of all volumes belongs to the image, and is left out.
     """

@@ -25,8 +25,8 @@ UNPRIVILEGED: Mapping[str, Any] = {
 }
 # The directory to which models and the SDK write files, because the root file system is read-only
 HOME = "/tmp"
-# A mapping of a card's device node, `host path:container path:rights`, with any rights. The form is that of container_facts in
-# concerns/server/container.py.
+# A mapping of a card's device node, `host path:container path:rights`, with any rights, in the form of container_facts
+# (concerns/server/container.py)
 CARD_DEVICE = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{cdi.GROUP_NODE}:[rwm]+")
 # The same mapping with exactly the rights that this project grants to a container
 GRANTED_DEVICE = re.compile(rf"(?:{CARD_DEVICE.pattern})(?<=:{RIGHTS})")
@@ -82,7 +82,7 @@ def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """Return environment variables. An unprivileged server gets HOME, because the image lacks the user of the server."""
+    """Return environment variables. An unprivileged server gets HOME, because its user is not in the image and has no home."""
     return {} if privileged(variables) else {"HOME": HOME}
 
 

@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
-# systemd reads `$$` as `$`. The unit counts the nodes and ignores their numbers, because a failed card can shift them.
+# systemd reads `$$` as `$`. The unit counts the nodes and ignores their numbers, because a failed card can shift the numbers.
 UNIT_TEXT = r"""# Written by npufleet
 [Unit]
 Description=Device nodes of the NPUs

@@ -22,8 +22,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
 # Containers that start at boot need the cards. `Wants` instead of `Requires` lets the engine start without cards, too.
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
-# The characters that a proxy's address can contain. Both a shell and systemd read the file with the addresses. They could
-# interpret other characters differently.
+# The characters that a proxy's address can contain. A shell and systemd read the file with the addresses, and could interpret other
+# characters differently.
 PROXY_CHARACTERS = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
 PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
 
@@ -34,7 +34,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     daemon = dict(variables["docker_engine_daemon_options"])
     uses_cdi = device_access.uses_cdi(variables)
     if uses_cdi:
-        # Engines from 28 on enable CDI by default.
+        # Only engines from 28 on enable CDI by default.
         daemon["features"] = {**(daemon.get("features") or {}), "cdi": True}
     if variables["docker_engine_registry_mirrors"]:
         daemon["registry-mirrors"] = list(variables["docker_engine_registry_mirrors"])
@@ -64,7 +64,7 @@ def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Return the reasons why an environment file cannot contain the proxies. No reason shows a value, which may contain a login."""
+    """Return the reasons why an environment file cannot contain the proxies. No reason shows a value, which can contain a login."""
     reasons = []
     for name in PROXY_VARIABLES:
         value = variables.get(name) or ""

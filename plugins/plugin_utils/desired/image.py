@@ -26,7 +26,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     delivery, publish = REGISTRY if repository else ARCHIVE, False
     if lock.get("id") and not sources[delivery]:
         # The image is not published in this form yet, so the build host publishes it. If the image is published in the other form,
-        # the build host first gets it in that form.
+        # the build host first gets the image in the other form.
         publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
         delivery = next((form for form in sorted(sources) if publish and sources[form]), delivery)
     return {

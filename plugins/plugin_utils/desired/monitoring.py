@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 def _rules(paths: List[str]) -> Dict[str, str]:
     """Return {name on the host: text} of the rule files in `paths`, which can also be directories of rule files. Raises Refusal.
 
-    The name of a file from a directory begins with the name of the directory, because directories may have files of the same name.
+    The name of a file from a directory begins with the name of the directory, because directories can have files of the same name.
     """
     rules: Dict[str, str] = {}
     for path in paths:

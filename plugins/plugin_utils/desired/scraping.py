@@ -106,7 +106,7 @@ def path(variables: Mapping[str, Any], name: str) -> str:
 
 
 def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of `monitoring_scrape_options`. The values of options are not shown, because they may be secret."""
+    """Yield the errors of `monitoring_scrape_options`. The values of options are not shown, because they can be secret."""
     for job, job_options in options.items():
         if job not in TARGETS:
             yield f"monitoring_scrape_options has the job {job}, expected {', '.join(TARGETS)}. Correct the name"
@@ -207,5 +207,5 @@ def _ip(text: str) -> Optional[Union[ipaddress.IPv4Address, ipaddress.IPv6Addres
 
 
 def _is_true(value: Any) -> bool:
-    """Return True if a variable of another host is true. The value may be a text."""
+    """Return True if a variable of another host is true. The value can be a text."""
     return value is True or str(value).lower() in ("true", "yes", "on", "1")

@@ -66,7 +66,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     if address(variables, "metrics") != config["address"]:
         config["metrics_address"] = address(variables, "metrics")
     # systemd kills a watchdog that is silent for this time. So this time must be sufficient for the longest steps: a restore, or a
-    # failing reload followed by a restart. Each of the two requests in these steps may take `control.GRACE` longer than its limit.
+    # failing reload followed by a restart. Each of the two requests in these steps can take `control.GRACE` longer than its limit.
     patience = 3 * config["load_limit"] + 2 * config["stop_timeout"] + config["free_limit"] + config["interval"] + 240
     patience += 2 * int(control.GRACE)
     files = {

@@ -190,7 +190,7 @@ def _is_repository(value: str) -> bool:
 
 
 def _is_size(value: str) -> bool:
-    """Return False for a size above MAX_BYTES. Accept a short text that is no size, because the parser of sizes rejects it later."""
+    """Return False for a size above MAX_BYTES. Return True for a short text that is no size. The parser of sizes rejects it."""
     match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
     if CONTROL.search(value) or len(value) > 40:
         return False

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tuple, TypeVar
 
 Result = TypeVar("Result")
-# The recorded value of a variable that is not set. No JSON text is empty.
 # The recorded value of a variable that is not set. Every other recorded value is a JSON text, which is never empty.
+ABSENT = ""
 # The argument `inputs` is recorded in the same dictionary as the variables, under this key. No variable has an empty name.
 INPUTS = ""
 
