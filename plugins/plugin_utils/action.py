@@ -115,7 +115,7 @@ class FleetAction(ActionBase):
 
     @property
     def play_context(self) -> Any:
-        """Return Ansible's settings of this task, with the passwords from prompts. Ansible has no public attribute for them."""
+        """Return Ansible's settings of this task, with the passwords from prompts. Ansible keeps them in a private attribute."""
         return self._play_context
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
@@ -178,7 +178,7 @@ class FleetAction(ActionBase):
         host_text.check_size(host, module, answer)
         with host_text.rejecting_invalid_answers(host):
             result: Dict[str, Any] = host_text.sanitized(dict(answer))
-            # Facts would become variables of the host. Ansible itself needs only the interpreter that it has discovered.
+            # Ansible would turn facts into variables of the host. It needs only the interpreter that it has discovered.
             facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(INTERPRETER_PREFIX)}
         for name in REMOVED_KEYS:
             result.pop(name, None)

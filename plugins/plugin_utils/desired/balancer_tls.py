@@ -70,7 +70,7 @@ def _dates(name: str, certificate: Any, now: datetime) -> Iterator[str]:
 
 
 def _ends(certificate: Any) -> datetime:
-    """Return the time at which a certificate ends. Before version 42, cryptography has only times without a time zone, which are UTC."""
+    """Return the time at which a certificate ends. Before version 42, cryptography has only UTC times without a time zone."""
     ends: Any = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=timezone.utc)
     return ends if isinstance(ends, datetime) else datetime.max.replace(tzinfo=timezone.utc)
 

@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # The subdirectories of npufleet_root that a server reads
 STORE_DIRECTORIES = ("blobs", "releases", "served")
-# Privileges and limits of an unprivileged container. The SDK pins memory. IPC_LOCK would let root pin memory without a limit, but
-# the server does not run as root and cannot use IPC_LOCK. The server can pin memory up to its memlock limit.
+# Privileges and limits of an unprivileged container. The SDK pins memory. IPC_LOCK lets only root pin memory without a limit, and
+# the server does not run as root. Therefore the memlock limit decides how much memory the server can pin.
 UNPRIVILEGED: Mapping[str, Any] = {
     "privileged": False,
     "read_only": True,

@@ -157,7 +157,7 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the default of npufleet_release_rows. A Jinja template as the default would read the file of the rows for each host."""
+    """Return the default of npufleet_release_rows. A Jinja template as default would read the file of the rows for each host."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
