@@ -79,7 +79,7 @@ def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: s
     return Templated(merged, template, set_names, {} if ROWS in set_names else {ROWS: rows}, results_prefix)
 
 
-# Ansible imports an action once, and then forks a process for each host of a task. These calls fill the caches before the forks, so
+# Ansible imports an action once, and then forks a process for each host of a task. The calls below fill the caches before the forks, so
 # each run reads the files only once.
 inventory_specs()
 release_rows()
@@ -173,7 +173,7 @@ class FleetAction(ActionBase):
         try:
             answer = self._call(module, options, task_vars)
         except AnsibleConnectionFailure as error:
-            # The message of ssh may contain text that the host sent.
+            # The message of ssh can contain text that the host sent.
             raise type(error)(str(host_text.sanitized(error.message))) from None
         host_text.check_size(host, module, answer)
         with host_text.rejecting_invalid_answers(host):
@@ -188,9 +188,8 @@ class FleetAction(ActionBase):
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the result of a module, with the secrets of its options masked.
 
-        The module runs from the library (module_utils/programs/library.py).
-        If the host lacks the library, a call as root installs the library first. Without root, Ansible copies the module to the
-        host as usual.
+        The module runs from the library (module_utils/programs/library.py). If the host lacks the library, a call as root installs the
+        library first. Without root, Ansible copies the module to the host as usual.
         """
         parameters = library.parameters(module, options)
         call = {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The desired container of the server as a Compose file.
 
-The file has the same options as the desired container, and a health check. Values that may be secret are not in the file, but in
+The file has the same options as the desired container, and a health check. Values that can be secret are not in the file, but in
 `.env` in the same directory. Compose reads `.env` by default.
 """
 

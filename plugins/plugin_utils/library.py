@@ -89,7 +89,7 @@ def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
 
 
 class _NotCopied(Dict[str, Any]):
-    """A map that the validator does not copy, because it may contain megabytes of files and needs no conversion."""
+    """A map that the validator does not copy, because it can contain megabytes of files and needs no conversion."""
 
     def __deepcopy__(self, _memo: Any) -> Dict[str, Any]:
         return self

@@ -76,7 +76,7 @@ def _compact(body: str) -> str:
 def _pool_directories(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the directories of checks and golden data of the first host of the pool.
 
-    The balancer host itself may lack these variables, because an inventory can set them only for the NPU hosts.
+    The balancer host itself can lack these variables, because an inventory can set them only for the NPU hosts.
     """
     hosts = (variables.get("groups") or {}).get(variables["load_balancer_pool"]) or []
     facts = variables["hostvars"][hosts[0]] if hosts else {}

@@ -205,7 +205,7 @@ def _defaults(settings: Settings) -> List[str]:
 
 
 def _bind(settings: Settings, port: int, protocol: str) -> Iterator[str]:
-    """Yield the bind lines of a frontend. `protocol` is the ALPN list. TLS needs it. Without TLS, the line for gRPC sets HTTP/2."""
+    """Yield the bind lines of a frontend. `protocol` is the ALPN list for TLS. Without TLS, the line for gRPC sets HTTP/2."""
     for address in settings.bind:
         words = ["bind", netloc(address, port)]
         if address == BINDS_ALL_IPV6:

@@ -27,7 +27,7 @@ CONTROL = "model-repository"
 # The minimum length of a key that an operator sets. The fingerprint of a key is not secret, so a short key could be guessed from
 # its fingerprint.
 MIN_KEY_LENGTH = 12
-# In this mode of model control, a client that may load models can send a model with its own code.
+# In this mode of model control, a client that is allowed to load models can send a model with its own code.
 EXPLICIT = "explicit"
 START = (
     f'key=$(cat {FILE}) && [ -n "$key" ] || {{ echo "tritonserver: found no key in {FILE}, wanted that of this host: run '

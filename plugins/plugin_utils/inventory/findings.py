@@ -120,7 +120,7 @@ def _unknown_names(names: List[str], known_specs: Mapping[str, Any]) -> Iterator
 
 
 def _most_similar(name: str, known_names: Iterable[str], ratio: float) -> List[str]:
-    """Return [the most similar known name] or []. Compare only names with enough equal letters, because difflib is slow."""
+    """Return [the most similar known name] or []. Compare only names with enough equal letters, because difflib takes long."""
     letters, max_missing = _letters(name), (1 - ratio / 2) * len(name)
     similar = [other for other in known_names if len(letters - _letters(other)) <= max_missing - ratio / 2 * len(other)]
     return difflib.get_close_matches(name, similar, n=1, cutoff=ratio)

@@ -138,7 +138,7 @@ def _names_a_source(option: str) -> bool:
 
 # pip reads the login to an index from a netrc file. Python 3.11 and newer know quotes and backslashes in this file, older Pythons
 # do not (https://docs.python.org/3/library/netrc.html). Therefore the file is written for the Python that runs pip, and a login is
-# accepted only if this Python would read it correctly.
+# accepted if this Python would read it correctly.
 
 
 def login_file(address: str, user: str, password: str, python: str) -> str:

@@ -166,7 +166,7 @@ def _flaw(raw: Any) -> Optional[str]:
 
 
 def _fits_config(tensor: Mapping[str, Any]) -> bool:
-    """Return True if config.pbtxt can contain the tensor's name, dtype and shape. The name may also be null."""
+    """Return True if config.pbtxt can contain the tensor's name, dtype and shape. The name can also be null."""
     name, sizes = tensor.get("name"), tensor["shape"]
     has_valid_name = name is None or 0 < len(name) <= MAX_NAME
     return (

@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
-# Files of this size or more, and all compiled files, are blobs: a host stores them once, and releases link to them.
+# Files of this size or more, and all compiled files, are blobs: a host stores each blob once, and releases link to it.
 BLOB_BYTES = 1 << 20
 # The parameters of config.pbtxt with the two digests
 SOURCE_PARAMETER, RELEASE_PARAMETER = "npufleet_source", "npufleet_release"
@@ -73,7 +73,7 @@ class Manifest(TypedDict):
     memory: List[int]
     # Names of the models in the steps of an ensemble
     steps: List[str]
-    # True if responses may come from a cache
+    # True if responses can come from a cache
     cached: bool
     # Digest of the config before `source` and `release` are added as parameters
     shape: str

@@ -48,7 +48,7 @@ class Walked(NamedTuple):
 
 
 def walk(directory: str, boundary: str) -> Walked:
-    """Return the files and problems below a directory. Links may not leave the directory `boundary`."""
+    """Return the files and problems below a directory. Links must not leave the directory `boundary`."""
     result = Walked([], [])
     _walk(directory, "", os.path.realpath(boundary), (), result)
     if len(result.files) > MAX_FILES:
@@ -95,7 +95,7 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
         for name in names:
             if name in EXCLUDED or name.endswith(".pyc"):
                 continue
-            # A list of digests has one name on each line. Therefore no name may contain a line break.
+            # A list of digests has one name on each line. So a name with a line break would damage the list.
             if name.isprintable():
                 _walk(directory, os.path.join(inner, name), boundary, (*above, real), result)
             else:

@@ -153,7 +153,7 @@ def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause:
 
 
 def add(directory: str, owner: Owner, hosts: Mapping[str, Mapping[str, Any]], now: float) -> None:
-    """Add a batch that has ended to the record of the run. Raises OSError."""
+    """Add a finished batch to the record of the run. Raises OSError."""
     path, record = _record_or_new(directory, owner, now)
     record["batches"].append({"ended": system.timestamp(now), "hosts": dict(hosts)})
     _write(directory, path, record)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The effect of a change on the requests of clients, and the settings of its rollout.
+"""The effect of a change on the requests of clients, and the settings of the rollout.
 
 This module runs only on the controller and imports nothing of ansible-core.
 """

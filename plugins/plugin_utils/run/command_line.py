@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 def run(command: str, work: Callable[[], int]) -> int:
     """Run a command and return its exit code. An error is one line on standard error."""
-    # Standard output may be closed, and its encoding may not support every character of a file or an answer.
+    # Standard output can be closed, or its encoding can lack a character of a file or an answer.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     for stream in (sys.stdout, sys.stderr):

@@ -36,7 +36,7 @@ SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, Ty
 
 
 class Template(str):
-    """A text that Ansible evaluates as a template. Other texts are written literally, because they may come from a host."""
+    """A text that Ansible evaluates as a template. Other texts can come from a host, so they are written literally."""
 
 
 class InvalidText(ValueError):

@@ -96,7 +96,7 @@ class Sender:
             return self._local_files(self._routes(missing, origins)) if missing else {}
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-        """Return {digest: origin}. Add `pull` (True if the host fetches the blob), `source` for messages, and `size` if known."""
+        """Return {digest: origin} with `pull` (True if the host fetches the blob), `source` (a text), and `size` if it is known."""
         options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller)
         bundle = self.variables["model_repository_bundle"]
         in_bundle = download.blobs_in_bundle(bundle) if self.from_controller else {}

@@ -34,7 +34,7 @@ def parser(formats: List[str]) -> command_line.Parser:
 
 
 def _lint(arguments: Optional[List[str]]) -> int:
-    # The parsers of YAML and protobuf may not be installed.
+    # The import fails if the parser of YAML or of protobuf is not installed.
     try:
         from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import finding, output, repository
     except ImportError as error:

@@ -139,13 +139,13 @@ class Model:
 
     @property
     def has_all_files(self) -> bool:
-        """True if the inventory adds no compiled file, so that all files and versions are known."""
+        """True if `files` has all files of the model, because the inventory adds no compiled file."""
         return self.complete or self.backend != "rbln"
 
     def versions(self) -> Dict[int, str]:
         """Return {version: directory in which Triton looks for the files of the version}.
 
-        For a directory `9.bak`, Triton assumes version 9, and looks for the files in the directory `9`, which may not exist.
+        For a directory `9.bak`, Triton assumes version 9, and looks for the files in the directory `9`, even if it does not exist.
         """
         numbers = (directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS)
         return {number: str(number) for number in numbers if number is not None and MIN_VERSION <= number <= MAX_VERSION}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linter for whole repositories on the controller: their models, and other files and directories.
 
-A variant of a config is a file below configs/. Triton uses a variant only if it is started with --model-config-name.
+A variant of a config is a file below configs/. Triton uses a variant if the option --model-config-name names it.
 """
 
 from __future__ import annotations

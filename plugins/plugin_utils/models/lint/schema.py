@@ -35,7 +35,7 @@ def load() -> Tuple[Any, Mapping[str, str]]:
         raise Refusal("the controller has no protobuf. Run `pip install -r requirements.txt`") from None
     with open(SCHEMA_FILE, encoding="utf-8") as source:
         document = json.load(source)
-    # The default pool may already have another version of the same file, which tritonclient has registered.
+    # The default pool can already have another version of the same file, because tritonclient registers one.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(base64.b64decode("".join(document["descriptor"])))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(ROOT)), document["since"]
