@@ -79,8 +79,8 @@ def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: s
     return Templated(merged, template, set_names, {} if ROWS in set_names else {ROWS: rows}, results_prefix)
 
 
-# Ansible imports an action once, and then forks a process for each host of a task. The calls below fill the caches before the forks, so
-# each run reads the files only once.
+# Ansible imports an action once, and then forks a process for each host of a task. The calls below fill the caches before the
+# forks, so each run reads the files only once.
 inventory_specs()
 release_rows()
 role_defaults()
@@ -188,8 +188,8 @@ class FleetAction(ActionBase):
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the result of a module, with the secrets of its options masked.
 
-        The module runs from the library (module_utils/programs/library.py). If the host lacks the library, a call as root installs the
-        library first. Without root, Ansible copies the module to the host as usual.
+        The module runs from the library (module_utils/programs/library.py). If the host lacks the library, a call as root installs
+        it first. Without root, Ansible copies the module to the host as usual.
         """
         parameters = library.parameters(module, options)
         call = {

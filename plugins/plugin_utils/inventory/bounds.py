@@ -158,7 +158,7 @@ CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or
 
 
 def _is_controller_directory(path: str) -> bool:
-    """Return True for a directory that a run is allowed to write to. Playbooks can be below /etc or /usr, so such paths are allowed."""
+    """Return True for a directory that runs may write to. Playbooks can be below /etc or /usr, so such paths are allowed."""
     normalised = os.path.normpath(path)
     excluded = [tree for tree in SYSTEM_TREES if tree not in ("/etc", "/usr")]
     inside = normalised not in ("/", "/etc", "/usr") and not _is_below(normalised, excluded)
@@ -233,8 +233,8 @@ def _are_daemon_options(options: Mapping[str, Any]) -> bool:
     return all(isinstance(path, str) and (path in defaults or (_is_host_path(path) and not is_system_path(path))) for path in paths)
 
 
-# Keys are variables and their parts: `[]` is an entry of a list, and `.key` is the value of a declared key of a map. For a map whose
-# keys the site chooses, `[*]` is each value, and `{}` is each key.
+# Keys are variables and their parts: `[]` is an entry of a list, and `.key` is the value of a declared key of a map. For a map
+# whose keys the site chooses, `[*]` is each value, and `{}` is each key.
 BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("rbln_release", "npufleet_extra_releases{}", "npufleet_release_rows{}"), LABEL),
     "npufleet_npus": number(1, MAX_NPUS),
