@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 240, 48
 MAX_MODELS, MAX_ROLLOUTS, MAX_REASON = 7, 5, 300
 # Values of this size or larger are not drawn.
 MAX_VALUE = 1e15
-# A model is failing if more than this share of its last requests failed.
+# A model is failing if more than this part of its last requests failed.
 FAILING_SHARE = 0.01
 _ANY = re.compile(".*", re.DOTALL)
 _SERIES = [{"labels": {_ANY: str}, "values": [(int, float, shapes.NULL)]}]
@@ -222,7 +222,7 @@ def _x(index: float) -> str:
 
 
 def _rollouts(records: Sequence[Mapping[str, Any]], start: int, end: int) -> List[Dict[str, str]]:
-    """Return the position and the text of the last rollouts within the time of the charts, oldest first."""
+    """Return the position and the text of the last rollouts in the period of the charts, oldest first."""
     marks: List[Dict[str, str]] = []
     for record in records:
         moment_of_end = moment(record["batches"][0]["ended"]) if record["batches"] else None
@@ -243,5 +243,5 @@ def _bands(changes: Values) -> List[Dict[str, str]]:
                 bands[-1][1] = index
             else:
                 bands.append([index, index])
-    # A change with a single value is as wide as one step.
+    # A change with a single value gets the width of one step.
     return [{"x": _x(max(first - 0.5, 0)), "width": _x(last - first + 1)} for first, last in bands]

@@ -15,7 +15,10 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
 def remove(path: Optional[str]) -> None:
-    """Remove the previous results of a host. A report would show them if the host is unreachable now. Raises AnsibleActionFail."""
+    """Remove the previous results of a host. Raises AnsibleActionFail.
+
+    Otherwise a report would show the previous results of a host that is unreachable now.
+    """
     if not path:
         return
     try:

@@ -28,7 +28,7 @@ MIN_FAILURES = 3
 # (quantile, factor, milliseconds). The latency of a quantile is too high if it exceeds both limits: the latency of the reference
 # times the factor, and the latency of the reference plus the milliseconds.
 QUANTILES: Tuple[Tuple[float, float, float], ...] = ((0.5, 1.5, 5.0), (0.9, 2.0, 20.0))
-# If a host got fewer requests than a verdict needs, its failures count only from this failure rate.
+# If a host got fewer requests than a verdict needs, its failures do not count below this failure rate.
 OUTAGE_SHARE = 0.5
 # Failures that clients cause themselves
 REASONS_OF_CLIENTS = ("CANCELED",)
@@ -117,7 +117,7 @@ class Counters(NamedTuple):
 def counted(begin: Mapping[str, Any], end: Mapping[str, Any]) -> Dict[str, Counters]:
     """Return {model: requests that the server counted between two results of triton_requests}. Raises InvalidWindow.
 
-    A server that restarts begins its counters at 0. A lower number at the end of the window shows such a restart. Then
+    A server that restarts begins its counters at 0. A lower number at the end of the window shows such a restart. After a restart,
     the result has only the requests since the restart.
     """
     for result in (begin, end):

@@ -177,7 +177,7 @@ def _of_run(directory: str, owner: Owner) -> Iterator[Tuple[str, Dict[str, Any]]
 
 
 def _file_suffix(owner: Owner) -> str:
-    """Return the end of the file name of a record. It differs even for two runs that begin in the same second."""
+    """Return the end of a record's file name, which differs even for two runs that begin in the same second."""
     return f"-{hashlib.sha256(owner.run.encode()).hexdigest()[:12]}.json"
 
 

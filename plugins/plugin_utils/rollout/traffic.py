@@ -38,7 +38,7 @@ def limited(result: Mapping[str, Any]) -> bool:
 
 
 def effect(result: Mapping[str, Any]) -> str:
-    """Return the effect of the change in a result of host_state: of its plan, or of the changed models (`moves`) of a rollback."""
+    """Return the effect of the changes in a result of host_state. For a rollback, these are `moves`, otherwise the plan."""
     return max([NONE, *_effects(result)], key=EFFECTS.index)
 
 

@@ -78,7 +78,7 @@ def run(command: str, work: Callable[[], int]) -> int:
         _drop_output()
         return PIPE
     except OSError as error:
-        # Errors of other files are handled when the files are opened, so this is an error of standard output, such as a full disk.
+        # The code that opens other files handles their errors. So this is an error of standard output, such as a full disk.
         _drop_output()
         return _ended_with(command, USAGE_ERROR, f"standard output: {error.strerror or error}")
 

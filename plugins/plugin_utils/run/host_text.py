@@ -106,7 +106,7 @@ def comment(text: Any) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a file name for any text. Most texts are returned unchanged, and no two texts have the same name."""
+    """Return a file name for any text. Most texts are returned unchanged, and no two texts get the same file name."""
     raw = text.encode("utf-8", "surrogatepass")
     name = re.sub(r"^\.", "%2E", urllib.parse.quote(raw, safe=" +,=@")) or "%"
     return name if len(name) <= MAX_FILE_NAME else f"{name[: MAX_FILE_NAME - 17]}-{hashlib.sha256(raw).hexdigest()[:16]}"
