@@ -19,7 +19,7 @@ NUMPY = {
 TOLERANCE = 1e-3
 INPUT_FILE = "{}.npy"
 OUTPUT_FILE = "answer-{}.npy"
-# Largest number of values in all inputs of a model together, and in one output. Larger models get no first check.
+# Limit of the number of values in all inputs of a model together, and of the number of values in one output. Larger models get no first check.
 MAX_VALUES = 1 << 22
 # The largest number of inputs of a model, of dimensions of an input, and of models that get a first check
 MAX_INPUTS, MAX_DIMENSIONS, MAX_MODELS = 64, 32, 256
@@ -80,7 +80,7 @@ def _file(pattern: str, tensor: str) -> str:
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return (the check file as a document, {file name: array}) from two answers to the same request. Raises NoRequest.
 
-    The check compares the values of an output if they are finite numbers, are equal in both answers, and belong to the rows of the
+    The check compares the values of an output if they are finite numbers, are equal in both answers, and have as many rows as the
     inputs. For every other output, the check compares the type and the shape.
     """
     import numpy as np

@@ -29,7 +29,7 @@ STATE_KEYS = (
     "ImageManifestDescriptor", "LogPath", "MountLabel", "Name", "Path", "Platform", "ProcessLabel", "ResolvConfPath",
     "RestartCount", "SizeRootFs", "SizeRw", "State", "Storage",
 )  # fmt: skip
-# Sections of `docker inspect` whose entries are compared one by one: `Mounts` by the caller, the others in this file
+# Sections of `docker inspect` whose entries are compared one by one: `Mounts` by the caller, all others in this file
 SECTIONS = ("Config", "HostConfig", "Mounts", "NetworkSettings")
 # Options that a container inherits from its image, and that no variable of the inventory can set
 INHERITED_OPTIONS = ("Healthcheck", "Labels", "StopSignal")
@@ -71,7 +71,7 @@ def differences(
 
 def _plain(key: str, value: Any, default_runtime: str, privileged: bool) -> bool:
     if key in PROTECTED_PATHS and value is not None:
-        # An empty list means that systempaths=unconfined was set, except in a privileged container, where it is the default.
+        # An empty list means that systempaths=unconfined was set, except in a privileged container. There, an empty list is the default.
         return privileged or set(PROTECTED_PATHS[key]) <= set(value)
     if not value or (isinstance(value, list) and not any(value)):
         return True

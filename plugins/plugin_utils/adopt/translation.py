@@ -58,7 +58,7 @@ GENERATED_NAME = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 
 
 def translate(adopted: Mapping[str, Any], host: str, root: str) -> Translation:
-    """Return the translation of a container of a host.
+    """Return the translation of a host's container.
 
     `adopted` has "inspect", "image" (inspect of the image), "default_runtime", "others" (other processes in the container) and
     "process" (the server). A process has "argv", "directory", "environment" and "main", which is True if the container started it.

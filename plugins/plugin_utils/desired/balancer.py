@@ -34,7 +34,7 @@ ExecReload=/usr/sbin/haproxy -Ws -f $CONFIG -c -q $EXTRAOPTS
 ExecReload=/usr/bin/python3 -IS {library} balancer reload
 ExecStop=-/usr/bin/python3 -IS {library} balancer save
 """
-# The mode of haproxy.cfg and of the certificates. Only root can read them. HAProxy reads them before it gives up its privileges.
+# The mode of haproxy.cfg and of the certificates. Only root can read these files. HAProxy reads them before it drops its rights.
 PRIVATE_MODE = 0o600
 # Variables that have the path of a file on the controller
 CERTIFICATE = "load_balancer_tls_certificate"

@@ -62,7 +62,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "stuck_load_limit": int(variables["triton_server_stuck_load_timeout"]),
         **{FILE_NAMES.get(name, name): int(variables["triton_server_watchdog_" + name]) for name in COPIED_SETTINGS},
     }
-    # Only a host with a separate metrics address gets this key, so that the file of other hosts stays the same.
+    # Only hosts with a separate metrics address get `metrics_address`, so that the file of all other hosts stays the same.
     if address(variables, "metrics") != config["address"]:
         config["metrics_address"] = address(variables, "metrics")
     # systemd kills a watchdog that is silent for this time. So this time must be sufficient for the longest steps: a restore, or a

@@ -297,7 +297,7 @@ BOUNDS: Dict[str, Bound] = {
     "docker_engine_daemon_options": Bound(
         "data-root and exec-root as directories that only the engine uses",
         _are_daemon_options,
-        # The options can contain secrets: only root can read daemon.json, and messages show digests of its values.
+        # The options can contain secrets, so messages do not show the value.
         secret=True,
     ),
     "inference_check_timeout": SECONDS,

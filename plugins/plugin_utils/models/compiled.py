@@ -97,9 +97,10 @@ def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
 
 
 def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
-    """Return the text of a record to write on the controller, and its flaw, the reason to refuse the record. Text or flaw is "".
+    """Return {"text", "flaw"} of a record. For a valid record, `flaw` is "". For any other record, `text` is "".
 
-    `content` is the record in Base64. It comes from a build host and can be invalid. `sha256` is the digest of the compiled file.
+    `text` is the text of the record to write on the controller. `flaw` is the reason to refuse the record. `content` is the record
+    in Base64. It comes from a build host and can be invalid. `sha256` is the digest of the compiled file.
     """
     try:
         record = json.loads(base64.b64decode(content))

@@ -64,8 +64,9 @@ class Manifest(TypedDict):
     release: str
     # Served version numbers
     versions: List[str]
-    # {path: {"sha256", "blob": True for a blob}} of all files, and {path: bytes} of the files that are not blobs
+    # {path: {"sha256", "blob": True for a blob}} of all files
     files: Dict[str, Dict[str, Any]]
+    # {path: bytes} of the files that are not blobs
     contents: Dict[str, bytes]
     # {sha256 of a blob: {"file": path on the controller} or {"url": address}}
     origins: Dict[str, Dict[str, str]]
@@ -131,7 +132,7 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
 
 
 def repository_facts(model: Model) -> Dict[str, Any]:
-    """Return the entries of a model's manifest that do not depend on a host. `release` depends on the host, so it is None."""
+    """Return the part of a model's manifest that is the same on all hosts. `release` depends on the host, so it is None."""
     files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}

@@ -182,7 +182,7 @@ def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Findi
         if node.name != CLASS or node.keywords or node.decorator_list:
             continue
         yield from _methods(model, path, node)
-        # A base class can have the method.
+        # A class with a base class can inherit the method.
         if not node.bases and "execute" not in _bound_names(node.body):
             expected, triton = "a method execute(self, requests)", "loads the model and answers every request with an error"
             warning = model.file_warning(RULE, path, f"a {CLASS} without execute", expected, "Write it", triton)

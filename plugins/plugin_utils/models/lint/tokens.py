@@ -206,7 +206,7 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
 
 
 def _character_name(letter: str) -> str:
-    """Return the name of a character, which is often invisible."""
+    """Return the name of a character, because the character itself is often invisible."""
     if "\ud800" <= letter <= "\udfff":
         return "bytes that are no UTF-8"
     name = unicodedata.name(letter, f"character {ord(letter)}").lower()
