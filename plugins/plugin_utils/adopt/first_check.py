@@ -19,7 +19,7 @@ NUMPY = {
 TOLERANCE = 1e-3
 INPUT_FILE = "{}.npy"
 OUTPUT_FILE = "answer-{}.npy"
-# Limit of the number of values in all inputs of a model together, and of the number of values in one output. Larger models get no first check.
+# The largest number of values in all inputs of a model together, and also in one output. Larger models get no first check.
 MAX_VALUES = 1 << 22
 # The largest number of inputs of a model, of dimensions of an input, and of models that get a first check
 MAX_INPUTS, MAX_DIMENSIONS, MAX_MODELS = 64, 32, 256

@@ -71,7 +71,7 @@ def differences(
 
 def _plain(key: str, value: Any, default_runtime: str, privileged: bool) -> bool:
     if key in PROTECTED_PATHS and value is not None:
-        # An empty list means that systempaths=unconfined was set, except in a privileged container. There, an empty list is the default.
+        # An empty list is the default in a privileged container. In other containers, it means that systempaths=unconfined was set.
         return privileged or set(PROTECTED_PATHS[key]) <= set(value)
     if not value or (isinstance(value, list) and not any(value)):
         return True

@@ -189,7 +189,7 @@ def _name_errors(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> L
         and name not in MAGIC_VARIABLES
         and not (name in defaults and defaults[name] == variables[name])
     ]
-    # Reading the playbooks takes as long as a small task, so they are not read if there are no names to compare.
+    # Reading the playbooks takes as long as a small task, so they are read only to compare existing names.
     names = sorted(playbook_variables().intersection(present)) if present else []
     if names:
         reasons.append(f"Extra variables are {', '.join(names)}, expected no names that playbooks set themselves. Remove them")

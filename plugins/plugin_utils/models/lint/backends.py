@@ -90,7 +90,7 @@ def platforms(triton: str) -> Dict[str, str]:
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
     """Return backend, platform and name of the model file. Triton derives those that the config leaves out.
 
-    `name` is the name of the model. `names` are the entries of its first subdirectory by name, even if this subdirectory is no version.
+    `name` is the name of the model. `names` are the entries of its first subdirectory by name, which can also be no version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
