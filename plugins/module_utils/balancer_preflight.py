@@ -18,7 +18,7 @@ _HAPROXY = re.compile(r"process \d+ \(haproxy\)")
 
 
 def refusals(desired: Mapping[str, Any], actual: Mapping[str, Any], plan: List[Item]) -> List[str]:
-    """Return every reason why the plan of a balancer cannot be applied. Without a difference, return no reason."""
+    """Return every reason why a plan cannot be applied, or an empty list if the plan does not change the balancer."""
     if not any(entry["concern"] == CONCERN for entry in plan):
         return []
     return [*_foreign_config(actual), *_listeners(desired, actual)]

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
-# A line of a chart has STEPS steps between STEPS + 1 points. At most MAX_CARDS cards get a line. A query returns at most MAX_SERIES
-# series.
+# A line of a chart has STEPS + 1 points, and so STEPS steps between its points. At most MAX_CARDS cards get a line. If an answer has
+# more than MAX_SERIES series, only the first MAX_SERIES series are used.
 STEPS, MAX_CARDS, MAX_SERIES = 72, 12, 200
 # Limits of one answer: bytes, and seconds until it has arrived
 MAX_BYTES, TIMEOUT_SECONDS = 1 << 23, 20.0
@@ -24,8 +24,7 @@ _MEMORY = "(npufleet_card_memory_used_bytes / npufleet_card_memory_size_bytes)"
 _HOTTEST = f"max {_CARD} (max_over_time(npufleet_card_temperature_celsius[{{span}}s] @ end()))"
 # The cards that get a line: first the faulty cards, then the hottest cards
 _CHARTED_CARDS = f"topk({MAX_CARDS}, ({_HOTTEST} + 1000 * (1 - min {_CARD} (npufleet_card_healthy @ end()))) or {_HOTTEST})"
-# {name: query}. `window` is the range of a rate, and `span` is the range of the charts, both in seconds. LABELS are the labels that
-# the series have.
+# {name: query}. `window` is the range of a rate, and `span` is the range of the charts, both in seconds.
 QUERIES = {
     "rate": _SUCCESS,
     "latency": f"sum by (model) (rate(nv_inference_request_duration_us[{{window}}s])) / ({_SUCCESS} > 0) / 1000",
@@ -40,6 +39,7 @@ QUERIES = {
     "typical_memory": f"quantile(0.5, {_MEMORY})",
     "changes": "sum(npufleet_change_running)",
 }
+# All labels by which a query groups its series
 LABELS = ("model", "host", "npu")
 _SAMPLE = re.compile(r"[+-]?(Inf|NaN|[0-9.]+(e[+-]?[0-9]+)?)", re.ASCII)
 _LABELS = {re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII): str}
@@ -65,9 +65,10 @@ def grid(now: float, hours: int) -> Grid:
 
 
 def read(port: int, now: float, hours: int) -> Dict[str, Any]:
-    """Return {"start", "step", "series": {name of a query: [{"labels", "values"}]}, "flaw"}.
+    """Return the series of all queries as {"start", "step", "series", "flaw"}.
 
-    If a query fails, `flaw` is the reason and `series` is empty. Otherwise, `flaw` is None.
+    `start` and `step` are those of the grid. `series` is {name of a query: [{"labels", "values"}]}, with one value for each time of
+    the grid. If a query fails, `flaw` is the reason and `series` is empty. Otherwise, `flaw` is None.
     """
     times = grid(now, hours)
     found: Dict[str, Any] = {"start": times.start, "step": times.step, "series": {}, "flaw": None}

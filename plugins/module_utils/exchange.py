@@ -112,7 +112,7 @@ def exchange(
     cut: Optional[int] = None,
     size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
-    """Send a request, and return (status, body) of the response. The server closes the connection.
+    """Send a request, and return (status, body) of the response. Then the server closes the connection.
 
     `resource` is sent without percent-encoding, because Triton expects the plain bytes of a model's name. Without a `budget`, the
     socket's timeout limits the whole exchange. A body longer than `cut` is truncated. Raises OSError if the response is incomplete,
@@ -153,7 +153,7 @@ def _body(answer: BinaryIO, headers: Mapping[str, str], size: int, cut: Optional
 
 
 def _pieces(answer: BinaryIO, headers: Mapping[str, str], limit: int, truncate: bool) -> Iterator[bytes]:
-    """Yield the body in pieces of at most `limit` + 1 bytes. Raise TooLong for a larger Content-Length, except with `truncate`."""
+    """Yield the body in pieces of at most `limit` + 1 bytes. Without `truncate`, raise TooLong for a longer Content-Length."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
         yield from _chunks(answer, limit)
     elif "content-length" in headers:

@@ -22,11 +22,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
 # Largest size in bytes of a file whose content a Difference shows
 MAX_SHOWN = 65536
-# Suffix of a temporary file. If such a file is unlocked and older than ABANDONED_SECONDS, a killed run has left it.
+# Suffix of a temporary file. If a temporary file is unlocked and older than ABANDONED_SECONDS, a killed run has left the file.
 DRAFT, ABANDONED_SECONDS = ".new", 3600
 # Placeholder for the path of the temporary file in a validation command
 PLACEHOLDER = "%s"
-# Time limits in seconds of a validation, and of the restart of a unit. The restart of an engine first stops its containers.
+# Time limits in seconds of a validation, and of the restart of a unit. A restart of the engine can take minutes, because it first
+# stops the containers.
 VALIDATION_TIMEOUT, RESTART_TIMEOUT = 60, 600
 # Number of lines that are read from a unit's journal, and number of lines that a message shows
 JOURNAL_LINES, SHOWN_LINES = 40, 3
@@ -47,7 +48,7 @@ class File(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """A desired directory. If `mode` is None, an existing directory keeps mode and owner. If `empty`, its content is removed."""
+    """A desired directory. Without `mode`, an existing directory keeps mode and owner. If `empty` is True, its content is removed."""
 
     path: str
     mode: Optional[int]
@@ -93,7 +94,7 @@ def differences(desired: Desired) -> List[Difference]:
     for directory in desired.directories:
         if directory.empty:
             changes += _difference_of_empty(directory)
-    # `apply` removes the content of a directory that must be empty, so all paths in the directory will be missing.
+    # `apply` empties the directories in `changes`. So every desired path in these directories counts as missing.
     emptied = tuple(difference.path + os.sep for difference in changes)
     for directory in desired.directories:
         if directory.empty:
@@ -155,7 +156,7 @@ def invalid(desired: Desired, changes: Sequence[Difference]) -> List[str]:
 def apply_and_restart(desired: Desired, changes: Sequence[Difference], units: Sequence[str]) -> None:
     """Write the files, then restart the units that read them. If a unit does not start, restore the files and restart again.
 
-    Created directories are not removed. Raises NotStarted, or OSError if a file cannot be written.
+    The restore does not remove directories that were created. Raises NotStarted, or OSError if a file cannot be written.
     """
     # A lost connection (SIGHUP) must not end this process between the write and the restart.
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -332,7 +333,7 @@ def _remove_drafts(directory: str, name: str) -> None:
 
 
 def _is_being_written(draft: str) -> bool:
-    """Return True if a process has locked a temporary file. The age of the file is not sufficient, because the clock can be set."""
+    """Return True if a process has locked a temporary file. The age alone does not show this, because the clock can be set."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
     handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -35,7 +35,7 @@ class AddressError(ValueError):
 
 
 def parse_address(address: str) -> urllib.parse.SplitResult:
-    """Return the parts of a web address. Raises AddressError, because the errors of urllib would repeat parts of the address."""
+    """Return the parts of a web address. Raises AddressError: an error of urllib would repeat parts of the address."""
     try:
         parts = urllib.parse.urlsplit(address)
         is_web_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -90,7 +90,7 @@ def measure(address: str, own_access: Access) -> Tuple[Optional[int], Optional[s
 
 
 def whole_number(text: str) -> Optional[int]:
-    """Return the number in a header, or None if the text is no number or the number is larger than any file."""
+    """Return the number in a header, or None if the text is no number or has more than 15 digits."""
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
@@ -114,7 +114,7 @@ def image(reference: str, own_access: Access, mirror: Optional[str] = None) -> O
 
 
 def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[str]:
-    """Return the reason why a registry does not return an image's manifest, or None. Get a token if the registry requires it."""
+    """Return the reason why a registry does not return an image's manifest, or None. Get a token if the registry requires one."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
     status, text, headers = _exchange(address, own_access, accept)
@@ -131,7 +131,8 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
         if status == 200:
             status, text, _headers = _exchange(address, anonymous, {**accept, "Authorization": f"Bearer {_token(text)}"})
     if status in (401, 403):
-        # The login was not sent to a foreign token server, so a refusal says nothing about it. The engine tests it with its pull.
+        # If the login was not sent to a foreign token server, this refusal does not concern the login. The pull of the engine will
+        # show if the login is right.
         return None if used_access != own_access else _refused(status, own_access.login)
     if status == 404:
         return f"the registry has no {name}:{tag}, expected this image"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preflight of a host: the reasons why its plan cannot be applied.
 
-On the controller, preflight_inputs.py collects the conditions from the inventory. Only conditions that concern the plan are
-checked. So there is no reason against a host in sync.
+On the controller, preflight_inputs.py collects the conditions from the inventory. Most conditions are checked only if
+the plan changes what they concern.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def refusals(
             reasons += address_refusals(metrics, "triton_server_metrics_listen_address")
         reasons += list(ports(desired, listeners(desired["listen"]), _publishers(desired["listen"])))
     if "server" in actual:
-        # The driver files exist only after the driver is installed, and the device nodes only after its module is loaded.
+        # Driver files can be missing until the plan installs the driver, and device nodes until the plan loads the module.
         reasons += list(mounts(actual["server"], ("driver", "install") not in planned_actions))
         access = actual["server"]["access"]
         loads = any(("driver", action) in planned_actions for action in ("install", "load", "reload"))
@@ -111,8 +111,7 @@ def refusals(
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and desired["downloads"]:
         reasons += download_refusals(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
-    # If the plan changes the engine, its suppliers are not checked, because the engine may be able to reach them only after the
-    # change.
+    # If the plan changes the engine, the image registries are not checked: the engine possibly reaches them only after the change.
     needed = [
         entry for entry in suppliers if tuple(entry["needed"]) in planned_actions and not (changing and entry.get("kind") == ENGINE)
     ]
@@ -148,7 +147,7 @@ def download_refusals(downloads: Mapping[str, Any], store_state: Mapping[str, An
     for digest in missing:
         file = downloads["files"][digest]
         try:
-            # Without rclone, the size cannot be queried. This is no reason for a refusal, because the role installs rclone.
+            # Before the role installs rclone, the size of a file in an object store cannot be queried. So the size stays unknown.
             skipped = digest in in_bundle or (download.store_of(file.get("url", "")) and not which("rclone"))
             sizes[digest] = in_bundle.get(digest, file.get("size")) if skipped else download.size(file, digest, options, secrets)
         except download.SourceError as error:
@@ -169,7 +168,7 @@ def _bus_types() -> List[str]:
 def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
     """Yield the differences of the driver and its cards that no run can repair.
 
-    If the plan changes the driver, only differences of the bus and a pending reboot are left.
+    If the plan changes the driver, yield only differences of the bus and a pending reboot, because the change can end the others.
     """
     driver_items = [item for item in plan if item["concern"] == "driver"]
     changing = any(entry["action"] in ("install", "load", "reload") for entry in driver_items)
@@ -217,7 +216,7 @@ def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
 
 
 def headers(kernel: str, installs: bool) -> List[str]:
-    """Return a list with the reason if the kernel headers for DKMS are missing, and the role does not install them from apt."""
+    """Return a list with the reason if the kernel headers are missing and the role cannot install them, or an empty list."""
     if os.path.isdir(f"/lib/modules/{kernel}/build"):
         return []
     unknown = not glob.glob("/var/lib/apt/lists/*_Packages*")

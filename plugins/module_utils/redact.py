@@ -17,7 +17,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Match
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, MIN_LENGTH, WORDS, looks_secret
 
 MARK = "<redacted>"
-# Names of maps of HTTP headers. All values of such a map are removed, because header names are arbitrary.
+# Names of maps of HTTP headers. All values of a map of headers are removed, because the name of a header does not show if its value
+# is secret.
 HEADERS_NAME = re.compile(r"headers$", re.IGNORECASE)
 _FLAG = re.compile(r"--?(?:[\w-]{0,64}" + WORDS + r"[\w-]{0,64}|(?:http|grpc)-restricted-(?:api|protocol))", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
@@ -45,7 +46,7 @@ WEBHOOK = _pattern(
     r"(?P<keep>\bhttps?://(?:hooks\.[\w.-]{1,200}/|api\.telegram\.org/bot"
     r"|[\w.:-]{1,250}/(?:[\w.-]{1,60}/){0,4}?(?:webhooks?|webhookb2|hooks)/))(?P<secret>[^\s\"'<>\\]+)"
 )
-# A login in an address that is percent-encoded in another address
+# A login in an address that another address contains in percent-encoded form
 ENCODED = _pattern(r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}%3a%2f%2f)(?P<secret>[^\s\"'<>/?#&]{1,400}?)(?=%40)")
 PATTERNS: List[Pattern[str]] = [
     LOGIN,
@@ -70,7 +71,8 @@ PATTERNS: List[Pattern[str]] = [
 ]
 # A name in YAML whose value begins on the next line
 BLOCK = re.compile(r"(?:- +)*[\"']?([\w.-]{1,100})[\"']? *:(?: +[|>][-+0-9]{0,2})?(?: +#.*)?")
-# A line matches a pattern only if it contains one of these words. The search for words is much faster than the patterns.
+# Every line that matches a pattern contains one of these words. A search for the words is much faster than the patterns, so the
+# patterns are tried only on lines with one of the words.
 NEEDLES = (
     "pass", "pwd", "secret", "token", "credential", "key", "vault_", "://", "auth", "cookie", "bearer", "restricted-", "eyj",
     "webhook", "connection", "sig", "%3a",
@@ -107,9 +109,9 @@ def _percent(byte: int) -> str:
 
 
 def base64_cores(value: str) -> Set[str]:
-    """Return the base64 characters of a value that do not depend on the text before and after the value.
+    """Return the base64 forms of a value, without the characters that also depend on the text around the value.
 
-    Base64 encodes three bytes together. So there are three forms, depending on the position of the value in the text.
+    Base64 encodes three bytes together. So a value has three forms, depending on the number of bytes before the value.
     """
     raw = value.encode()
     cores = set()
@@ -167,7 +169,7 @@ class Redactor:
                 text = text.replace(entry, MARK)
         for entry in encoded:
             if entry in text:
-                # The surrounding characters are the rest of the same base64 text.
+                # The characters around the match belong to the same base64 text, so they are removed, too.
                 text = re.sub("[A-Za-z0-9+/_=-]{0,4000}" + re.escape(entry) + "[A-Za-z0-9+/_=-]{0,4000}", MARK, text)
         return text
 
@@ -234,7 +236,7 @@ class _Cleaner:
                 block_indent = -1
             name = BLOCK.fullmatch(words)
             if name and looks_secret(name[1]):
-                # The fields of a list entry are indented deeper than its dash.
+                # In a list entry, the name is indented by the dash, too. So the next field of this entry ends the block.
                 block_indent = indent + len(words) - len(words.lstrip("- "))
             yield line
 

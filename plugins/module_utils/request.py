@@ -16,14 +16,14 @@ from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
-# CONTROL: fields of results that playbooks evaluate. NAMES: fields of nested maps that name something. Secrets are masked in all
-# other fields. In these results, "ansible_facts" contains only the Python interpreter that Ansible has found.
+# Secrets are masked in all fields of a result except CONTROL and NAMES. CONTROL: fields that playbooks evaluate. In results of this
+# collection, "ansible_facts" contains only the Python interpreter that Ansible has found. NAMES: fields of nested maps with names.
 CONTROL = (
     "actual", "ansible_facts", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance",
     "mark", "moves", "plan", "python", "raw", "seen", "settled", "taken_over",
 )  # fmt: skip
 NAMES = ("name", "model", "protocol", "step", "at")
-# With MASK, Ansible replaces a secret in a longer text. With MASKED, it replaces a text that is equal to a secret.
+# The masks of Ansible: MASK replaces a secret in a longer text, and MASKED replaces a text that is equal to a secret.
 MASK, MASKED = "********", "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
 # Options that identify the holder of a lease: the ID of the run, the user who started it, and the host's name in the inventory
 HOLDER_OPTIONS: Dict[str, Any] = {
@@ -124,7 +124,7 @@ def ansible_module(options: Dict[str, Any]) -> Module:
                 return result
             masked = mask_result(result, self.no_log_values)
             self.no_log_values.clear()
-            # Without this field, Ansible would add the options, which may be secret.
+            # Without this field, Ansible would add the options, which can be secret.
             return {**masked, "invocation": {}}
 
     module: Module = CopiedModule(argument_spec={**options, NAME: {"type": "dict"}}, supports_check_mode=True)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of secrets (by their names, and logins in addresses), and digests that replace them ("sealed" values).
+"""Detection of secrets by their names, detection of logins in addresses, and digests that replace secrets ("sealed" values).
 
 A digest is an HMAC with a key that is used for one query of one host only. The actual and the desired value are equal if their
 digests are equal. From a plain hash, an attacker could find a short password by guessing. With an HMAC, guessing needs the key.
@@ -31,7 +31,7 @@ _LOGIN = (
 LOGIN = re.compile(_LOGIN + "(?=@)", re.IGNORECASE)
 LOGIN_AT = re.compile(_LOGIN + "@", re.IGNORECASE)
 _QUERY = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
-# _AUTHORITY matches a login between scheme and path, after any number of slashes. _ADDRESS also matches a login with spaces, but
+# _AUTHORITY matches a login between scheme and path, after one or more slashes. _ADDRESS also matches a login with spaces, but
 # only if the text begins with the address.
 _HEAD = r"(?:[a-z][a-z0-9+.-]{0,20}:[/\\]{2,9}|(?:https?|ftps?):[/\\])"
 _AUTHORITY = re.compile(r"\b" + _HEAD + r"[^/\\?#\s@]{0,400}@", re.IGNORECASE)
@@ -40,7 +40,8 @@ _ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
 _SCHEMELESS = re.compile(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
 # The scheme of an object store that Triton accepts in front of the http or https address of the store
 _STORE = re.compile(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
-# How often percent-encoding is decoded to find an @. The @ can be encoded as %40, or twice as %2540.
+# Number of forms of a text that are searched for an @: the text itself, the decoded text (@ was %40), and the text decoded twice
+# (@ was %2540)
 MAX_DECODINGS = 3
 
 # Number of hexadecimal digits of a digest
@@ -102,7 +103,7 @@ def mask_logins(text: str) -> str:
 def address_secrets(value: Any) -> List[str]:
     """Return the secrets of the addresses in a value: logins with their @, and queries, which can contain a signature or token.
 
-    If a no_log option has these secrets, Ansible also masks them in all other options of a module.
+    A caller puts these secrets into a no_log option of a module, so that Ansible masks them in all options of this module.
     """
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -127,7 +128,7 @@ def seal(value: str, key: str) -> str:
 
 
 def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
-    """Return nested values, in which each value that may be secret is sealed.
+    """Return nested values in which each value that may be secret is sealed.
 
     A value with a name in `clear` does not count as secret, unless it contains an @.
     """
@@ -145,7 +146,7 @@ def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = ""
 
 
 def seal_command(words: Sequence[str], key: str) -> List[str]:
-    """Return a command line, in which each value that may be secret is sealed. Names of options remain readable."""
+    """Return a command line in which each value that may be secret is sealed. Names of options remain readable."""
     shown: List[str] = []
     option = ""
     for position, word in enumerate(words):

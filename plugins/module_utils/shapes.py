@@ -2,9 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parser for untrusted JSON, which comes from servers, tools and host files. It limits the data and compares it with a shape.
 
-A shape is one of: a type; a compiled pattern that matches a whole string; [shape] for a list of any length; a tuple of alternative
-shapes; {"field": shape} for an object, where `?` at the end of a name marks an optional field, and fields without a shape are
-ignored; {pattern: shape} for an object whose names all match the pattern.
+A shape is one of:
+
+- a type
+- a compiled pattern, for text that matches the pattern as a whole
+- [shape], for a list of any length
+- a tuple of alternative shapes
+- {"field": shape}, for an object. `?` at the end of a name marks an optional field. Fields without a shape are ignored.
+- {pattern: shape}, for an object whose names all match the pattern
 """
 
 from __future__ import annotations

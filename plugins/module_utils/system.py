@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Commands on a host, and its facts: files, packages, units, free space."""
+"""Functions that run commands on a host, and that read its files, packages, units and free space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 MAX_OUTPUT = 1 << 26
 # The database of dpkg
 DPKG = "/var/lib/dpkg"
-# The rows of dpkg-query for the last known state of the database (see _dpkg_state)
+# {state of the database (_dpkg_state): the rows of dpkg-query}. It has only the state that was queried last.
 _CACHE: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 
@@ -123,7 +123,7 @@ def free_space(path: str) -> Tuple[int, int]:
 
 
 def which(name: str, extra_path: str = "") -> Optional[str]:
-    """Return the path of a program in PATH or `extra_path`, or None if it is missing. The import of shutil would be slow."""
+    """Return the path of a program in PATH or `extra_path`, or None. Unlike shutil.which, this function needs no slow import."""
     for directory in f"{os.environ.get('PATH', os.defpath)}:{extra_path}".split(":"):
         path = os.path.join(directory, name)
         if directory and os.path.isfile(path) and os.access(path, os.X_OK):
