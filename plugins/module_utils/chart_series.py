@@ -12,8 +12,8 @@ from urllib.parse import quote
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
-# A line of a chart has STEPS + 1 points, and so STEPS steps between its points. At most MAX_CARDS cards get a line. If an answer has
-# more than MAX_SERIES series, only the first MAX_SERIES series are used.
+# A line of a chart has STEPS + 1 points, and so STEPS steps between its points. At most MAX_CARDS cards get a line. If an answer
+# has more than MAX_SERIES series, only the first MAX_SERIES series are used.
 STEPS, MAX_CARDS, MAX_SERIES = 72, 12, 200
 # Limits of one answer: bytes, and seconds until it has arrived
 MAX_BYTES, TIMEOUT_SECONDS = 1 << 23, 20.0

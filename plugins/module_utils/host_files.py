@@ -48,7 +48,7 @@ class File(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """A desired directory. Without `mode`, an existing directory keeps mode and owner. If `empty` is True, its content is removed."""
+    """A desired directory. Without `mode`, an existing directory keeps mode and owner. With `empty`, its content is removed."""
 
     path: str
     mode: Optional[int]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The clock for durations: the seconds since boot. Unlike the time of day, nobody can set it.
+"""The clock for durations: the seconds since boot. Unlike the time of day, nobody can set this clock.
 
 The time of day is only for people, logs and other machines. Files store a moment as a mark: {"boot": ID of the boot,
 "uptime": seconds}. A mark is valid until the next reboot.

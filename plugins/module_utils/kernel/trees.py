@@ -14,7 +14,7 @@ from typing import Iterator, List, Optional, Tuple
 
 # Largest number of levels below the top that a walk visits. A model has two levels.
 MAX_DEPTH = 100
-# Largest number of entries that one call removes, because the owner may keep adding entries
+# Largest number of entries that one call removes. Without this limit, an owner who keeps adding entries could keep a call busy.
 MAX_ENTRIES = 1_000_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

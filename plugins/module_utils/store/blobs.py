@@ -24,7 +24,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# File in incoming/ with the name of the controller that transfers blobs. The controller keeps the time stamp of the file recent.
+# File in incoming/ with the name of the controller that transfers blobs. The controller renews the time stamp of this file while it
+# works.
 CONTROLLER = ".controller"
 # File in incoming/ with the number of bytes that the host downloads itself, without the controller
 TOTAL = ".total"
@@ -32,12 +33,12 @@ TOTAL = ".total"
 PARTIAL_AGE = 7 * 86400
 # Age in seconds after which files in tmp/ and blobs without a release are removed
 STAGED_AGE = 3600
-# The server may run as any user, so everybody can read blobs
+# The server can run as any user, so all users may read blobs.
 BLOB_MODE = 0o444
 
 
 class Busy(StoreError):
-    """An error because another process holds a lock."""
+    """The error if another process has locked a directory."""
 
 
 def file_digest(path: str) -> str:
@@ -145,7 +146,7 @@ def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[s
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
     """Verify all transferred blobs, then move them into the store. Raises StoreError if a blob is missing or wrong.
 
-    A damaged blob in the store is replaced by a rename, so that a server can still read the old file if it has the file open.
+    A damaged blob in the store is replaced by a rename, so that a server that has the old file open can still read this file.
     `sources` is {digest: origin of the blob}, which messages show.
     """
     problems = []
@@ -181,7 +182,7 @@ def _staging_path(root: str, digest: str) -> str:
 
 
 def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Optional[str]:
-    """Move one blob from `incoming` into tmp/ and verify it. Return what is wrong, or None. A wrong blob is removed."""
+    """Move one blob from `incoming` into tmp/ and verify it. Return the flaw of the blob, or None. A wrong blob is removed."""
     staged = _staging_path(root, digest)
     try:
         proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
@@ -227,8 +228,8 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     linked = _linked(releases)
     for digest in store.listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
-        # A young blob without a link may belong to another run, which has not made its release yet. But a blob in `unlinked`
-        # belonged to a release that was removed above.
+        # A young blob without a link can belong to another run, which has not made its release yet. A blob in `unlinked` is removed
+        # at any age, because its release was removed above.
         if digest in linked or (digest not in unlinked and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
             continue
         freed += os.lstat(path).st_size
@@ -236,7 +237,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
         if os.path.exists(_stamp_path(root, digest)):
             os.unlink(_stamp_path(root, digest))
         removed.append(f"blob {digest[:12]}")
-    # Old files in these two directories were left by interrupted runs and transfers.
+    # Interrupted runs have left the old files in tmp/, and interrupted transfers those in incoming/.
     for path in [*_expired(os.path.join(root, "tmp"), STAGED_AGE), *_expired(os.path.join(root, "incoming"), PARTIAL_AGE)]:
         freed += trees.remove(path)
         removed.append(os.path.relpath(path, root))
@@ -287,7 +288,7 @@ def _referenced(root: str) -> Dict[str, Set[str]]:
 
 
 def _refuse_damaged(root: str, name: str, damage: Optional[str]) -> None:
-    """Raise StoreError if a file of the store is damaged, because its lost content may name releases that have to stay."""
+    """Raise StoreError if a file of the store is damaged, because its lost content can name releases that have to stay."""
     if damage:
         raise StoreError(f"{os.path.join(root, name)} cannot be used ({damage}): nothing is removed until it is repaired")
 
@@ -327,7 +328,7 @@ def _expired(directory: str, age: float) -> List[str]:
         with locked(directory, wait=False):
             for name in store.listed(directory):
                 path = os.path.join(directory, name)
-                # Another process may remove the file meanwhile. The age comes from st_ctime, because a transfer can set st_mtime.
+                # Another process can remove the file meanwhile. The age comes from st_ctime, because a transfer can set st_mtime.
                 with suppress(FileNotFoundError):
                     if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)

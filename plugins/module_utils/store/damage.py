@@ -84,7 +84,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
             root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.mismatch(hold, store.HOLD) is None})
         )
     if store.HUNG in flaws:
-        # The lost content is not needed, because a run detects and records a load that still hangs.
+        # The lost content is not needed: if a load still hangs, a later run detects this and writes the file again.
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
         lines = history.read_history(root)

@@ -18,8 +18,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.records impo
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
 # The file with the models whose load hangs, and with the time at which a run noticed this. It is valid until the server restarts.
 HUNG = "hung.json"
-# Fields of a time since boot (kernel/clock.py), which nobody can set, unlike the time of day. They are optional, because earlier
-# versions of npufleet wrote only the time of day.
+# Fields of a time since boot (kernel/clock.py). Unlike the time of day, nobody can set this time. The fields are optional, because
+# earlier versions of npufleet wrote only the time of day.
 MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
 # The shapes of the JSON files; `?` marks an optional field. The shapes of the history and of records are in their own files.
@@ -62,7 +62,7 @@ def release_path(root: str, name: str, label: str) -> str:
 
 
 def record_path(root: str, name: str, release: str) -> str:
-    """Return the path of a record. It is next to the directory of the release, because this directory has only files for Triton."""
+    """Return the path of a record. The record is beside the directory of the release, which has only files for Triton."""
     return os.path.join(root, "releases", name, release + ".json")
 
 
@@ -70,7 +70,7 @@ DIRECTORIES = ("", "blobs", "blobs/sha256", "releases", "served", "tmp")
 
 
 def is_complete(root: str) -> bool:
-    """Return True if the store has all of its directories. Triton needs `served` even if it has no model."""
+    """Return True if the store has all of its directories. Triton needs `served/` even if there is no model."""
     return all(os.path.isdir(os.path.join(root, name)) for name in DIRECTORIES)
 
 
@@ -90,7 +90,7 @@ def make_directory(path: str, mode: int = 0o755) -> None:
 
 
 def make_directories(root: str) -> None:
-    """Create the directories of the store. Triton may run as any user, so all users can read the directories except tmp/."""
+    """Create the directories of the store. Triton can run as any user, so all users may read all directories except tmp/."""
     for name in DIRECTORIES:
         make_directory(os.path.join(root, name), 0o700 if name == "tmp" else 0o755)
 
@@ -98,7 +98,7 @@ def make_directories(root: str) -> None:
 def prepare(root: str) -> None:
     """Create the directories, and remove old files in tmp/. The caller holds the lock of the store."""
     make_directories(root)
-    # The lock is held, so no other run uses these files: they are leftovers of killed runs.
+    # The caller holds the lock, so no other run uses the files in tmp/. Killed runs have left them.
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):

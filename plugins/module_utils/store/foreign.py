@@ -14,10 +14,10 @@ import os
 import stat
 from typing import Any, BinaryIO, Optional
 
-# Default limit in bytes. A sparse file uses no disk space, but may take very long to read.
+# Default size limit in bytes. Without a limit, a sparse file, which uses no disk space, could take very long to read.
 MAX_SIZE = 256 << 30
 BLOCK_BYTES = 1 << 20
-# Flags to open a directory. They follow a link, unless O_NOFOLLOW is added.
+# Flags to open a directory. Without O_NOFOLLOW in addition, a link is followed.
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -70,7 +70,7 @@ def _enter(directory: int, part: str) -> int:
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Return True for a regular file with one name. A file with a second name (hard link) may be a file of another account."""
+    """Return True for a regular file with one name. A file with a second name (hard link) can be a file of another account."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 

@@ -29,7 +29,7 @@ SHAPE = {
 PROVEN = "proven"
 # The kind of change (`what`) of a line that ends a hold
 FORGET = "forget"
-# The kind of change of a restore: a change was not proven, so its run returned to the previous release
+# The kind of change (`what`) of a restore: the run returned to the previous release, because its change was not proven
 RESTORED = "put back"
 
 
@@ -42,7 +42,7 @@ def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Return the labels of a model's proven releases, newest proof first."""
     found = []
     for line in reversed(proven_changes(lines, name)):
-        # `from` was also proven, even if the history has no line about that. But in a RESTORED line, `from` is the failed release.
+        # The release `from` was also proven, even if no line shows its proof. But in a RESTORED line, `from` is the failed release.
         found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
     return [label for label in dict.fromkeys(found) if label]
 
@@ -91,7 +91,7 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
                 facts = {"by": line.get("who") or "unknown", "when": line.get("when") or "unknown", "why": line.get("why") or ""}
                 found[name] = {"source": rejected, "label": line["to"], "release": line.get("release"), **facts}
         elif hold and content(line["to"]) == content(hold["label"]):
-            # The held content has a new label, because its release was made again or restored
+            # The held content has a new label, because a run has made a new release with this content.
             hold["label"] = line["to"]
         else:
             found.pop(name, None)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a release (a file next to the directory of the release), and the recovery of a lost record from the release.
 
-A label such as `0004-0123456789ab` names a release of a model: its serial number, and the first digits of its digest. The config
-of the model contains the digest. The digest covers all files of the release, but not its own lines in the config. So it can be
-computed again from the files.
+A label such as `0004-0123456789ab` names a release of a model. It consists of the serial number and the first digits of the digest
+of the release. The config of the model contains the digest. The digest covers all files of the release, but not the lines with the
+digest in the config. So the digest can be computed again from the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 
 DIGEST = re.compile("[0-9a-f]{64}")
 LABEL = re.compile(r"\d+-[0-9a-f]+")
-# A model's name is also a directory name
+# The name of a model is also the name of a directory.
 NAME = re.compile(r"(?!\.{1,2}$)[^/\0]+")
 PATH = re.compile(r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\0]+")
 SHAPE = {

@@ -42,7 +42,7 @@ def next_serial(root: str, name: str) -> int:
 
 
 def read_record(root: str, name: str, label: str) -> Record:
-    """Return the record of a release. Raises StoreError if it cannot be used."""
+    """Return the record of a release. Raises StoreError if the record cannot be used."""
     found = shapes.read(record_path(root, name, label), records.SHAPE)
     if found.flaw or not found.exists:
         raise StoreError(f"model {name}: the record of release {label} cannot be used: {found.flaw or 'it is gone'}")
@@ -215,7 +215,7 @@ def current_models(root: str, desired: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def changes_version(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return True if a version number gets other content, so that a response cache can return outdated responses."""
+    """Return True if a version number gets other content. Then a response cache could return outdated responses."""
     shared = set(old["versions"]) & set(new["versions"])
     return any(_version(old, number) != _version(new, number) for number in shared)
 

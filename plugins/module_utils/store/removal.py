@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removal of a host's store, and of everything else that the project keeps in the same directory (`npufleet_root`).
 
-This variable of the inventory may have a wrong path. So the host checks the directory before it removes anything.
+This variable of the inventory can have a wrong path. So the host checks the directory before it removes anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import untr
 
 # Directories in the root that are not part of the store: those of roles, of transfers, and of a server that runs as a process
 DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
-# The only files of a host that was in maintenance but never had a server
+# If a host was in maintenance but never had a server, its root has only these files.
 LEASE_FILES = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
 FILES = (
     *LEASE_FILES,
@@ -35,7 +35,7 @@ FILES = (
     *("replacement.json", "traffic.json", "rollouts.json"),
     *("probe.json", "watchdog.json", "process.lock"),
 )
-# Endings of the names of files: none, two endings of files that are being written, and the ending of copies of damaged files
+# Endings of file names: no ending, two endings of files that are being written, and the ending of copies of damaged files
 ENDINGS = ("", ".new", ".draft", DAMAGED_SUFFIX)
 # Names of the drafts that the module host_files writes
 DRAFT = re.compile(r"\.(.+)\.\w+\.new")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Move files between root and the connecting user. Both use the directory of transfers (incoming/), which that user owns.
+"""Move files between root and the connecting user, in the directory of transfers (incoming/), which this user owns.
 
 After root has taken over a file from the user (the sender), no other account can change the file. A file that root gives to the
 user replaces any entry of the same name, without following links. In a container without root, "root" is the user who runs this
@@ -28,7 +28,7 @@ LEASES_UNSUPPORTED = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP
 
 
 class MissingFile(StoreError):
-    """An error because the file is not in the sender's directory."""
+    """The error if the file is not in the sender's directory."""
 
 
 class RejectedFile(StoreError):

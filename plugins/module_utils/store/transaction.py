@@ -48,7 +48,7 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
 def renewal_time(opened: Mapping[str, Any]) -> float:
     """Return the time of day at which the transaction was written last. Callers select lines of Triton's log by this time.
 
-    The time is corrected if the clock was set back later.
+    If the clock was set back later, the result is the time that the changed clock would have shown.
     """
     age = clock.since(opened)
     return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
@@ -124,8 +124,8 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
         return {}
     link_moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
-        # The proof was for the releases that the links point to. These may differ from the recorded moves, because a killed run
-        # may have moved only some links.
+        # The releases that the links point to were proven. They can differ from the recorded moves, because a killed run can have
+        # moved only some links.
         current_label = served_label(root, name)
         if current_label == move["to"]:
             link_moves[name] = move
