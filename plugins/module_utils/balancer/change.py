@@ -39,7 +39,7 @@ UNIT = "haproxy.service"
 class Desired(NamedTuple):
     """The desired state of a server. If `state` or `weight` is None, a change leaves that property as it is.
 
-    `run`, `by` and `reason` name the run, the person and the reason of the request. They are recorded with a drain.
+    `run`, `by` and `reason` name the run, the person and the reason of the request. The record of a drain contains these fields.
     """
 
     name: str
@@ -244,7 +244,7 @@ class Change:
             if self.check_mode:
                 return False
             if server.state == IN_MAINTENANCE:
-                # HAProxy does not check servers in maintenance, so the server is drained instead.
+                # HAProxy does not check a server in its maintenance state, so the server is drained instead.
                 self.balancer.drain(name)
                 drains.save_state(self.home, self.balancer.runtime)
                 changed = True

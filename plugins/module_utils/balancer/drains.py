@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME, BalancerError, Runtime, one_line
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable, locks
 
-# Directory of both files
+# Directory of the two files
 HOME = "/var/lib/npufleet-balancer"
 RECORDS, STATE = "drains.json", "state"
 # A process holds this lock while it reads and changes the servers of a balancer.

@@ -3,9 +3,11 @@
 """The saved state of the servers of a balancer. It keeps drains and weights across a reload, a restart and a reboot.
 
 HAProxy reads the file when it loads its configuration. A port in the file takes precedence over the port in the configuration, and
-a server that is missing in the file counts as healthy. Therefore this module first completes the file from the configuration.
+a server that is missing in the file counts as healthy. Therefore this module completes the file from the configuration before
+HAProxy reads the file.
 
-To do so, a drop-in of HAProxy's unit runs `python3 LIBRARY balancer save` and `python3 LIBRARY balancer reload` (commands.py).
+For this purpose, a drop-in of HAProxy's unit runs `python3 LIBRARY balancer save` and `python3 LIBRARY balancer reload`
+(commands.py).
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
 
 
 def complete_state(state: str, config: str) -> str:
-    """Return a state with one row for each server of a configuration. Rows of servers that are not in it are removed.
+    """Return a state with one row for each server of a configuration, and without rows of other servers.
 
     A server in `state` keeps its drain, weight and check results. A server that is not in `state`, or has moved to another address
     or port, is down until its checks pass.
@@ -156,7 +158,7 @@ def _info(runtime: Runtime) -> str:
 
 
 def _failed_reloads() -> int:
-    """Return the number of failed reloads since the last successful one, or 0 if the main process does not answer."""
+    """Return the number of failed reloads since the last successful reload, or 0 if the main process does not answer."""
     try:
         found = _FAILED.search(Runtime(MASTER, "@master").command("show proc"))
     except BalancerError:

@@ -37,7 +37,7 @@ MARK = "npufleet1"
 LOG_FORMAT = f"{MARK} %[date(0,ms)] %b %s %ST %[var(txn.npufleet_grpc_status)] %Tr %Ta %ts %HPO"
 # Largest length of a line, and largest number of lines that are parsed
 MAX_LINE_LENGTH, MAX_LINES = 4096, 1 << 20
-# Largest number of models in a window. The others are counted together, because clients can send any name.
+# Largest number of models in a window, because clients can send any name. All further models are counted together under one name.
 MAX_MODELS, OTHER_MODELS = 200, "(other models)"
 # Kinds of failures. `connect`: no connection to the server. `aborted`: the server closed the connection or was silent for too
 # long. `grpc`: a gRPC status in the response's headers. `client`: the client gave up. `closed`: a drain closed the request.

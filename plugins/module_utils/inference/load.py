@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
 
 # {name of a limit in check files: percentile}
 PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
-# A client that uses at least this many CPU cores is the bottleneck, because Python runs one thread at a time.
+# If all clients together use at least this many CPU cores, they are the bottleneck, because Python runs one thread at a time.
 SATURATED_CORES = 0.9
 
 

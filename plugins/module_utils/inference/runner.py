@@ -5,8 +5,9 @@
 Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port", "metrics_port"}, "timeout": seconds,
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
           Optional in `server`: "http_url" and "grpc_url" (host:port) instead of address and ports, "http_tls" and "grpc_tls"
-          ({"ca", "cert", "key"}: paths or PEM texts), "headers". Optional at the top level: `latency: false` skips load tests,
-          "no_check_file" has results for models without a check file, "unchecked" has models that need no proof.
+          ({"ca", "cert", "key"}: paths or PEM texts), "headers".
+          Optional at the top level: `latency: false` skips load tests. For models without a check file, "no_check_file" has failed
+          results, or "unchecked" has the names of these models if they need no proof.
 Result:   {"host", "unchecked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} if the
           image has no tritonclient.
 """
@@ -118,7 +119,7 @@ def send(service: Service, check: Check, request: Request, result: Result) -> Tu
 
 
 def _complete_failure(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
-    """Complete the result of a failed request, and return the same as `send`.
+    """Complete the result of a failed request, and return the reasons to give up, as `send` does.
 
     Return None if the answer still has to be judged, because the check expects an error.
     """

@@ -170,7 +170,7 @@ def run(config: str) -> int:
     try:
         # The directory belongs to node exporter. If it is missing, this call raises an error, while durable.write would create it.
         os.stat(settings.directory)
-        # The vendor's tool opens the cards. A run that changes the host can reload the driver, which fails if a card is open.
+        # The cards are not read during a change: the vendor's tool opens them, and a reload of the driver fails if a card is open.
         if settings.npu_host and not change:
             durable.write(os.path.join(settings.directory, CARDS_FILE), cards_page(settings))
         durable.write(os.path.join(settings.directory, HOST_FILE), host_page(settings, change))

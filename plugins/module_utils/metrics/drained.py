@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drained servers of a load balancer as metrics.
 
-HAProxy reports which servers are drained. The records of the drains contain by whom and since when.
+HAProxy reports which servers are drained. The records of the drains show who drained a server, and since when.
 """
 
 from __future__ import annotations

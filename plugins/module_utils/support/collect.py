@@ -64,7 +64,7 @@ PROMETHEUS_FILES = {
 # Files with the targets of Prometheus that are read if the desired state is unknown
 DEFAULT_TARGETS = ("/etc/prometheus/npufleet/triton.json",)
 
-# Seconds after the time limit of an item in which its thread can still report the timeout
+# Seconds that the thread of an item has after the time limit, to report that the time is over
 GRACE_SECONDS = 3
 
 
@@ -79,7 +79,8 @@ class Item(NamedTuple):
 def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
     """Read the items one after the other, and return ({name: content}, errors). `deadline` is a time of `time.monotonic`.
 
-    A thread reads each item. If the kernel or a file server does not respond to the thread, the thread is abandoned.
+    A thread reads each item. If the thread does not end in time, for example because a file server does not respond, it is
+    abandoned.
     """
     found: Dict[str, Any] = {}
     errors: List[str] = []

@@ -57,7 +57,7 @@ def flaw(path: str, desired: Optional[str] = None, group: int = 0, group_must_re
     """Return {"flaw": the flaw of the file or None, "rewrite": True if a key has to be written}.
 
     `desired` is the fingerprint of the desired key, or None if any key is accepted. The members of `group` may read the file. If
-    `group_must_read` is true, they must be able to read it.
+    `group_must_read` is true, a file that they cannot read has a flaw.
     """
     actual_key = content(path)
     if actual_key is None:

@@ -34,7 +34,7 @@ NAMES = (
     "vertex-ai-default-model", "vertex-ai-port", "vertex-ai-thread-count",
 )  # fmt: skip
 # Options that Triton 24.01 does not have. If an older and a newer option begin with the same prefix, the prefix means the older
-# option: a server that has both options would refuse the prefix as ambiguous.
+# option: a server that has both options refuses the prefix as ambiguous, so the server of this command line has only the older one.
 NEWER_OPTIONS = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 OPTIONS_WITHOUT_VALUE = ("disable-auto-complete-config", "help", "version")
@@ -104,7 +104,7 @@ def restricted(pairs: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, s
     for name, value in pairs:
         apis, colon, key = value.partition(":")
         known_apis = [part for part in apis.split(",") if part in keys.API_GROUPS]
-        # Other API names are left out, because Triton accepts none. HTTP allows no other characters in the name of a header.
+        # Other API names are left out, because Triton refuses them. HTTP allows no other characters in the name of a header.
         if name in keys.RESTRICT_OPTIONS and colon and known_apis and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
             groups.append((known_apis, key.partition("=")[0], key.partition("=")[2]))
     return groups

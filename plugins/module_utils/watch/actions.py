@@ -37,7 +37,7 @@ RESUME_INTERVAL = 10.0
 ACTIVE_SECONDS = 60.0
 # Up to this version, Triton itself restarts a stub that has ended, and the whole server ends if a stub is killed during a request.
 LAST_TO_RESTART_STUBS = (2, 46)
-# Time limits in seconds: for an unload, and after it for the end of the processes of the model
+# Time limits in seconds: for the unload of a model, and for the end of its processes after the unload
 UNLOAD_TIMEOUT, END_TIMEOUT = 5.0, 10.0
 # Seconds between two polls
 POLL_SECONDS = 0.2
@@ -190,10 +190,10 @@ class Host(Observer):
         ]
 
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
-        """Wait until the cards have only `foreign` contexts, and return True. If the host has no vendor tool, return True.
+        """Wait until the cards have only `foreign` contexts. Return False if this takes more than `cards_timeout` seconds.
 
-        Return False if other contexts remain, or if the tool fails, for `cards_timeout` seconds. The caller waits because a card
-        can hang if a server starts while a context ends.
+        While the vendor's tool fails, other contexts are assumed. If the host has no such tool, return True at once. The caller
+        waits, because a card can hang if a server starts while a context ends.
         """
         deadline = time.monotonic() + self.settings.cards_timeout
         while vendor_tool.find_tool() is not None:

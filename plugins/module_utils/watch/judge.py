@@ -36,7 +36,7 @@ class Evidence(NamedTuple):
     ensembles: Tuple[str, ...] = ()
     # Models whose names cannot be a part of an HTTP request
     nameless: Tuple[str, ...] = ()
-    # The server and the stubs (processes of model instances) that wait for each other in a load
+    # A sample: the stubs (processes of model instances) and the server that wait for each other in a load
     loads: Optional[stuck_load.Sample] = None
 
 
@@ -146,7 +146,7 @@ class Judge:
         return findings
 
     def _stalls(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model whose requests wait without an answer. Ensembles are judged by their steps."""
+        """Return a finding for each model whose requests wait without an answer. For ensembles, the steps are judged instead."""
         page = evidence.metrics or {}
         findings = []
         for labels, pending in page.get("nv_inference_pending_request_count", []):
@@ -157,7 +157,7 @@ class Judge:
             self._lost_requests[key] = min(self._lost_requests.get(key, 0.0), pending)
             work = self._work_of(page, model, version)
             stalled = pending > self._lost_requests[key] and self._work.get(key) == work and model not in evidence.ensembles
-            # A model stalls only if two observations in a row have the same counters.
+            # A stall begins with two observations in a row that have the same counters.
             seconds = self._lasting(("stall", model, version), stalled, evidence.at)
             self._work[key] = work
             if seconds > self._settings.stall_timeout:

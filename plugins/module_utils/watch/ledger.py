@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of the watchdog: a file with its past actions, which limit its next actions. The file outlives the process."""
+"""The ledger of the watchdog: a file with the past actions, which limit the next actions. The file outlives the process."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Ledger:
             self._write()
 
     def record(self, action: Dict[str, Any]) -> None:
-        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked"}.
+        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked", "seconds"}.
 
-        `at` is in seconds since 1970, `found` is the fault, `did` describes the action, and `worked` is True for success.
+        `at` is the time in seconds since 1970, `found` is the fault, `did` describes the action, `worked` is True for success, and
+        `seconds` is the duration.
         """
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
@@ -88,7 +89,7 @@ class Ledger:
         return max(waits, key=lambda wait: wait[0])
 
     def reset_pause(self) -> None:
-        """Reset the pause to its first length if the last limited action was over an hour ago."""
+        """Reset the pause to its first length if the last limited action is more than an hour old."""
         if self.state["streak"] and not self.recent():
             self.note(streak=0)
 

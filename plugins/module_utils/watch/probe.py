@@ -35,7 +35,7 @@ MAX_SHOWN = 20
 RESULT_FIELDS = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
 # The fields of the previous state that a new state takes over
 PREVIOUS_SHAPE = {"last_run?": shapes.NUMBER, "proven?": {re.compile(".*", re.DOTALL): shapes.NUMBER}}
-# The shapes of the first line of the file of checks, and of the rest
+# HEAD is the shape of the first line of the file with the checks, and REQUEST_SHAPE is the shape of all other lines together.
 HEAD = {"checks": str, "document": str}
 REQUEST_SHAPE = {
     "program": str,
@@ -131,7 +131,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
     state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
-    # A failure may come from maintenance or a deployment that began meanwhile. So the probe then counts as paused, not as failed.
+    # If maintenance or a deployment began meanwhile, it can have caused the failure. So the probe counts as paused, not as failed.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
