@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 # A line of a chart has STEPS + 1 points, and so STEPS steps between its points. At most MAX_CARDS cards get a line. If an answer
 # has more than MAX_SERIES series, only the first MAX_SERIES series are used.
 STEPS, MAX_CARDS, MAX_SERIES = 72, 12, 200
-# Limits of one answer: bytes, and seconds until it has arrived
+# Limits of the answer to one query: its bytes, and the seconds until the whole answer has arrived
 MAX_BYTES, TIMEOUT_SECONDS = 1 << 23, 20.0
 MAX_LABEL_LENGTH = 200
 _CARD = "by (host, npu)"

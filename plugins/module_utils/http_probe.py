@@ -83,7 +83,7 @@ def public_address(address: str) -> str:
 
 
 def measure(address: str, own_access: Access) -> Tuple[Optional[int], Optional[str]]:
-    """Return (size of a page or file, or None if it is unknown; the reason why it cannot be downloaded, or None)."""
+    """Return (size of a page or file, or None if unknown; reason why the page cannot be downloaded, or None)."""
     status, text, headers = _exchange(address, own_access)
     why = status_error(status, text, own_access.login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
@@ -191,7 +191,7 @@ def _unreachable(status: int, text: str) -> str:
 def _exchange(
     address: str, own_access: Access, headers: Optional[Mapping[str, str]] = None, method: str = "HEAD"
 ) -> Tuple[int, str, Mapping[str, str]]:
-    """Return (status, body, {header name in lower case: value}). Status 0 means no response. The body is then the reason."""
+    """Return (status, body, {header name in lower case: value}). Without a response, status is 0 and the body is the reason."""
     import urllib.error
     from http.client import HTTPException
 

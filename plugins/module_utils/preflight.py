@@ -111,7 +111,7 @@ def refusals(
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and desired["downloads"]:
         reasons += download_refusals(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})
-    # If the plan changes the engine, the image registries are not checked: the engine possibly reaches them only after the change.
+    # If the plan changes the engine, the image registries are not checked, because the engine can need the change to reach them.
     needed = [
         entry for entry in suppliers if tuple(entry["needed"]) in planned_actions and not (changing and entry.get("kind") == ENGINE)
     ]

@@ -104,7 +104,7 @@ def forms(value: str) -> Set[str]:
 
 
 def _percent(byte: int) -> str:
-    """Return a byte percent-encoded unless it is a letter or a digit."""
+    """Return a letter or a digit as it is, and any other byte percent-encoded."""
     return chr(byte) if byte < 128 and chr(byte).isalnum() else f"%{byte:02X}"
 
 

@@ -62,7 +62,7 @@ def read(path: str, shape: Shape, size: int = MAX_SIZE) -> FileContent:
 
 
 def _unreadable(path: str, error: OSError) -> Tuple[Optional[str], bool]:
-    """Return (the reason why a file cannot be read or None if it does not exist, True if it exists)."""
+    """Return (reason why a file cannot be read, True if the file exists). For a missing file, the reason is None."""
     if not isinstance(error, FileNotFoundError):
         return f"it cannot be read ({error.strerror})", True
     return ("it is a broken link", True) if os.path.islink(path) else (None, False)
@@ -199,7 +199,7 @@ def _shown(text: str) -> str:
 
 
 def read_lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:
-    """Return (valid values, flaws of the other lines or None, True if the file exists) of a file with one JSON value per line."""
+    """Read a file with one JSON value per line. Return (valid values, flaws of other lines or None, True if the file exists)."""
     try:
         with open(path, "rb") as source:
             raw = source.read().split(b"\n")

@@ -141,7 +141,7 @@ def read_text(path: str) -> Optional[str]:
 
 
 def installed_packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
-    """Return {name: {"version", "held"}} of the installed Debian packages with these names. A name may end with `*`.
+    """Return {name: {"version", "held"}} of the installed Debian packages with these names. A name can end with `*`.
 
     With `broken`, packages that are unpacked but not configured are included. Their version is None.
     """

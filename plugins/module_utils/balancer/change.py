@@ -189,7 +189,7 @@ class Change:
             )
 
     def _keep_foreign_drain(self, server: Server) -> Step:
-        """Keep the drain of another owner. If this change also drains, extend a drain of only one protocol to both protocols."""
+        """Keep the drain of another owner. If this change drains, too, the server is then drained for HTTP and gRPC."""
         if self.desired.state == READY or server.idle:
             return Step(False, True, server)
         if not self.check_mode:

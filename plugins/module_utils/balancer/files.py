@@ -31,7 +31,7 @@ def description_line(digest: str) -> str:
 
 
 def digest_in(text: str) -> Optional[str]:
-    """Return the digest in a configuration or in the answer to `show info`, or None if it contains no digest."""
+    """Return the digest in a configuration or in the answer to `show info`, or None if the text has no digest."""
     found = _DESCRIPTION.search(text)
     return found[1] if found else None
 

@@ -63,7 +63,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         "servers": found,
     }
     if since is not None:
-        # If HAProxy has no server of this project, it runs another configuration, which does not define the ring (traffic.RING).
+        # Without a server of this project, HAProxy runs another configuration, which has no ring (traffic.RING) to read.
         requests, complete = _requests(balancer, current, since, now) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():

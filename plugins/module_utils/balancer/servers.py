@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The servers of a balancer and the commands that change them. A server has one state for both protocols."""
+"""The servers of a balancer and the commands that change them. A server has one state for HTTP and gRPC together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UP, DOWN, UNKNOWN = "up", "down", "unknown"
 
 
 class Server(NamedTuple):
-    """A server of both backends.
+    """A server, which is in the backend for HTTP and in the backend for gRPC.
 
     `health` is the health of the HTTP server. The gRPC server always has the same health (HAProxy's option `track`). `state` is
     `drained` if the server is drained for HTTP or for gRPC.
@@ -110,7 +110,7 @@ class Balancer:
             self.runtime.execute(command)
 
     def expect_checks(self, name: str) -> None:
-        """Mark a drained server as down until new health checks pass, because the host may have changed since the last checks."""
+        """Mark a drained server as down until new health checks pass, because the host can have changed since the last checks."""
         self.runtime.execute(f"set server {BACKENDS['http']}/{name} health down")
 
     def set_weight(self, name: str, weight: int) -> None:

@@ -105,7 +105,7 @@ def _new_row(backend: str, name: str, server: ConfiguredServer) -> Dict[str, str
 
 
 def _has_moved(before: str, address: str) -> bool:
-    """Return True if a server has another IP address. A host name is not compared, because the state has its resolved address."""
+    """Return True if a server has another IP address. A host name is not compared: the state has its resolved address instead."""
     return before != "-" and re.fullmatch(r"[0-9.]+|.*:.*", address) is not None and before != address
 
 

@@ -11,7 +11,7 @@ A window counts finished inference requests by server and protocol:
      "by_model": {"resnet50": {"requests": 120, "failed": {"5xx": 1}, "latency": {"14": 60, "21": 59}}},
      "other": {"requests": 7, "failed": {"4xx": 1}}}
 
-- `requests` includes `streams`: calls with any number of answers. `by_model` has only requests over HTTP, because the path of a
+- `requests` includes `streams`, the calls with any number of answers. `by_model` has only requests over HTTP, because the path of a
   gRPC request does not contain the model.
 - `failed` has the number of failed requests by kind (KINDS). A request has one kind.
 - `latency` has the number of successful requests without streams, by upper bound of their latency in ms. The latency is the time
@@ -33,7 +33,7 @@ RING, RING_SIZE = "npufleet", 16 << 20
 # First word of a line. A new format gets a new word.
 MARK = "npufleet1"
 # The format of a line in HAProxy's configuration: time in ms, backend, server, status, gRPC status, time to the response's headers
-# and total time in ms, termination state, path without its query string. The path is last, because HAProxy may cut it.
+# and total time in ms, termination state, path without its query string. The path is last, because HAProxy cuts long lines.
 LOG_FORMAT = f"{MARK} %[date(0,ms)] %b %s %ST %[var(txn.npufleet_grpc_status)] %Tr %Ta %ts %HPO"
 # Largest length of a line, and largest number of lines that are parsed
 MAX_LINE_LENGTH, MAX_LINES = 4096, 1 << 20

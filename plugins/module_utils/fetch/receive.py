@@ -61,7 +61,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """Make the connecting user the owner of the directory and its files. rsync runs as this user and resumes only its own files."""
+    """Make the connecting user the owner of the directory and its files. rsync runs as this user and resumes only the user's files."""
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
@@ -77,7 +77,7 @@ def _write(incoming: str, name: str, content: str) -> None:
         os.unlink(path)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
-        # The umask may have reduced the mode.
+        # The umask can have reduced the mode.
         os.fchmod(handle, 0o644)
         sink.write(content)
 

@@ -89,7 +89,10 @@ class Service:
         raise NotImplementedError
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        """Return {"inputs" and "outputs": [{"name", "datatype", "shape"}]}. Shapes include the batch dimension. -1 is variable."""
+        """Return {"inputs": tensors, "outputs": tensors}. A tensor is {"name", "datatype", "shape"}.
+
+        A shape includes the batch dimension. A dimension of -1 is variable.
+        """
         raise NotImplementedError
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:

@@ -84,5 +84,5 @@ def _decode_picture(array: Any) -> Any:
         image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
         return np.asarray(image.convert("RGB"))
     except Exception:
-        # A check may send a corrupt picture on purpose, so this is not an error.
+        # A check can send a corrupt picture on purpose, so this is not an error.
         return None

@@ -44,7 +44,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the requests of a document, and return their results.
 
     If the server does not answer over a protocol, the remaining requests over this protocol are not sent, and fail with the same
-    reason. If a model is not served or times out, this applies to the remaining requests to this model over the same protocol.
+    reason. If a model is not served or times out, the remaining requests to this model over the same protocol fail in the same way.
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}

@@ -12,7 +12,7 @@ def write(path: str, text: str, mode: int = 0o644) -> None:
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     draft = path + ".new"
     with open(draft, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as sink:
-        # A killed run may have left the temporary file with another mode, so the mode is set again.
+        # A killed run can have left the temporary file with another mode, so the mode is set again.
         os.fchmod(sink.fileno(), mode)
         sink.write(text)
         sink.flush()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The program that reads the cards and the host, and writes both as metrics for node exporter. A timer starts it."""
+"""The program that writes the state of the cards and of the host as metrics for node exporter. A timer starts this program."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def is_plain(found: os.stat_result) -> bool:
 
 
 def check(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
-    """Raise Untrusted unless the file is a regular file of this owner (None: any owner) with at most `limit` bytes."""
+    """Raise Untrusted if a file does not meet the conditions of open_file. `owner` None stands for any owner."""
     if not (is_plain(found) if single else stat.S_ISREG(found.st_mode)):
         raise NotRegular(f"is {_kind(found)}, expected a regular file with one name")
     if owner is not None and found.st_uid != owner:

@@ -38,7 +38,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
         return found
     if to in usable:
         return to
-    # After a restore, the content of the label `to` may have a newer label.
+    # After a restore, a release with a newer label can have the same content.
     renamed = [label for label in usable if LABEL.fullmatch(to) and content(label) == content(to)]
     if renamed:
         return renamed[0]

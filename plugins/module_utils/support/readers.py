@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 def tail(raw: bytes, size: int) -> str:
     """Return the last complete lines, at most `size` bytes.
 
-    A line that is cut at its beginning is left out. It may contain a part of a secret, and redaction finds only complete secrets.
+    A line that is cut at its beginning is left out: it can contain a part of a secret, and redaction finds only complete secrets.
     """
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")

@@ -35,7 +35,8 @@ CALL_NUMBERS = {"x86_64": (61, 202), "aarch64": (260, 98)}
 DEFAULT_LIMIT, SAMPLE_PAUSE, MIN_SAMPLES = 15.0, 1.0, 4
 # Largest number of times that one change repeats stuck loads
 MAX_ROUNDS = 10
-# Share of a processor that both threads together may use and still count as idle. A waiting stub checks for messages every second.
+# If both threads together use at most this share of a processor, they count as idle. The share is not 0, because a waiting stub
+# checks for messages every second.
 MAX_IDLE_SHARE = 0.01
 
 

@@ -74,7 +74,7 @@ class Observer:
             return Evidence(now, None, 0.0, None, None, {})
         init = int(state["Pid"])
         started = clock.process_started(init)
-        # The engine reports the start as a time of day, which may be set back. So the age comes from /proc.
+        # The engine reports the start as a time of day, which can be set back. So the age comes from /proc.
         age = 0.0 if started is None else clock.uptime() - started
         page = self.metrics()
         index = self.index() if page is not None else None
@@ -101,7 +101,7 @@ class Observer:
         """Return (status, body) of a response of the server, with status 0 if no response came. Raises TooLarge."""
         settings = self.settings
         try:
-            # The key is read for each request, because it may change. The metrics need no key.
+            # The key is read for each request, because it can change. The metrics need no key.
             headers = keys.headers(settings.key) if port is None else {}
             address = settings.address if port is None else settings.metrics_address or settings.address
             port = settings.http_port if port is None else port
@@ -152,7 +152,7 @@ class Observer:
         return Ready(served, tuple(ensembles), unknown)
 
     def processes(self, init: int, model: str) -> Set[int]:
-        """Return the IDs of a model's processes (stubs). Leave out processes that may also belong to another model."""
+        """Return the IDs of a model's processes (stubs). Leave out processes that could also belong to another model."""
         ready = self.ready(self.index() or {})
         living = stubs.running_stubs(init)
         assigned, unassigned = self._assign_processes(living, ready.served)
@@ -160,7 +160,7 @@ class Observer:
         pids = {pid for entry in own_versions for pid in assigned.get(entry, ())}
         names = {name for entry in own_versions if entry not in assigned for name in entry.instances}
         other_models = [entry for entry in ready.served if entry.model != model and entry not in assigned]
-        # A model whose config the server did not return may have instances of any name.
+        # A model whose config the server did not return can have instances of any name.
         if ready.unknown - {model} or any(names & set(entry.instances) for entry in other_models):
             return pids
         return pids | {pid for pid in unassigned if living[pid].instance in names}

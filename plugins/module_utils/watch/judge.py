@@ -92,7 +92,7 @@ class Judge:
             return []
         stuck = self._loads.add(evidence.loads) if evidence.loads else []
         if stuck:
-            # Neither process of such a wait can continue, so the other rules are not applied.
+            # The processes of a stuck load cannot continue, so the other rules are not applied.
             processes = ", ".join(map(str, stuck))
             actual = f"{processes} and the server waiting for each other for {self._settings.stuck_load_limit:g} s"
             return [Finding(STUCK, None, actual, "a load that makes progress", tuple(stuck))]
@@ -171,8 +171,8 @@ class Judge:
         """Return all counters that grow if the model executes requests, also if these requests fail."""
         own = {"model": model, "version": version}
         counts = [value for name in WORK_COUNTERS for labels, value in page.get(name, []) if own.items() <= labels.items()]
-        # Triton before 24.05 reports failures without a reason. Such failures are not counted, because the model may never have
-        # executed the request: some requests only wait too long in the queue.
+        # Triton before 24.05 reports failures without a reason. Such failures are not counted, because they include requests
+        # that the model never executed, for example requests that waited too long in the queue.
         failures = sum(
             value
             for labels, value in page.get("nv_inference_request_failure", [])

@@ -66,7 +66,7 @@ def read_checks(path: str) -> Tuple[str, Dict[str, Any]]:
             head, body = shapes.parse_as(source.readline(), HEAD), source.read()
         if head["document"] != hashlib.sha256(body).hexdigest():
             raise ValueError("its content was changed")
-        # Golden data may have infinite numbers, which shapes.parse refuses. json.loads is safe here, because the digest proves that
+        # Golden data can have infinite numbers, which shapes.parse refuses. json.loads is safe here, because the digest proves that
         # this project wrote the body.
         document = json.loads(body)
         flaw = shapes.mismatch(document, REQUEST_SHAPE)
@@ -141,7 +141,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def proven(checks: List[Dict[str, Any]], began: float, before: Mapping[str, float]) -> Dict[str, float]:
-    """Return {model: when it last passed all of its checks}. Models that have no check or never passed are left out."""
+    """Return {model: time at which it last passed all of its checks}. Models that have no check or never passed are left out."""
     passed: Dict[str, bool] = {}
     for check in checks:
         model = check.get("model", "")

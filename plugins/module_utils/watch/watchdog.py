@@ -98,7 +98,7 @@ class Watchdog:
         self._ledger.reset_pause()
 
     def _log_once(self, message: str, level: int) -> None:
-        """Log a message, unless it equals the last message apart from digits."""
+        """Log a message. Do not log it if only its digits differ from the last message."""
         key = re.sub(r"\d+", "", message)
         if key != self._last_message:
             journal.log(message, level)
