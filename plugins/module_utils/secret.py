@@ -20,10 +20,10 @@ WORDS = (
     r"|connection[_-]?string|webhook|(?<![a-z])vault_)"
 )
 SECRET_NAME = re.compile(WORDS, re.IGNORECASE)
-# Names of secrets in Docker's config.json. They count only as whole names, because many harmless names contain them.
+# Names of secrets in Docker's config.json. These words count only as whole names: many harmless names contain one of them.
 EXACT_NAMES = ("auth", "identitytoken", "registrytoken")
-# The second alternative also matches passwords with characters that should be percent-encoded. It does not match a port that is
-# followed by a path.
+# The second alternative of the group `secret` also matches passwords with characters that should be percent-encoded. It does not
+# match a port that is followed by a path.
 _LOGIN = (
     r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)"
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"
@@ -130,7 +130,7 @@ def seal(value: str, key: str) -> str:
 def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
     """Return nested values in which each value that may be secret is sealed.
 
-    A value with a name in `clear` does not count as secret, unless it contains an @.
+    A value with a name in `clear` stays readable, except if it contains an @, because it can then contain a login.
     """
     if isinstance(values, Mapping):
         return {field: seal_values(values[field], key, clear, str(field)) for field in values}

@@ -61,7 +61,10 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
 
 
 def _give(incoming: str, user: pwd.struct_passwd) -> None:
-    """Make the connecting user the owner of the directory and its files. rsync runs as this user and resumes only the user's files."""
+    """Make the connecting user the owner of the directory and its files.
+
+    rsync runs as this user, and can resume a partial file only if this user owns the file.
+    """
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:

@@ -43,7 +43,7 @@ RESTRICTED = "triton-grpc-protocol-"
 class Service:
     """A client of a server for one protocol. `tls` is {"ca", "cert", "key"} with paths, {"insecure"}, or None for no TLS.
 
-    Each request has the `headers`. Over gRPC, each header is also sent with the prefix RESTRICTED, because it may be the key of a
+    Each request has the `headers`. Over gRPC, each header is also sent with the prefix RESTRICTED, because it can be the key of a
     restricted API.
     """
 

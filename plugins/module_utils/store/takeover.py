@@ -87,7 +87,7 @@ def _take_ownership(source: BinaryIO, path: str, mode: int, limit: int) -> str:
 def take_over_tree(directory: str, mode: int, limit: int = foreign.MAX_SIZE) -> Dict[str, str]:
     """Replace every file below a directory of root by a copy that only root can write. Return {path: digest of the copy}.
 
-    The copy is needed because the sender may still have the original open for writing. Raises RejectedFile for a link, a file with
+    The copy is needed because the sender can still have the original open for writing. Raises RejectedFile for a link, a file with
     a second name (hard link), or a special file.
     """
     owned: Dict[str, str] = {}

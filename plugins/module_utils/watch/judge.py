@@ -136,7 +136,7 @@ class Judge:
         ]
 
     def _stubs(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model with instances whose process is gone, although health probes return 200."""
+        """Return a finding for each model with instances whose process is gone. Triton's health probes do not show this."""
         findings = []
         for model, instances in sorted(evidence.dead.items()):
             seconds = self._lasting(("stub", model), True, evidence.at)

@@ -109,6 +109,6 @@ class Ledger:
 
 
 def _convert_uptime(action: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a past action with its time as `uptime`: seconds since this boot, or a negative number for an earlier action."""
+    """Return a past action with its time as `uptime`: seconds since this boot, or a negative number if it was before this boot."""
     at = float(action["at"])
     return {**action, "at": at, **clock.mark(), "uptime": clock.uptime() - clock.age(action, at)}
