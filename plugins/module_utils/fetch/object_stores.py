@@ -109,7 +109,7 @@ def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
 
 
 def environment(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment that configures rclone. Other users can see the arguments of a process, but not its environment."""
+    """Return the environment that configures rclone. Unlike the arguments of a process, it is hidden from other users."""
     kind = str(store_of(url))
     store_options = dict(options.get(kind) or {})
     rclone = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": store_options.get("endpoint")}

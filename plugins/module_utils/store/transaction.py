@@ -118,7 +118,7 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
 
 
 def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Move]:
-    """Append the result of the open transaction to the history, and close it. Return its link moves."""
+    """Append the result of the open transaction to the history, and close the transaction. Return its link moves."""
     found = read_transaction(root)
     if found is None:
         return {}

@@ -27,12 +27,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 
 # Largest size in bytes of the script at the beginning of an installer. A binary archive follows the script.
 SCRIPT_BYTES = 1 << 16
-# An installer that does not know the option --help might begin to install. So its only right is to read files.
+# An installer that does not know the option --help might begin to install. So the installer gets no right except to read files.
 READ_ONLY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"),
 )
-# Seconds for the SDK to start on a busy host
+# Time limit of PROGRAM in seconds. On a busy host, the SDK starts slowly.
 SDK_SECONDS = 60.0
 NAME = "npufleet-support"
 # A program that prints as JSON the API of the SDK, and the result of the SDK's `inspect` for a compiled file

@@ -34,7 +34,7 @@ class Hung(Refused):
 def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
     """Return the names in alphabetical order, but each ensemble after its steps (the models that it calls).
 
-    Steps that a server reports can form a cycle. Then the order in the cycle does not matter.
+    The steps that a server reports can form a cycle, in which the order does not matter.
     """
     requested = set(names)
     order: List[str] = []
@@ -65,7 +65,7 @@ def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds to wait before each query after the first."""
+    """Yield the lengths of the pauses between queries, in seconds."""
     pause = MIN_PAUSE
     while True:
         yield pause
@@ -142,8 +142,8 @@ class Server:
         self.request(name, "load")
         if self.wait_in_sync(name, model):
             return
-        # Triton accepts a load but reloads nothing if the files are not newer than the loaded files, or if an earlier request
-        # contained the config. In both cases, Triton reads the files if the model is unloaded first.
+        # Triton accepts a load but reloads nothing if the files are not newer than the loaded files, or if an earlier load request
+        # contained a config for the model. After an unload, Triton always reads the files.
         self.unload(name)
         self.request(name, "load")
         if not self.wait_in_sync(name, model):

@@ -31,7 +31,10 @@ def query(server: Mapping[str, Any], method: str, resource: str) -> Tuple[int, A
 
 
 def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return {model: {version: {"state", "reason", "release"}}}, or None if the server does not answer in time."""
+    """Return {model: {version: {"state", "reason", "release"}}}, or None if the server does not answer in time.
+
+    `state` and `reason` come from Triton. `release` is the digest of the loaded release, or None.
+    """
     deadline = time.monotonic() + TIMEOUT_SECONDS
     status, index = query(server, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):

@@ -73,8 +73,8 @@ class Host(Observer):
     def _run_is_active(self) -> bool:
         """Return True if the run that has the lease of the host has renewed the lease recently.
 
-        Also return False if a replacement of the container is unfinished. The host can then be without a server, so the watchdog must
-        not wait until the lease is old.
+        Also return False if a replacement of the container is unfinished. The host can then be without a server, so the watchdog
+        must not wait until the lease is old.
         """
         if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
             return False
