@@ -154,7 +154,7 @@ def invalid(desired: Desired, changes: Sequence[Difference]) -> List[str]:
 
 
 def apply_and_restart(desired: Desired, changes: Sequence[Difference], units: Sequence[str]) -> None:
-    """Write the files, then restart the units that read them. If a unit does not start, restore the files and restart again.
+    """Write the files, then restart the units that read them. If a unit does not start, restore the files and restart all units.
 
     The restore does not remove directories that were created. Raises NotStarted, or OSError if a file cannot be written.
     """

@@ -223,7 +223,7 @@ class Change:
         return self.desired.weight
 
     def _refuse_outage(self, all_servers: Dict[str, Server], server: Server) -> None:
-        """Raise BalancerError if no other server would take requests, and the requester does not allow this."""
+        """Raise BalancerError if no other server would take requests and an outage is not allowed."""
         serving = servers.serving(all_servers)
         if serving == [server.name] and not self.desired.allow_outage:
             raise BalancerError(

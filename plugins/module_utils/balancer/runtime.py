@@ -219,7 +219,7 @@ def parse_old_workers(text: str) -> List[int]:
 
 
 def parse_sessions(text: str, name: str) -> List[str]:
-    """Return the IDs of the sessions of a server, on both backends, from the answer to `show sess`."""
+    """Return the IDs of a server's sessions on the two backends, from the answer to `show sess`."""
     found = []
     for line in text.split("\n"):
         session, _colon, rest = line.partition(":")

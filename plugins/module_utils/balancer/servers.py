@@ -88,7 +88,7 @@ class Balancer:
         return old_workers(self.master) if self.sees_old_workers else []
 
     def old_in_flight(self) -> Dict[str, int]:
-        """Return the requests and streams in flight of each server in old workers. Raises BalancerError."""
+        """Return {server: number of requests and streams in flight in old workers}. Raises BalancerError."""
         found: Dict[str, int] = {}
         for worker in self.old_workers():
             answer = worker.command("show stat")
@@ -97,7 +97,7 @@ class Balancer:
         return found
 
     def in_flight(self, name: str) -> int:
-        """Return the requests and streams in flight of a server, in all workers. Raises BalancerError."""
+        """Return the number of requests and streams that a server has in flight in all workers. Raises BalancerError."""
         return self.server(name).in_flight + self.old_in_flight().get(name, 0)
 
     def drain(self, name: str) -> None:

@@ -80,7 +80,7 @@ class Request(NamedTuple):
 
 
 def parse_line(line: str) -> Optional[Request]:
-    """Return the request of a line of the ring, or None for any other line."""
+    """Return the request that a line of the ring describes, or None for a line in another format."""
     words = line.split(" ") if len(line) <= MAX_LINE_LENGTH else []
     if len(words) != 10 or words[0] != MARK:
         return None

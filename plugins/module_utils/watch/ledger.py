@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 from ansible_collections.npufleet.triton.plugins.module_utils.watch import journal
 from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
 
-# The actions of the watchdog. Their number is limited, except for END, the end of a stuck load.
+# The actions of the watchdog. The number of reloads and restarts is limited. END, the end of a stuck load, has no limit.
 RELOAD, RESTART, END = "reload", "restart", "end"
 HOUR = 3600.0
 # The longest pause after an action, in seconds

@@ -80,7 +80,7 @@ class Watchdog:
                 self._act(findings[0], evidence)
 
     def _report_nameless(self, evidence: Evidence) -> None:
-        """Log once which models are not watched, because HTTP requests cannot contain their names."""
+        """Log once each model that is not watched, because HTTP requests cannot contain its name."""
         if evidence.models is None or evidence.nameless == self._nameless:
             return
         self._nameless = evidence.nameless
