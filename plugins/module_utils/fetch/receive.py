@@ -144,7 +144,7 @@ def _pull(
 
 
 def cancellation(incoming: str) -> Callable[[], None]:
-    """Return a function that raises StoreError if the controller has not touched its file for MAX_SILENCE seconds."""
+    """Return a function that raises StoreError if the controller has not renewed its file for MAX_SILENCE seconds."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
     # The clock can be set during a download, so the time stamp of the file is only compared with its own previous value.
     latest_stamp, last_change = 0, time.monotonic()

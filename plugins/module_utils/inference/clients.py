@@ -59,7 +59,7 @@ class Service:
         self.headers = self.request_headers(headers or {})
         # Arguments that are added to each call of tritonclient
         self.extra: Dict[str, Any] = {"headers": self.headers} if self.headers else {}
-        # The import also fails if the packages of tritonclient's extras `http` and `grpc` are missing.
+        # If the packages of its extra `http` or `grpc` are missing, tritonclient raises a RuntimeError.
         try:
             self.client_library = importlib.import_module(self.library)
         except (ImportError, RuntimeError) as error:

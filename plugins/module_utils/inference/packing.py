@@ -104,7 +104,7 @@ def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def with_files(document: Mapping[str, Any], directory: str) -> Dict[str, Any]:
-    """Write each PEM text of the document to a file, because clients read files. Return the document with the paths."""
+    """Write each PEM text of the document to a file, because clients need paths. Return the document with the paths."""
     server = dict(document["server"])
     for kind in ("http_tls", "grpc_tls"):
         parts = dict(server.get(kind) or {})

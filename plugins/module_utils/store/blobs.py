@@ -24,8 +24,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# File in incoming/ with the name of the controller that transfers blobs. The controller renews the time stamp of this file while it
-# works.
+# File in incoming/ with the name of the controller that transfers blobs. While the controller works, it
+# renews the time stamp of this file.
 CONTROLLER = ".controller"
 # File in incoming/ with the number of bytes that the host downloads itself, without the controller
 TOTAL = ".total"
