@@ -2,7 +2,8 @@
 """The emulated NPU cards of a lab host: cards.py bus | load VERSION | unload.
 
 `bus` puts the cards of /etc/npufleet-lab/cards.json on the PCI bus at boot. modprobe runs `load` and `unload` for the module
-`rebellions`. sysfs cannot be written to, so each tree is a read-only overlay over the real directory. Every command can be
+`rebellions`. sysfs cannot be written to. So the files of the cards are in directories of their own, which are
+mounted as read-only overlays over the directories of sysfs. Every command can be
 repeated. With --root DIR, all paths are below DIR, with copies in place of mounts and files in place of device nodes.
 """
 
@@ -137,7 +138,7 @@ class Host:
         self._show_class({f"{npu.name}/{name}": value for npu in found for name, value in class_files(npu, version).items()})
         for name in [npu.name for npu in found] + ([] if "no_rsd0" in cards.kinds else ["rsd0"]):
             self._make_node(self.root / "dev" / name)
-        # The kernel can unload a module after the removal of its package, so this rule of modprobe stays.
+        # This rule of modprobe is not in the driver package, because the module can be unloaded after the package was removed.
         write(self.remove_rule, f"remove rebellions {os.path.abspath(__file__)} unload\n")
         # The files of the module are shown last, because `initstate` reports that the module is live.
         self._show("module", {f"rebellions/{name}": value for name, value in module_files(version).items()})
@@ -151,7 +152,7 @@ class Host:
             if path.exists():
                 path.unlink()
         self._hide("class")
-        # With `stale-until-reboot`, only a reboot ends the stale state.
+        # `stale` emulates a driver without its cards (lab/README.md). With `stale-until-reboot`, only a reboot ends this state.
         if not (self.state / "stale-until-reboot").exists():
             (self.state / "stale").unlink(missing_ok=True)
 
@@ -263,7 +264,7 @@ def config_space(card: CardType, start: int) -> bytes:
 
 
 def class_files(npu: Npu, version: str) -> Dict[str, str]:
-    """Return the files of an NPU in /sys/class/rebellions: those that the driver has, and those that only rbln-stat reads."""
+    """Return the files of an NPU in /sys/class/rebellions: files of the real driver, and files for rbln-stat."""
     identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"{npu.address}.{socket.gethostname()}")
     return {
         "status": f"{STATUS_FAULT if npu.faulty else STATUS_READY}\n",

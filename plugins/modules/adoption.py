@@ -380,7 +380,7 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")

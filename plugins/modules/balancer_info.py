@@ -149,7 +149,7 @@ REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     balancer = Balancer(params["socket"], params["master_socket"])
     try:

@@ -187,7 +187,7 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)

@@ -198,7 +198,7 @@ def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")

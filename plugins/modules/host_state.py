@@ -352,7 +352,7 @@ def _read_store(root: str) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:

@@ -362,7 +362,7 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
         module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")

@@ -77,7 +77,7 @@ REQUEST = request.HOLDER_OPTIONS
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, caller = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:

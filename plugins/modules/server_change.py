@@ -294,7 +294,7 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:

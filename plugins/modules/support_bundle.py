@@ -262,7 +262,7 @@ def write(path: str, raw: bytes) -> None:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle starts on the controller. Call it as npufleet.triton.support_bundle.")

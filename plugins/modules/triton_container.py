@@ -55,7 +55,7 @@ REQUEST = {**request.HOLDER_OPTIONS, "container": {"type": "dict", "required": T
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, settings = params["root"], params["container"]
     if module.check_mode:

@@ -194,7 +194,7 @@ def release_change(plan: List[Item], order: Mapping[str, Any], incoming: str) ->
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     root, host, server = params["root"], params["host"], LocalServer(params)
     try:

@@ -81,7 +81,7 @@ def requests(page: str) -> Dict[str, Dict[str, Any]]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     if module.params["address"] is None or module.params["port"] is None:
         module.fail_json(msg="triton_requests starts on the controller. Call it as npufleet.triton.triton_requests.")
     try:

@@ -62,7 +62,7 @@ REQUEST = {"host": {"type": "str", "default": ""}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls this function, otherwise `main`."""
+    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
     params = request.merge_request(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="wait_for_npus starts on the controller. Call it as npufleet.triton.wait_for_npus.")

@@ -72,8 +72,8 @@ class Result(TypedDict, total=False):
     expected: Any  # expected labels or texts, single or as a list
     got: Any  # actual labels or texts
     label: Any  # actual label of a single row
-    image: List[int]  # values of a row that can be drawn
-    picture: Dict[str, Any]  # pixels of a row that can be drawn
+    image: List[int]  # values of a small input, from which the report draws an image
+    picture: Dict[str, Any]  # pixels of an input that is a picture
     instances: int  # number of instances of the model
     latency: Dict[str, Any]  # measurements of a load test
 
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """An unpacked array. `indexes` is {row number: index in the array}, or None for a whole array."""
+    """Rows of an array in a check. `indexes` is {row number: index in `array`}, or None if `array` has all rows."""
 
     indexes: Optional[Dict[int, int]]
     array: Any
@@ -107,7 +107,7 @@ class Rows(NamedTuple):
 def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
     """Yield the requests of a check. Without `rows`, each protocol gets one request with the whole arrays.
 
-    With `spread`, each pair of host and protocol gets another block of `count` rows out of `total`. So a fleet covers more rows.
+    With `spread`, each pair of host and protocol gets its own block of `count` rows out of `total`. So a fleet covers more rows.
     """
     rows = check.get("rows")
     for number, protocol in enumerate(check["protocols"]):

@@ -50,7 +50,7 @@ def since(moment: Mapping[str, Any]) -> Optional[float]:
 def age(moment: Mapping[str, Any], at: float) -> float:
     """Return the seconds since a mark. If the mark is no longer valid, use `at`, the time of day of the mark (seconds since 1970).
 
-    A mark of an earlier boot is at least as old as this boot, even if the time of day was changed.
+    A mark of an earlier boot was made before this boot. So its age is at least the uptime, even if the time of day was changed.
     """
     seconds = since(moment)
     if seconds is not None:

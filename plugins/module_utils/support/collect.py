@@ -57,14 +57,15 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
-# Default paths of Prometheus' files, by their names in the desired state. Other files can contain keys, so they are left out.
+# Default paths of Prometheus' files, by their names in the desired state. The bundle also has the targets and rules. Other files of
+# Prometheus can contain keys, so they are left out.
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
 }
 # Files with the targets of Prometheus that are read if the desired state is unknown
 DEFAULT_TARGETS = ("/etc/prometheus/npufleet/triton.json",)
 
-# Seconds that the thread of an item has after the time limit, to report that the time is over
+# After the time limit of an item, its thread gets this many more seconds to report that the time is over.
 GRACE_SECONDS = 3
 
 
@@ -203,7 +204,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
 
 def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
-    """Yield the items of a load balancer. HAProxy's log of requests is left out, because its paths can contain secrets."""
+    """Yield the items of a load balancer. HAProxy's log of requests is left out: paths of requests can contain secrets."""
     yield Item("balancer/haproxy.cfg", lambda: read_file(balancer_files.CONFIG, limits))
     yield Item("balancer/drop-in.conf", _optional(lambda: read_file(balancer_files.DROP_IN, limits)))
     yield Item("balancer/drains.json", _optional(lambda: read_file(f"{drains.HOME}/{drains.RECORDS}", limits)))

@@ -183,7 +183,7 @@ class Observer:
         return {model: sorted(names) for model, names in dead.items() if names}
 
     def _assign_processes(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
-        """Return {version: its processes}, and the processes that cannot be assigned to one version.
+        """Return {version: its processes} for versions whose processes have a known path, and the processes without such a path.
 
         Triton copies code from an object store to a local directory. The path of such a copy does not contain the model's name, so
         the processes that run the copy cannot be assigned.

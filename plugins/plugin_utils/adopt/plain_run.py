@@ -31,7 +31,7 @@ STATE_KEYS = (
 )  # fmt: skip
 # Sections of `docker inspect` whose entries are compared one by one: `Mounts` by the caller, all others in this file
 SECTIONS = ("Config", "HostConfig", "Mounts", "NetworkSettings")
-# Options that a container inherits from its image, and that no variable of the inventory can set
+# Options that a container inherits from its image. No variable of the inventory can set them.
 INHERITED_OPTIONS = ("Healthcheck", "Labels", "StopSignal")
 # Maps whose entries are compared one by one
 MAP_OPTIONS = ("Annotations", "Labels", "Sysctls")

@@ -190,7 +190,7 @@ def _is_repository(value: str) -> bool:
 
 
 def _is_size(value: str) -> bool:
-    """Return False for a size above MAX_BYTES. Return True for a short text that is no size. The parser of sizes rejects it."""
+    """Return False for a size above MAX_BYTES. A short text that is no size is left to the parser of sizes, which rejects it."""
     match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
     if CONTROL.search(value) or len(value) > 40:
         return False
@@ -372,7 +372,7 @@ BY_TYPE: Dict[str, Bound] = {"str": text(), "list": entries(), "dict": entries()
 def bounded(field: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the spec of a variable, extended by the bounds of its value and of the parts of this value."""
     kind = spec.get("type", "str")
-    # logins.py looks `variable` up in NEXT_STEPS.
+    # If a value contains a login, logins.py needs the name of the variable for its advice.
     result = {**spec, "variable": field}
     bound = BOUNDS.get(field, BY_TYPE.get(kind))
     if bound is CONTROLLER_FILE and (spec.get("default") == "" or not spec.get("required", True)):

@@ -3,7 +3,8 @@
 """Refusal of logins in the values of an inventory.
 
 A login would reach command lines, lists of package sources and messages of other programs, which all users of a host can read.
-Variables that are allowed to contain secrets are not checked. They have `no_log`, or `secret` in bounds.BOUNDS.
+Variables that are allowed to contain secrets are not checked. These
+variables are marked with `no_log`, or with `secret` in bounds.BOUNDS.
 """
 
 from __future__ import annotations

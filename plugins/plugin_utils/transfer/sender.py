@@ -69,7 +69,7 @@ class Sender:
         self.fetching: Dict[str, str] = {}
         # {digest: bytes} that were on the host before this run
         self.arrived: Dict[str, int] = {}
-        # The bytes that the host itself fetches, as reported by the host
+        # Total size of the blobs that the host itself fetches, as reported by the host
         self.pull_total: Optional[int] = None
 
     def send(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
