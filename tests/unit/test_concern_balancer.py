@@ -155,10 +155,10 @@ def test_a_sealed_state_has_no_secrets(tmp_path: Path) -> None:
             {"hostvars": hosts_with(npu1=MODELS, npu2=MODELS[:1])},
             "the models of npu2 and npu1 differ (only npu1 has digits_guide), ",
         ),
-        ({"hostvars": hosts_with(npu1=[], npu2=[])}, "no check file of the pool's models (none) has a request"),
+        ({"hostvars": hosts_with(npu1=[], npu2=[])}, "the check files of the pool's models (none) have no request"),
         (
             {"hostvars": hosts_with(npu1=[{"name": "own"}], npu2=[{"name": "own"}])},
-            "no check file of the pool's models (own) has a",
+            "the check files of the pool's models (own) have no",
         ),
     ],
 )

@@ -370,7 +370,7 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         assert download_refusals(pulls, here, secrets) == [
             f"model digits: compiled file {store.url}/gone: status 404, expected a file or page. "
             "Correct `url` or npufleet_artefact_user",
-            "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large files. Make room on this disk",
+            "/var/lib/npufleet has 499 bytes (0 MiB) free, expected 500 (1 MiB) for 1 large file. Make room on this disk",
         ]
         assert download_refusals(pulls, {**here, "missing": []}, secrets) == []
         assert "two" not in json.dumps(pulls)
