@@ -72,7 +72,7 @@ def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, A
         document = read_checks(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
         raise Refusal(
-            f"the variable {error.args[0]} is not set. Set it. If it is triton_models, the option models of the task is enough"
+            f"the variable {error.args[0]} is not set. Set it, or name the models in the option models of the task"
         ) from None
     unchecked = [] if arguments["require_checks"] else [entry["model"] for entry in document.pop("no_check_file")]
     program = base64.b64encode(archive.program(check_client.ENTRY)).decode()
