@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two ways to run a module of this collection: from the library on a host, or as a file that Ansible copies to the host.
 
+The library calls the function `run` of the module. In a copied file, Ansible calls `main`.
 In both cases, the controller also passes parameters (the request) in the private option NAME, which playbooks do not set.
 """
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module adoption: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -137,45 +136,47 @@ class Failure(Exception):
     """A reason why a container cannot be adopted. The message is for an operator."""
 
 
+def process_ids(engine: Engine, container: str) -> List[int]:
+    """Return the IDs of the processes of a container."""
+    top = engine.get(f"/containers/{container}/top") or {}
+    column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
+    return [int(line[column]) for line in top.get("Processes") or []]
+
+
 def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
     """Return the process of the tritonserver in a container, or None if no such process runs."""
     try:
-        top = engine.get(f"/containers/{container}/top") or {}
+        pids = process_ids(engine, container)
     except OSError:
         # A container that has just ended, such as the container of a check, has no server, so this is no error.
         state = (engine.get(f"/containers/{container}/json") or {}).get("State", {})
         if state.get("Running") and not state.get("Restarting"):
             raise
         return None
-    column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
-    for line in top.get("Processes") or []:
-        pid = line[column]
-        argv = [part.decode("utf-8", "replace") for part in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
+    for pid in pids:
+        argv = texts(pid, "cmdline")
         if argv and os.path.basename(argv[0]) == SERVER:
-            pairs = [part.decode("utf-8", "replace").partition("=") for part in raw(f"/proc/{pid}/environ").split(b"\0") if part]
-            status = raw(f"/proc/{pid}/status").decode()
+            pairs = [entry.partition("=") for entry in texts(pid, "environ") if entry]
             try:
                 directory = os.readlink(f"/proc/{pid}/cwd")
             except FileNotFoundError:
                 return None
             return {
-                "pid": int(pid),
+                "pid": pid,
                 "argv": argv,
                 "environment": {name: value for name, _equals, value in pairs},
                 "directory": directory,
-                "user": next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), "0"),
+                "user": str(status_number(pid, "Uid")),
             }
     return None
 
 
 def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[Dict[str, Any]]:
     """Return {"pid", "program"} of each process except those of the server and those that only keep the container running."""
-    top = engine.get(f"/containers/{inspect['Id']}/top") or {}
-    column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     init = inspect["State"]["Pid"]
     processes = []
-    for pid in (int(line[column]) for line in top.get("Processes") or []):
-        argv = [part.decode("utf-8", "replace") for part in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
+    for pid in process_ids(engine, inspect["Id"]):
+        argv = texts(pid, "cmdline")
         keeps_running = starts_no_server(inspect["Config"]) and (
             pid == init or (is_descendant(pid, init) and starts_no_server({"Cmd": argv}))
         )
@@ -183,6 +184,13 @@ def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[D
         if argv and not keeps_running and not is_descendant(pid, server) and not is_descendant(server, pid):
             processes.append({"pid": pid, "program": program_of(argv)})
     return processes
+
+
+def is_descendant(pid: int, ancestor: int) -> bool:
+    """Return True if `pid` is `ancestor` or its descendant. Processes of `docker exec` do not descend from the main process."""
+    while pid > 1 and pid != ancestor:
+        pid = status_number(pid, "PPid")
+    return pid == ancestor
 
 
 def program_of(argv: List[str]) -> str:
@@ -199,6 +207,17 @@ def raw(path: str) -> bytes:
             return source.read()
     except OSError:
         return b""
+
+
+def texts(pid: int, name: str) -> List[str]:
+    """Return the texts in the file `cmdline` or `environ` of a process, or [] if the process has ended."""
+    return [text.decode("utf-8", "replace") for text in raw(f"/proc/{pid}/{name}").split(b"\0")[:-1]]
+
+
+def status_number(pid: int, field: str) -> int:
+    """Return the first number of a field in the status of a process, or 0 if the process has ended."""
+    lines = raw(f"/proc/{pid}/status").decode("utf-8", "replace").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(field + ":")), 0)
 
 
 def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -243,10 +262,8 @@ def resolve(root: str, path: str) -> str:
         resolved = os.path.join(resolved, parts.pop(0))
         if os.path.islink(resolved):
             target = os.readlink(resolved)
-            if target.startswith("/"):
-                resolved, parts = root, [part for part in target.split("/") if part] + parts
-            else:
-                resolved, parts = os.path.dirname(resolved), [part for part in target.split("/") if part] + parts
+            resolved = root if target.startswith("/") else os.path.dirname(resolved)
+            parts = [part for part in target.split("/") if part] + parts
     raise Failure(f"{path} is a loop of links, expected a file or a directory. Repair the repository")
 
 
@@ -359,14 +376,6 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
     }
 
 
-def is_descendant(pid: int, ancestor: int) -> bool:
-    """Return True if `pid` is `ancestor` or its descendant. Processes of `docker exec` do not descend from the main process."""
-    while pid > 1 and pid != ancestor:
-        status = raw(f"/proc/{pid}/status").decode()
-        pid = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), 0)
-    return pid == ancestor
-
-
 def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the given request to each model, and return {model: [status, answer]}."""
     inspect, process = find(engine, arguments["name"])
@@ -380,7 +389,7 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Read a part of a file, send requests to the models, or read the facts of the container."""
     arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")
@@ -402,7 +411,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

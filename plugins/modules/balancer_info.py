@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module balancer_info: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -149,7 +148,7 @@ REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Read the servers of the balancer and their traffic."""
     params = request.merge_request(module, REQUEST)
     balancer = Balancer(params["socket"], params["master_socket"])
     try:
@@ -160,7 +159,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

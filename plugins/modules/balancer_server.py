@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module balancer_server: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -204,7 +203,7 @@ def flaw(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Drain a server, make it ready, or set its weight."""
     params = request.merge_request(module, REQUEST)
     reason = flaw(params)
     if reason:
@@ -221,7 +220,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module host_files: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -187,7 +186,7 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Write the files and directories that differ."""
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)
@@ -224,7 +223,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module host_lease: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -198,7 +197,7 @@ def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Take, renew or release the lease of the host."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")
@@ -216,7 +215,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

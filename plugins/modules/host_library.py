@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module host_library: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -68,7 +67,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module host_state: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -352,7 +351,7 @@ def _read_store(root: str) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Read the host, and compare it with the desired state."""
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
@@ -414,7 +413,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

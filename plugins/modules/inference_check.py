@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module inference_check: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -362,7 +361,7 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Run the checks, or write them into the file of the probe."""
     params = request.merge_request(module, REQUEST)
     if not params["program"] or not params["document"]:
         module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")
@@ -406,7 +405,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

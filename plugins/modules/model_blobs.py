@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module model_blobs: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ REQUEST = {
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Run one step of the transfer."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if params["step"] is None:
@@ -89,7 +88,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module model_store: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ REQUEST = request.HOLDER_OPTIONS
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """End holds, or remove the store."""
     params = request.merge_request(module, REQUEST)
     root, caller = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:
@@ -99,7 +98,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module server_change: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -294,7 +293,7 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Begin, accept or restore a change, and wait for its result."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:
@@ -330,7 +329,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

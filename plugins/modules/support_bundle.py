@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module support_bundle: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -262,7 +261,7 @@ def write(path: str, raw: bytes) -> None:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Collect the items, and write them into an archive without secrets."""
     params = request.merge_request(module, REQUEST)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle starts on the controller. Call it as npufleet.triton.support_bundle.")
@@ -279,7 +278,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

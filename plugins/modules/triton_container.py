@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module triton_container: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ REQUEST = {**request.HOLDER_OPTIONS, "container": {"type": "dict", "required": T
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Stop the container."""
     params = request.merge_request(module, REQUEST)
     root, settings = params["root"], params["container"]
     if module.check_mode:
@@ -72,7 +71,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

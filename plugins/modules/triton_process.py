@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module triton_process: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -194,7 +193,7 @@ def release_change(plan: List[Item], order: Mapping[str, Any], incoming: str) ->
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Plan a change of the server, make it, or stop the server."""
     params = request.merge_request(module, REQUEST)
     root, host, server = params["root"], params["host"], LocalServer(params)
     try:
@@ -236,7 +235,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module triton_requests: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def requests(page: str) -> Dict[str, Dict[str, Any]]:
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Read the requests of each model from the metrics."""
     if module.params["address"] is None or module.params["port"] is None:
         module.fail_json(msg="triton_requests starts on the controller. Call it as npufleet.triton.triton_requests.")
     try:
@@ -95,7 +94,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/python
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Module wait_for_npus: see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ REQUEST = {"host": {"type": "str", "default": ""}}
 
 
 def run(module: request.Module) -> None:
-    """Run the module. On hosts with the library (host_library), request.run_module calls it. On other hosts, `main` calls it."""
+    """Wait until the cards are free. The module fails with the processes that are left."""
     params = request.merge_request(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="wait_for_npus starts on the controller. Call it as npufleet.triton.wait_for_npus.")
@@ -77,7 +76,6 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Run the module that Ansible has copied to the host."""
     run(request.ansible_module(OPTIONS))
 
 
