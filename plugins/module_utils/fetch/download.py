@@ -19,7 +19,7 @@ import os
 import re
 import tarfile
 import zlib
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
@@ -42,9 +42,8 @@ RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/(?:([0-9]{1,15})|\*)")
 
 def display_name(origin: Mapping[str, Any]) -> str:
     """Return the name of a source for messages, without a login or a signature."""
-    return str(
-        origin.get("bundle") or origin.get("file") or (http_probe.public_address(origin["url"]) if origin.get("url") else "nowhere")
-    )
+    url = origin.get("url")
+    return str(origin.get("bundle") or origin.get("file") or (http_probe.public_address(url) if url else "nowhere"))
 
 
 # Bundles
@@ -59,7 +58,7 @@ def blobs_in_bundle(path: str) -> Dict[str, int]:
             with os.scandir(os.path.join(path, "blobs", "sha256")) as found:
                 return {entry.name: entry.stat().st_size for entry in found if entry.is_file()}
         with tarfile.open(path) as archive:
-            return {os.path.basename(member.name): member.size for member in archive if member.isfile() and _is_blob(member.name)}
+            return {_blob_digest(member): member.size for member in archive if _blob_digest(member)}
 
 
 @contextmanager
@@ -75,48 +74,37 @@ def _source_errors(path: str) -> Iterator[None]:
         ) from None
 
 
-def _is_blob(name: str) -> bool:
-    return os.path.dirname(os.path.normpath(name)) == os.path.join("blobs", "sha256")
+def _blob_digest(member: tarfile.TarInfo) -> str:
+    """Return the digest of a blob in a tar, or an empty text for another member."""
+    directory, name = os.path.split(os.path.normpath(member.name))
+    return name if member.isfile() and directory == os.path.join("blobs", "sha256") else ""
 
 
-@contextmanager
-def _member(path: str, digest: str) -> Iterator[Any]:
-    """Yield the blob with this digest as an open file, or None if the bundle does not have it."""
+def _open_blob(path: str, digest: str, closing: ExitStack) -> Any:
+    """Return a blob of a bundle as an open file, or None if the bundle does not have it. `closing` closes the file."""
     if os.path.isdir(path):
         blob = os.path.join(path, "blobs", "sha256", digest)
-        with open(blob, "rb") if os.path.isfile(blob) else nullcontext() as source:
-            yield source
-        return
-    with _source_errors(path):
-        archive = tarfile.open(path)  # noqa: SIM115 (closed below)
-    with archive:
+        return closing.enter_context(open(blob, "rb")) if os.path.isfile(blob) else None
+    archive = closing.enter_context(tarfile.open(path))  # noqa: SIM115 (`closing` closes it)
+    member = next((member for member in archive if _blob_digest(member) == digest), None)
+    return archive.extractfile(member) if member else None
+
+
+def _from_bundle(path: str, digest: str, sink: Any, source: Source) -> None:
+    def read(count: int) -> bytes:
         with _source_errors(path):
-            found = next(
-                (
-                    member
-                    for member in archive
-                    if member.isfile() and _is_blob(member.name) and os.path.basename(member.name) == digest
-                ),
-                None,
-            )
-        yield archive.extractfile(found) if found else None
+            return bytes(blob.read(count))
 
-
-def _from_bundle(path: str, digest: str, sink: Any, check_cancelled: Callable[[], None]) -> None:
-    with _member(path, digest) as source:
-        if source is None:
-            raise SourceError(f"bundle {path} has no blobs/sha256/{digest}. Make the bundle again")
-
-        def read(count: int) -> bytes:
-            with _source_errors(path):
-                return bytes(source.read(count))
-
+    with ExitStack() as closing:
         with _source_errors(path):
-            size_in_bundle = source.seek(0, os.SEEK_END)
+            blob = _open_blob(path, digest, closing)
+            if blob is None:
+                raise SourceError(f"bundle {path} has no blobs/sha256/{digest}. Make the bundle again")
+            size_in_bundle = blob.seek(0, os.SEEK_END)
             if sink.tell() > size_in_bundle:
                 empty(sink)
-            source.seek(sink.tell())
-        copy(read, sink, check_cancelled, size_in_bundle)
+            blob.seek(sink.tell())
+        copy(read, sink, source, size_in_bundle)
 
 
 # Sizes
@@ -161,17 +149,17 @@ def fetch(
     fails if the file does not have the `size` of its origin. The partial file of a failed download stays, and the next run resumes
     it. But if the disk is full, or the file is larger than announced, the partial file is removed.
     """
-    source = Source(origin.get("size"))
+    source = Source(origin.get("size"), check_cancelled)
     while True:
         with _partial(target) as sink:
             before = sink.tell()
             try:
                 if origin.get("bundle"):
-                    _from_bundle(origin["bundle"], digest, sink, check_cancelled)
+                    _from_bundle(origin["bundle"], digest, sink, source)
                 elif store_of(origin["url"]):
-                    object_stores.fetch(origin["url"], sink, source, options, secrets, check_cancelled)
+                    object_stores.fetch(origin["url"], sink, source, options, secrets)
                 else:
-                    _from_web(origin["url"], sink, source, options, secrets, check_cancelled)
+                    _from_web(origin["url"], sink, source, options, secrets)
                 return
             except ConnectionLost as why:
                 source.count_interruption(why, before, sink.tell())
@@ -208,14 +196,7 @@ def _partial(target: str) -> Iterator[Any]:
         yield sink
 
 
-def _from_web(
-    url: str,
-    sink: Any,
-    source: Source,
-    options: Mapping[str, Any],
-    secrets: Mapping[str, str],
-    check_cancelled: Callable[[], None],
-) -> None:
+def _from_web(url: str, sink: Any, source: Source, options: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
     import urllib.error
     from http.client import HTTPException
 
@@ -235,7 +216,7 @@ def _from_web(
             if start != have:
                 source.restart(sink, "it does not resume at the requested byte")
             budget.begin()
-            copy(answer.read1, sink, check_cancelled, source.most, end)
+            copy(answer.read1, sink, source, source.most, end)
             if source.size is not None and sink.tell() != source.size:
                 raise ConnectionLost(f"{sink.tell()} of {source.size} bytes arrived")
     except urllib.error.HTTPError as error:
@@ -243,8 +224,9 @@ def _from_web(
             if error.code == 416 and str(error.headers.get("Content-Range", "")) == f"bytes */{have}" and have <= source.most:
                 return
             if error.code == 416:
-                source.restart(sink, "the partial file is larger than the file at the source")
-                raise ConnectionLost("the partial file is larger than the file at the source") from None
+                why = "the partial file is larger than the file at the source"
+                source.restart(sink, why)
+                raise ConnectionLost(why) from None
             if error.code >= 500:
                 raise ConnectionLost(f"status {error.code}") from None
             raise SourceError(str(http_probe.status_error(error.code, str(error.reason), access.login))) from None

@@ -30,6 +30,8 @@ STORES = {"s3": "s3://", "gs": "gs://"}
 MISSING = (3, 4)
 # Largest description of an object, and largest error message, in bytes
 MAX_OUTPUT = 1 << 20
+# A function that returns at most the given number of bytes, and no bytes at the end
+Read = Callable[[int], bytes]
 
 
 def store_of(url: str) -> Optional[str]:
@@ -39,19 +41,16 @@ def store_of(url: str) -> Optional[str]:
 
 def size(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
     """Return the size of an object in bytes. Raises SourceError if the object is missing or cannot be accessed."""
+    blocks: List[bytes] = []
+    arguments = ["lsjson", "--stat", "--no-modtime", "--no-mimetype"]
     budget = Budget(INTERVAL_SECONDS, MAX_OUTPUT)
-    output = b""
-    with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, options, secrets) as process:
-        read = _reader(process, budget)
-        try:
-            for block in iter(lambda: read(MAX_OUTPUT), b""):
-                output += block
-        except OSError as error:
-            process.kill()
-            raise SourceError(f"rclone: {error}") from None
-        why = _exit_error(process)
+    try:
+        why = _rclone(arguments, url, options, secrets, budget, lambda read: blocks.extend(iter(lambda: read(MAX_OUTPUT), b"")))
+    except OSError as error:
+        raise SourceError(f"rclone: {error}") from None
     if why:
         raise SourceError(why)
+    output = b"".join(blocks)
     try:
         found = shapes.parse(output or b"null")
     except ValueError:
@@ -64,37 +63,24 @@ def size(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> in
     return count
 
 
-def fetch(
-    url: str,
-    sink: Any,
-    source: Source,
-    options: Mapping[str, Any],
-    secrets: Mapping[str, str],
-    check_cancelled: Callable[[], None],
-) -> None:
+def fetch(url: str, sink: Any, source: Source, options: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
     """Copy the rest of an object into `sink`."""
     source.announced(size(url, options, secrets))
     if sink.tell() > source.most:
         source.restart(sink, "the partial file is larger than the object")
     if sink.tell() == source.most:
         return
+    budget = FileBudget(source)
+    budget.begin()
     # Without --no-traverse, rclone would list the whole directory of the object.
-    with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], url, options, secrets) as process:
-        budget = FileBudget(source)
-        budget.begin()
-        try:
-            copy(_reader(process, budget), sink, check_cancelled, source.most)
-        except BaseException:
-            process.kill()
-            raise
-        why = _exit_error(process)
+    arguments = ["cat", "--no-traverse", "--offset", str(sink.tell())]
+    why = _rclone(arguments, url, options, secrets, budget, lambda read: copy(read, sink, source, source.most))
     if why or sink.tell() != source.most:
         raise ConnectionLost(why or f"{sink.tell()} of {source.most} bytes arrived")
 
 
-def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
-    """Return a function that reads the output of a process within a budget."""
-    pipe = process.stdout.fileno()
+def _reader(pipe: int, budget: Budget) -> Read:
+    """Return a function that reads a pipe within a budget."""
 
     def read(count: int) -> bytes:
         with selectors.DefaultSelector() as selector:
@@ -120,17 +106,24 @@ def environment(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]
         rclone["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
     else:
         rclone.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=store_options.get("anonymous"))
-    variables = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in rclone.items() if value}
+    variables = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": value for name, value in rclone.items()}
     proxies = options.get("proxies") or {}
-    variables.update({f"{scheme}_proxy".upper(): proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)})
-    if proxies.get("no_proxy"):
-        variables["NO_PROXY"] = proxies["no_proxy"]
-    return variables
+    variables.update(HTTP_PROXY=proxies.get("http"), HTTPS_PROXY=proxies.get("https"), NO_PROXY=proxies.get("no_proxy"))
+    return {name: str(value) for name, value in variables.items() if value}
 
 
-@contextmanager
-def _rclone(arguments: List[str], url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
-    """Run rclone for one object, without a configuration file. The caller reads the result of rclone with `_exit_error`."""
+def _rclone(
+    arguments: List[str],
+    url: str,
+    options: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    budget: Budget,
+    use_output: Callable[[Read], None],
+) -> Optional[str]:
+    """Run rclone for one object, without a configuration file. Return its last error message if it failed, or None.
+
+    `use_output` gets a function that reads the output of rclone within the budget.
+    """
     program = shutil.which("rclone")
     if not program:
         raise SourceError("rclone, which downloads from object stores, is missing on this machine: `apt-get install rclone`")
@@ -141,15 +134,27 @@ def _rclone(arguments: List[str], url: str, options: Mapping[str, Any], secrets:
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:
         settings.setdefault("RCLONE_CA_CERT", bundle)
-    # pylint: disable=contextmanager-generator-missing-cleanup
     with tempfile.TemporaryFile() as errors, _authorities(options.get("ca")) as authorities:
         if authorities:
             settings["RCLONE_CA_CERT"] = authorities
         command.append(f"{kind}:{url[len(STORES[kind]) :]}")
         with subprocess.Popen(command, env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as process:
-            process.errors = errors  # type: ignore[attr-defined]
-            process.secrets = secrets  # type: ignore[attr-defined]
-            yield process
+            try:
+                use_output(_reader(process.stdout.fileno(), budget))  # type: ignore[union-attr]
+                code = process.wait(INTERVAL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return f"rclone did not end within {INTERVAL_SECONDS:.0f} s after its output"
+            except BaseException:
+                process.kill()
+                raise
+        if code in (0, *MISSING):
+            return "the object does not exist, expected a file" if code else None
+        errors.seek(0)
+        output = errors.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
+    for secret in filter(None, secrets.values()):
+        output = output.replace(secret, "***")
+    return "rclone: " + " ".join((output.splitlines() or [f"it ended with {code}"])[-1].split())[:400]
 
 
 @contextmanager
@@ -168,21 +173,3 @@ def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
         all_authorities.write("\n" + ca)
         all_authorities.flush()
         yield all_authorities.name
-
-
-def _exit_error(process: Any) -> Optional[str]:
-    """Wait for the end of rclone. Return its last error message if it failed, or None if it succeeded."""
-    try:
-        code = process.wait(INTERVAL_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return f"rclone did not end within {INTERVAL_SECONDS:.0f} s after its output"
-    if not code:
-        return None
-    process.errors.seek(0)
-    output = process.errors.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
-    for secret in process.secrets.values():
-        output = output.replace(secret, "***") if secret else output
-    if code in MISSING:
-        return "the object does not exist, expected a file"
-    return "rclone: " + " ".join((output.splitlines() or [f"it ended with {code}"])[-1].split())[:400]

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign
 
 # Seconds without a sign of the controller after which this host ends a download and releases the lock of the directory
@@ -47,9 +48,8 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
     try:
         user = pwd.getpwnam(order["user"])
     except KeyError:
-        raise store.StoreError(
-            "user {} is missing on this host, expected the connecting user. Set ansible_user".format(order["user"])
-        ) from None
+        message = "user {} is missing on this host, expected the connecting user. Set ansible_user".format(order["user"])
+        raise store.StoreError(message) from None
     with blobs.locked(incoming, wait=False):
         _write(incoming, blobs.CONTROLLER, order["by"])
         _give(incoming, user)
@@ -76,8 +76,7 @@ def _give(incoming: str, user: pwd.struct_passwd) -> None:
 def _write(incoming: str, name: str, content: str) -> None:
     """Write a small file that the connecting user can read, without following a link."""
     path = os.path.join(incoming, name)
-    if os.path.lexists(path):
-        os.unlink(path)
+    trees.remove(path)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
         # The umask can have reduced the mode.
@@ -97,62 +96,58 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
     """Download the blobs that this host fetches itself, then verify all blobs and move them into the store."""
     pulls = {digest: blob for digest, blob in order["blobs"].items() if blob.get("pull") and blobs.flaw(root, digest)}
     if pulls:
-        _pull(root, incoming, pulls, order, secrets)
+        with blobs.locked(incoming, wait=False):
+            _pull(root, incoming, pulls, order, secrets)
     # New blobs do not affect other runs, so this code does not take the lock of the store.
     store.make_directories(root)
     blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: blob["source"] for digest, blob in order["blobs"].items()})
     return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
 
 
-def _pull(
-    root: str, incoming: str, pulls: Dict[str, Mapping[str, Any]], order: Mapping[str, Any], secrets: Mapping[str, str]
-) -> None:
-    # Most hosts download nothing, and the module `download` imports TLS, which is slow. So the module is imported only here.
+def _pull(root: str, incoming: str, pulls: Dict[str, Any], order: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
+    # `download` imports TLS, which is slow, and most hosts download nothing.
     from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 
     options = order["fetch_options"]
-    with blobs.locked(incoming, wait=False):
-        sizes: Dict[str, Optional[int]] = {}
-        reasons: List[str] = []
-        bundled = download.blobs_in_bundle(order["bundle"])
-        pulls.update({digest: {"bundle": order["bundle"], "source": order["bundle"]} for digest in set(pulls) & set(bundled)})
+    sizes: Dict[str, Optional[int]] = {}
+    reasons: List[str] = []
+    bundled = download.blobs_in_bundle(order["bundle"])
+    pulls.update({digest: {"bundle": order["bundle"], "source": order["bundle"]} for digest in set(pulls) & set(bundled)})
+    for digest, pull in sorted(pulls.items()):
+        try:
+            sizes[digest] = pull.get("size") or download.size(pull, digest, options, secrets)
+        except download.SourceError as error:
+            reasons.append(f"blob {digest[:12]} from {pull['source']}: {error}")
+    reasons += filter(None, [blobs.space_problem(root, incoming, sizes)])
+    if reasons:
+        raise store.StoreError("; ".join(reasons))
+    for digest, size in sizes.items():
+        # A partial file that is larger than the blob is useless.
+        if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
+            os.unlink(os.path.join(incoming, digest))
+    check_cancelled = cancellation(incoming)
+    if all(sizes.values()):
+        _write(incoming, blobs.TOTAL, f"total {sum(filter(None, sizes.values()))}\n")
+    try:
         for digest, pull in sorted(pulls.items()):
             try:
-                sizes[digest] = pull.get("size") or download.size(pull, digest, options, secrets)
-            except download.SourceError as error:
-                reasons.append(f"blob {digest[:12]} from {pull['source']}: {error}")
-        reasons += filter(None, [blobs.space_problem(root, incoming, sizes)])
-        if reasons:
-            raise store.StoreError("; ".join(reasons))
-        for digest, size in sizes.items():
-            # A partial file that is larger than the blob is useless.
-            if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
-                os.unlink(os.path.join(incoming, digest))
-        check_cancelled = cancellation(incoming)
-        if all(sizes.values()):
-            _write(incoming, blobs.TOTAL, f"total {sum(filter(None, sizes.values()))}\n")
-        try:
-            for digest, pull in sorted(pulls.items()):
-                try:
-                    target = os.path.join(incoming, digest)
-                    download.fetch({**pull, "size": sizes[digest]}, digest, target, options, secrets, check_cancelled)
-                except (download.SourceError, OSError) as error:
-                    raise store.StoreError(f"blob {digest[:12]} from {pull['source']}: {error}") from None
-        finally:
-            if os.path.lexists(os.path.join(incoming, blobs.TOTAL)):
-                os.unlink(os.path.join(incoming, blobs.TOTAL))
+                target = os.path.join(incoming, digest)
+                download.fetch({**pull, "size": sizes[digest]}, digest, target, options, secrets, check_cancelled)
+            except (download.SourceError, OSError) as error:
+                raise store.StoreError(f"blob {digest[:12]} from {pull['source']}: {error}") from None
+    finally:
+        trees.remove(os.path.join(incoming, blobs.TOTAL))
 
 
 def cancellation(incoming: str) -> Callable[[], None]:
     """Return a function that raises StoreError if the controller has not renewed its file for MAX_SILENCE seconds."""
-    mark = os.path.join(incoming, blobs.CONTROLLER)
     # The clock can be set during a download, so the time stamp of the file is only compared with its own previous value.
     latest_stamp, last_change = 0, time.monotonic()
 
     def check_cancelled() -> None:
         nonlocal latest_stamp, last_change
         with suppress(FileNotFoundError):
-            now = os.lstat(mark).st_mtime_ns
+            now = os.lstat(os.path.join(incoming, blobs.CONTROLLER)).st_mtime_ns
             if now != latest_stamp:
                 latest_stamp, last_change = now, time.monotonic()
         if time.monotonic() - last_change > MAX_SILENCE:

@@ -34,20 +34,20 @@ class ConnectionLost(Exception):
 class Source:
     """The size and ETag that a web server or object store announced for a file, and the interruptions of the download so far."""
 
-    def __init__(self, size: Optional[int]) -> None:
-        self.size, self.tag = size, ""
-        self.deadline = 0.0
+    def __init__(self, size: Optional[int], check_cancelled: Callable[[], None] = lambda: None) -> None:
+        self.size, self.tag, self.check_cancelled = size, "", check_cancelled
         self._began = self._attempt = time.monotonic()
         self._slow_attempts = self._attempts = self._restarts = 0
-        self._limit()
 
     @property
     def most(self) -> int:
         """The largest allowed size of the file in bytes."""
         return MAX_FILE if self.size is None else self.size
 
-    def _limit(self) -> None:
-        self.deadline = self._began + MAX_TRIES * INTERVAL_SECONDS + self.most / MIN_RATE
+    @property
+    def deadline(self) -> float:
+        """The time of `time.monotonic` at which the download fails."""
+        return self._began + MAX_TRIES * INTERVAL_SECONDS + self.most / MIN_RATE
 
     def announced(self, size: Optional[int]) -> None:
         """Record the size that the source announces. Raises SourceError if the source announced another size before."""
@@ -57,7 +57,6 @@ class Source:
                 "then run again"
             )
         self.size = self.size if size is None else size
-        self._limit()
 
     def restart(self, sink: Any, why: str) -> None:
         """Empty the partial file to start from its first byte. Raises SourceError after too many restarts."""
@@ -120,15 +119,13 @@ def empty(sink: Any) -> None:
     sink.truncate()
 
 
-def copy(
-    read: Callable[[int], bytes], sink: Any, check_cancelled: Callable[[], None], most: int, until: Optional[int] = None
-) -> None:
+def copy(read: Callable[[int], bytes], sink: Any, source: Source, most: int, until: Optional[int] = None) -> None:
     """Copy a body into a file until the body ends or the file has `until` bytes. Raises SourceError above `most` bytes."""
     from http.client import HTTPException
 
     have = sink.tell()
     while have != until:
-        check_cancelled()
+        source.check_cancelled()
         try:
             block = memoryview(read(BLOCK_BYTES if until is None else min(BLOCK_BYTES, until - have)))
         except (HTTPException, OSError) as error:
