@@ -61,7 +61,6 @@ def test_the_digest_changes_with_the_text_and_with_each_file() -> None:
     }
     assert len(found) == 4 and None not in found
     assert render(SETTINGS, {}) == render(SETTINGS, {})
-    assert files.servers_in(render(SETTINGS, {})) == ["npu1", "npu2"]
 
 
 def test_grpc_servers_follow_the_http_servers() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, report, runtime, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files, report, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
 from ansible_collections.npufleet.triton.plugins.module_utils.metrics import collect
 from ansible_collections.npufleet.triton.plugins.modules import balancer_info, balancer_server
 from balancer_clients import GrpcClient, HttpClient
@@ -78,7 +79,7 @@ def test_servers_process_and_configuration_are_read(haproxy: SmallHaproxy) -> No
 def test_metrics_of_a_balancer_have_its_drained_servers(haproxy: SmallHaproxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "SOCKET", haproxy.socket)
     monkeypatch.setattr(collect, "MASTER", haproxy.master)
-    monkeypatch.setattr(drains, "HOME", str(haproxy.home))
+    monkeypatch.setattr(files, "HOME", str(haproxy.home))
     labels = {"server": "npu2", "kind": "maintenance"}
     assert collect.drained_servers() == {
         "npufleet_balancer_drained_since_timestamp_seconds": [(labels, pytest.approx(time.time(), abs=60))],
@@ -208,7 +209,7 @@ def test_every_answer_of_an_old_worker_ends(haproxy: SmallHaproxy) -> None:
     for _number in range(3000):
         assert client.infer() == 200
     haproxy.reload()
-    (worker,) = runtime.old_workers(haproxy.master)
+    (worker,) = Balancer(haproxy.socket, haproxy.master).old_workers()
     lengths = {len(worker.command("show events npufleet")) for _number in range(1500)}
     assert len(lengths) == 1 and lengths.pop() > 200_000
     stream.close()

@@ -36,8 +36,8 @@ def test_recorded_tables_become_rows(version: str) -> None:
     assert [(row.backend, row.name) for row in rows] == [(row.backend, row.name) for row in STATES]
     assert [row.status for row in rows] == ["DRAIN", "UP", "DRAIN", "UP"]
     assert sum(row.in_flight for row in rows) == 2
-    assert sum(row.responses_4xx for row in rows) == 1
-    assert sum(row.requests for row in rows) == 5
+    assert sum(row.counters["responses_4xx"] for row in rows) == 1
+    assert sum(row.counters["requests"] for row in rows) == 5
 
 
 @pytest.mark.parametrize("version", VERSIONS)

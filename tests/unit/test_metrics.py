@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import textfile
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, servers
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files, servers
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import readings, vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
@@ -415,7 +415,7 @@ def test_a_load_balancer_has_no_metrics_of_cards_and_models(
 def test_a_host_can_be_a_load_balancer_as_well(machine: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     record = {"kind": "maintenance", "since": "2026-01-02T03:04:05Z", "by": "b", "run": "", "reason": ""}
     (machine.directory / drains.RECORDS).write_text(json.dumps({"npu1": record}))
-    monkeypatch.setattr(drains, "HOME", str(machine.directory))
+    monkeypatch.setattr(files, "HOME", str(machine.directory))
     monkeypatch.setattr(servers.Balancer, "servers", lambda _self: {"npu1": server("npu1", servers.DRAINED)})
     assert machine.run(load_balancer=True) == 0
     assert machine.metrics(collect.CARDS_FILE)["npufleet_cards_found"] == 1

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import system
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, servers
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.files import UNIT
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BalancerError, process
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import (
     DOWN,
@@ -33,7 +34,6 @@ FIRST_PAUSE, MAX_PAUSE = 0.1, 1.0
 CLOSE_TIMEOUT, RELOAD_TIMEOUT = 15.0, 60.0
 # Largest number of attempts to make a change if HAProxy is reloaded during each attempt
 MAX_ATTEMPTS = 5
-UNIT = "haproxy.service"
 
 
 class Desired(NamedTuple):
@@ -98,8 +98,7 @@ class Change:
     def server_result(self) -> Dict[str, Any]:
         """Return the data of the server for the result of the module. Raises BalancerError."""
         server = self.balancer.server(self.desired.name)
-        in_flight = server.in_flight + self.balancer.old_in_flight().get(server.name, 0)
-        return describe(server, in_flight, drains.read(self.home).by_server.get(server.name))
+        return describe(server, self.balancer.in_flight(server), drains.read(self.home).by_server.get(server.name))
 
     def _change_despite_reloads(self) -> Step:
         """Change the server. Repeat the change if HAProxy was reloaded meanwhile, because the new worker may lack the change."""
@@ -272,7 +271,7 @@ class Change:
     def _wait_for_requests(self) -> Dict[str, Any]:
         """Wait until no request is in flight. With `close`, close the requests that remain. Return the result of the wait."""
         name, began = self.desired.name, time.monotonic()
-        at_drain = in_flight = self.balancer.in_flight(name)
+        at_drain = self.balancer.in_flight(self.balancer.server(name))
         if self.check_mode:
             return {"in_flight": at_drain, "closed": 0, "waited": 0.0}
         in_flight = self._await_no_requests(began + self.desired.wait)
@@ -293,12 +292,12 @@ class Change:
 
         Raises BalancerError if another caller makes the server ready meanwhile.
         """
-        name, pause = self.desired.name, FIRST_PAUSE
+        pause = FIRST_PAUSE
         while True:
-            server = self.balancer.server(name)
+            server = self.balancer.server(self.desired.name)
             if not server.idle:
                 self._drain_again(server)
-            in_flight = server.in_flight + self.balancer.old_in_flight().get(name, 0)
+            in_flight = self.balancer.in_flight(server)
             left = deadline - time.monotonic()
             if not in_flight or left <= 0:
                 return in_flight

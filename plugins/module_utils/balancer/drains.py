@@ -20,8 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME, BalancerError, Runtime, one_line
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable, locks
 
-# Directory of the two files
-HOME = "/var/lib/npufleet-balancer"
+# Names of the two files
 RECORDS, STATE = "drains.json", "state"
 # A process holds this lock while it reads and changes the servers of a balancer.
 LOCK = "/run/npufleet-balancer.lock"
@@ -32,16 +31,13 @@ KINDS = ("rollout", "maintenance", "operator")
 # Largest length of a text of a record in characters, and largest size of the file in bytes
 MAX_TEXT, MAX_SIZE = 500, 1 << 22
 _TEXT = re.compile(rf"[^\0]{{0,{MAX_TEXT}}}", re.DOTALL)
-SHAPE = {
-    NAME: {
-        "kind": re.compile("|".join(KINDS)),
-        "by": _TEXT,
-        "run": _TEXT,
-        "reason": _TEXT,
-        "since": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
-    }
+RECORD = {
+    "kind": re.compile("|".join(KINDS)),
+    "by": _TEXT,
+    "run": _TEXT,
+    "reason": _TEXT,
+    "since": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
 }
-FIELDS = ("kind", "by", "run", "reason", "since")
 
 
 class Records(NamedTuple):
@@ -53,9 +49,9 @@ class Records(NamedTuple):
 
 def read(home: str) -> Records:
     """Return the records. If the file is damaged, return no record, so that each drain counts as a drain by an operator."""
-    found = shapes.read(os.path.join(home, RECORDS), SHAPE, MAX_SIZE)
+    found = shapes.read(os.path.join(home, RECORDS), {NAME: RECORD}, MAX_SIZE)
     content = found.content if found.exists and not found.flaw else {}
-    return Records({name: {field: record[field] for field in FIELDS} for name, record in content.items()}, found.flaw)
+    return Records({name: {field: record[field] for field in RECORD} for name, record in content.items()}, found.flaw)
 
 
 def write(home: str, records: Mapping[str, Mapping[str, str]]) -> None:

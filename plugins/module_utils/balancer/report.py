@@ -11,11 +11,11 @@ from typing import Any, Dict, List, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import change, drains, traffic
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
     BACKENDS,
+    COUNTERS,
     BalancerError,
     NotRunning,
     ProcessInfo,
     Runtime,
-    StatRow,
     by_protocol,
     is_gone,
     parse_stat,
@@ -23,15 +23,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime i
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
 
-COUNTERS = (
-    "requests",
-    "responses_4xx",
-    "responses_5xx",
-    "connection_errors",
-    "response_errors",
-    "client_aborts",
-    "server_aborts",
-)
 # HAProxy writes the line of a request shortly after the request has ended. So a window (the time in which traffic is counted) ends
 # this many seconds before the lines are read. The next window starts at the end of the last window, so that every request is
 # counted exactly once.
@@ -49,10 +40,13 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
     servers, old = balancer.servers(), balancer.old_in_flight()
     rows = by_protocol(parse_stat(balancer.runtime.command("show stat")))
     records = drains.read(home)
+    no_counts = dict.fromkeys(COUNTERS, 0)
     found: Dict[str, Any] = {}
     for name, server in servers.items():
         described = change.describe(server, server.in_flight + old.get(name, 0), records.by_server.get(name))
-        found[name] = {**described, "counters": {protocol: _counters(rows[protocol].get(name)) for protocol in BACKENDS}}
+        # HAProxy may have been reloaded since the first answer, so a server can be missing in this one.
+        counters = {protocol: rows[protocol][name].counters if name in rows[protocol] else no_counts for protocol in BACKENDS}
+        found[name] = {**described, "counters": counters}
     result: Dict[str, Any] = {
         "running": True,
         "reason": None,
@@ -83,20 +77,13 @@ def config_digest(path: str) -> Optional[str]:
         return None
 
 
-def _counters(row: Optional[StatRow]) -> Dict[str, int]:
-    return {name: getattr(row, name) if row else 0 for name in COUNTERS}
-
-
 def _requests(balancer: Balancer, current: ProcessInfo, since: float, until: float) -> Tuple[List[traffic.Request], bool]:
     """Return the requests that finished from `since` until `until` in all workers, and True if no request is missing.
 
     Requests are missing if HAProxy was reloaded after `since`, because the ring of an ended worker is lost.
     """
-    rings = [
-        traffic.parse_ring(answer, since, until)
-        for answer in map(_ring, [balancer.runtime, *balancer.old_workers()])
-        if answer is not None
-    ]
+    answers = map(_ring, [balancer.runtime, *balancer.old_workers()])
+    rings = [traffic.parse_ring(answer, since, until) for answer in answers if answer is not None]
     return [request for ring in rings for request in ring.requests], current.started <= since and all(ring.covers for ring in rings)
 
 

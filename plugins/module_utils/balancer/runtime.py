@@ -12,7 +12,7 @@ import csv
 import re
 import socket
 import time
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, TypeVar
 
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 
@@ -29,11 +29,16 @@ MAX_SHOWN, MAX_OLD_WORKERS = 120, 100
 BACKENDS = {"http": "npufleet_http", "grpc": "npufleet_grpc"}
 # The names of servers. Other names are not inserted into commands.
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
-# Flags of srv_admin_state. The flags in OWN_MAINTENANCE and OWN_DRAIN were set on the server itself. MAINTENANCE and DRAIN also
-# include inherited flags.
-OWN_MAINTENANCE, MAINTENANCE, OWN_DRAIN, DRAIN = 0x01, 0x01 | 0x02 | 0x04 | 0x20 | 0x40, 0x08, 0x08 | 0x10
-# Values of srv_op_state of a server that takes requests: starting, running
-RUNNING = (1, 2)
+# {counter of a server since the start of the process: its column in the answer to `show stat`}
+COUNTERS = {
+    "requests": "stot",
+    "responses_4xx": "hrsp_4xx",
+    "responses_5xx": "hrsp_5xx",
+    "connection_errors": "econ",
+    "response_errors": "eresp",
+    "client_aborts": "cli_abrt",
+    "server_aborts": "srv_abrt",
+}
 _SESSION = re.compile(r"0x[0-9a-f]{1,16}")
 # Start of the master's answer if a worker does not answer
 UNREACHED = b"Can't connect to the target CLI"
@@ -118,19 +123,14 @@ def one_line(text: str) -> str:
 
 
 class StatRow(NamedTuple):
-    """A server in the answer to `show stat`. The counters begin at the start of the process."""
+    """A server in the answer to `show stat`."""
 
     backend: str
     name: str
     status: str
     in_flight: int
-    requests: int
-    responses_4xx: int
-    responses_5xx: int
-    connection_errors: int
-    response_errors: int
-    client_aborts: int
-    server_aborts: int
+    # The values of COUNTERS
+    counters: Dict[str, int]
 
 
 class StateRow(NamedTuple):
@@ -152,40 +152,31 @@ class ProcessInfo(NamedTuple):
     started: float
 
 
-_COUNTERS = ("stot", "hrsp_4xx", "hrsp_5xx", "econ", "eresp", "cli_abrt", "srv_abrt")
+Row = TypeVar("Row", StatRow, StateRow)
 
 
 def parse_stat(text: str) -> List[StatRow]:
     """Return the servers of `show stat`. Raises BalancerError if the table is damaged."""
-    lines = iter(csv.reader(text.strip("\n").split("\n")))
-    header = _header(next(_rows(lines), []), ("# pxname", "svname", "scur", "qcur", "status", "type", *_COUNTERS), "show stat")
+    columns = ("# pxname", "svname", "scur", "qcur", "status", "type", *COUNTERS.values())
     found = []
-    for row in _rows(lines):
-        if len(row) != len(header):
-            raise BalancerError(f"HAProxy's answer to `show stat` has a row of {len(row)} fields, expected {len(header)}")
-        fields = dict(zip(header, row))
+    for fields in _table(csv.reader(text.strip("\n").split("\n")), columns, "show stat"):
         # Rows of type 2 are servers. Rows of other types are frontends, backends and listeners.
         if fields["type"] == "2" and fields["# pxname"] in BACKENDS.values():
-            counters = [_count(fields[name], "show stat") for name in _COUNTERS]
+            counters = {name: _count(fields[column], "show stat") for name, column in COUNTERS.items()}
             in_flight = _count(fields["scur"], "show stat") + _count(fields["qcur"], "show stat")
             status = one_line(fields["status"])
-            found.append(StatRow(fields["# pxname"], _name(fields["svname"]), status, in_flight, *counters))
+            found.append(StatRow(fields["# pxname"], _name(fields["svname"]), status, in_flight, counters))
     return found
 
 
 def parse_state(text: str) -> List[StateRow]:
     """Return the servers of `show servers state`. Raises BalancerError if the table is damaged."""
-    lines = [line.split(" ") for line in text.strip("\n").split("\n")]
-    if lines[0] != ["1"]:
+    version, *lines = text.strip("\n").split("\n")
+    if version != "1":
         raise BalancerError(f"HAProxy's answer to `show servers state` is {one_line(text)}, expected a table of version 1")
     columns = ("be_name", "srv_name", "srv_op_state", "srv_admin_state", "srv_uweight", "srv_iweight")
-    rows = _rows(iter(lines[1:]))
-    header = _header([name for name in next(rows, []) if name != "#"], columns, "show servers state")
     found = []
-    for row in rows:
-        if len(row) < len(header):
-            raise BalancerError(f"HAProxy's answer to `show servers state` has a row of {len(row)} fields, expected {len(header)}")
-        fields = dict(zip(header, row))
+    for fields in _table((line.removeprefix("# ").split(" ") for line in lines), columns, "show servers state"):
         backend, name, *numbers = [fields[column] for column in columns]
         if backend in BACKENDS.values():
             found.append(StateRow(backend, _name(name), *[_count(number, "show servers state") for number in numbers]))
@@ -230,18 +221,25 @@ def parse_sessions(text: str, name: str) -> List[str]:
     return found
 
 
-def old_workers(master: str) -> List[Runtime]:
-    """Return the workers that reloads left behind and that still have sessions. Raises BalancerError."""
-    workers = parse_old_workers(Runtime(master, "@master").command("show proc"))
-    return [Runtime(master, f"@!{pid}") for pid in workers]
-
-
 def is_gone(answer: str) -> bool:
     """Return True if the master answers that the addressed worker has ended."""
     return answer.startswith("Can't find the target PID")
 
 
-def _rows(lines: Iterator[List[str]]) -> Iterator[List[str]]:
+def _table(lines: Iterable[List[str]], columns: Sequence[str], command: str) -> Iterator[Dict[str, str]]:
+    """Yield each row as {column: field}. Raises BalancerError if one of `columns` is missing, or if the table is damaged."""
+    rows = _rows(lines)
+    header = next(rows, [])
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise BalancerError(f"HAProxy's answer to `{command}` has no column {missing[0]}: {one_line(' '.join(header))}")
+    for row in rows:
+        if len(row) != len(header):
+            raise BalancerError(f"HAProxy's answer to `{command}` has a row of {len(row)} fields, expected {len(header)}")
+        yield dict(zip(header, row))
+
+
+def _rows(lines: Iterable[List[str]]) -> Iterator[List[str]]:
     """Yield the rows of a table, without empty rows. Raises BalancerError if the table is damaged or too long."""
     try:
         for number, row in enumerate(lines):
@@ -251,13 +249,6 @@ def _rows(lines: Iterator[List[str]]) -> Iterator[List[str]]:
                 yield row
     except csv.Error as error:
         raise BalancerError(f"HAProxy's answer is not a table: {error}") from None
-
-
-def _header(row: Sequence[str], columns: Tuple[str, ...], command: str) -> List[str]:
-    missing = [name for name in columns if name not in row]
-    if missing:
-        raise BalancerError(f"HAProxy's answer to `{command}` has no column {missing[0]}: {one_line(' '.join(row))}")
-    return list(row)
 
 
 def _count(text: str, command: str) -> int:
@@ -273,7 +264,7 @@ def _name(text: str) -> str:
     return text
 
 
-def by_protocol(rows: Sequence[StatRow]) -> Dict[str, Dict[str, StatRow]]:
+def by_protocol(rows: Sequence[Row]) -> Dict[str, Dict[str, Row]]:
     """Return {protocol: {server: row}} of the two backends."""
     return {protocol: {row.name: row for row in rows if row.backend == backend} for protocol, backend in BACKENDS.items()}
 

@@ -9,19 +9,14 @@ from typing import Dict, List, NamedTuple, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
     BACKENDS,
-    DRAIN,
-    MAINTENANCE,
     NAME,
-    OWN_DRAIN,
-    OWN_MAINTENANCE,
-    RUNNING,
     BalancerError,
     Runtime,
     StateRow,
     StatRow,
     by_protocol,
     is_gone,
-    old_workers,
+    parse_old_workers,
     parse_sessions,
     parse_stat,
     parse_state,
@@ -29,6 +24,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime i
 
 READY, DRAINED, IN_MAINTENANCE = "ready", "drained", "maintenance"
 UP, DOWN, UNKNOWN = "up", "down", "unknown"
+# Flags of srv_admin_state. The flags in OWN_MAINTENANCE and OWN_DRAIN were set on the server itself. MAINTENANCE and DRAIN also
+# include inherited flags.
+OWN_MAINTENANCE, MAINTENANCE, OWN_DRAIN, DRAIN = 0x01, 0x01 | 0x02 | 0x04 | 0x20 | 0x40, 0x08, 0x08 | 0x10
+# Values of srv_op_state of a server that takes requests: starting, running
+RUNNING = (1, 2)
 
 
 class Server(NamedTuple):
@@ -60,18 +60,17 @@ class Balancer:
 
     def servers(self) -> Dict[str, Server]:
         """Return the servers by name. Raises BalancerError if the two backends differ."""
-        states = parse_state(self.runtime.command("show servers state"))
+        states = by_protocol(parse_state(self.runtime.command("show servers state")))
         stats = by_protocol(parse_stat(self.runtime.command("show stat")))
-        rows = {protocol: {row.name: row for row in states if row.backend == backend} for protocol, backend in BACKENDS.items()}
-        for name in {row.name for row in states}.union(*stats.values()):
+        for name in set().union(*states.values(), *stats.values()):
             for protocol, backend in BACKENDS.items():
-                if name not in rows[protocol] or name not in stats[protocol]:
+                if name not in states[protocol] or name not in stats[protocol]:
                     raise BalancerError(
                         f"the server {name} is not in the backend {backend}, expected it in {', '.join(BACKENDS.values())}"
                     )
         return {
-            name: _server(rows["http"][name], rows["grpc"][name], stats["http"][name], stats["grpc"][name])
-            for name in sorted(rows["http"])
+            name: _server(states["http"][name], states["grpc"][name], stats["http"][name], stats["grpc"][name])
+            for name in sorted(states["http"])
         }
 
     def server(self, name: str) -> Server:
@@ -84,8 +83,11 @@ class Balancer:
         return os.path.exists(self.master)
 
     def old_workers(self) -> List[Runtime]:
-        """Return the workers that reloads left behind. Raises BalancerError."""
-        return old_workers(self.master) if self.sees_old_workers else []
+        """Return the workers that reloads left behind and that still have sessions. Raises BalancerError."""
+        if not self.sees_old_workers:
+            return []
+        processes = parse_old_workers(Runtime(self.master, "@master").command("show proc"))
+        return [Runtime(self.master, f"@!{pid}") for pid in processes]
 
     def old_in_flight(self) -> Dict[str, int]:
         """Return {server: number of requests and streams in flight in old workers}. Raises BalancerError."""
@@ -96,9 +98,9 @@ class Balancer:
                 found[row.name] = found.get(row.name, 0) + row.in_flight
         return found
 
-    def in_flight(self, name: str) -> int:
+    def in_flight(self, server: Server) -> int:
         """Return the number of requests and streams that a server has in flight in all workers. Raises BalancerError."""
-        return self.server(name).in_flight + self.old_in_flight().get(name, 0)
+        return server.in_flight + self.old_in_flight().get(server.name, 0)
 
     def drain(self, name: str) -> None:
         """Drain a server: over HTTP and gRPC, it finishes its requests and takes no new ones. Raises BalancerError."""
@@ -151,30 +153,18 @@ def check_name(name: str) -> None:
 
 
 def _server(http: StateRow, grpc: StateRow, http_stat: StatRow, grpc_stat: StatRow) -> Server:
-    undrain = [
-        f"set server {row.backend}/{row.name} state ready" for row in (http, grpc) if row.admin & (OWN_MAINTENANCE | OWN_DRAIN)
-    ]
+    both = (http, grpc)
+    idle = [bool(row.admin & (MAINTENANCE | DRAIN)) or row.weight == 0 for row in both]
     return Server(
         name=http.name,
-        state=_state(http, grpc),
+        state=IN_MAINTENANCE if http.admin & MAINTENANCE else DRAINED if any(idle) else READY,
         weights=(http.weight, grpc.weight),
         initial_weight=http.initial_weight,
         health=_health(http, http_stat),
         in_flight=http_stat.in_flight + grpc_stat.in_flight,
-        undrain=undrain,
-        idle=all(_takes_nothing(row) for row in (http, grpc)),
+        undrain=[f"set server {row.backend}/{row.name} state ready" for row in both if row.admin & (OWN_MAINTENANCE | OWN_DRAIN)],
+        idle=all(idle),
     )
-
-
-def _takes_nothing(row: StateRow) -> bool:
-    return bool(row.admin & (MAINTENANCE | DRAIN)) or row.weight == 0
-
-
-def _state(http: StateRow, grpc: StateRow) -> str:
-    """Return the state of a server. A server that is drained for only one of the protocols counts as drained."""
-    if http.admin & MAINTENANCE:
-        return IN_MAINTENANCE
-    return DRAINED if _takes_nothing(http) or _takes_nothing(grpc) else READY
 
 
 def _health(state: StateRow, stat: StatRow) -> str:

@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
@@ -27,6 +27,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime i
     SOCKET,
     BalancerError,
     Runtime,
+    parse_info,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
@@ -133,15 +134,15 @@ def reload(master: int) -> None:
     if master <= 1:
         raise BalancerError("MAINPID is not set, expected the main process of HAProxy. Run `systemctl reload haproxy`")
     runtime = Runtime(SOCKET)
-    before = _info(runtime)
+    before = _running(runtime)[0]
     failed = _failed_reloads()
     save()
     os.kill(master, signal.SIGUSR2)
     expected = files.digest_in(read_text(files.CONFIG) or "")
     deadline = time.monotonic() + RELOAD_TIMEOUT
     while time.monotonic() < deadline:
-        now = _info(runtime)
-        if now and _pid(now) != _pid(before) and (expected is None or files.digest_in(now) == expected):
+        pid, digest = _running(runtime)
+        if pid not in (0, before) and expected in (None, digest):
             return
         if _failed_reloads() > failed:
             raise BalancerError(f"HAProxy refuses {files.CONFIG} and keeps its previous one. See `journalctl --unit {files.UNIT}`")
@@ -149,12 +150,13 @@ def reload(master: int) -> None:
     raise BalancerError(f"HAProxy did not load {files.CONFIG} in {RELOAD_TIMEOUT:.0f} s. See `journalctl --unit {files.UNIT}`")
 
 
-def _info(runtime: Runtime) -> str:
-    """Return the answer to `show info`, or an empty text if HAProxy does not answer."""
+def _running(runtime: Runtime) -> Tuple[int, Optional[str]]:
+    """Return (process ID, digest of the configuration) of the running HAProxy, or (0, None) if it does not answer."""
     try:
-        return runtime.command("show info")
+        info = runtime.command("show info")
+        return parse_info(info, time.time()).pid, files.digest_in(info)
     except BalancerError:
-        return ""
+        return 0, None
 
 
 def _failed_reloads() -> int:
@@ -166,16 +168,10 @@ def _failed_reloads() -> int:
     return int(found[1]) if found else 0
 
 
-def _pid(info: str) -> Optional[str]:
-    found = re.search("^Pid: ([0-9]+)$", info, re.MULTILINE)
-    return found[1] if found else None
-
-
 def main(action: str) -> int:
     """Run `save` or `reload` under the lock of the balancer, so that no other process changes a server meanwhile."""
-    actions: List[str] = ["save", "reload"]
-    if action not in actions:
-        print(f"balancer {action}: expected one of {', '.join(actions)}", file=sys.stderr)
+    if action not in ("save", "reload"):
+        print(f"balancer {action}: expected save or reload", file=sys.stderr)
         return 2
     try:
         with drains.locked():

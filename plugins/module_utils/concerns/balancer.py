@@ -48,7 +48,6 @@ def shown_lines(config: str, key: str) -> List[str]:
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the packages, the files, the running HAProxy and its servers."""
     key, config = desired["digest_key"], read_text(files.CONFIG)
-    answers = _running_facts()
     return {
         "packages": sorted(installed_packages(desired["packages"])),
         "owner": owner(config),
@@ -58,7 +57,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "library": os.path.isdir(library.path()),
         "expires_in": desired["expires_in"],
         "pool": sorted(desired["servers"]),
-        **answers,
+        **_running_facts(),
     }
 
 
@@ -124,13 +123,8 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "service", None, "a HAProxy that answers at " + SOCKET, "start"))
     elif actual["running"] != desired["digest"]:
         plan.append(item(CONCERN, "loaded configuration", actual["running"], desired["digest"], "reload"))
-    else:
-        missing_servers, extra_servers = (
-            sorted(set(desired["servers"]) - set(actual["servers"])),
-            sorted(set(actual["servers"]) - set(desired["servers"])),
-        )
-        if missing_servers or extra_servers:
-            plan.append(item(CONCERN, "servers", ", ".join(actual["servers"]) or None, ", ".join(desired["servers"]), "reload"))
+    elif set(desired["servers"]) != set(actual["servers"]):
+        plan.append(item(CONCERN, "servers", ", ".join(actual["servers"]) or None, ", ".join(desired["servers"]), "reload"))
     if actual["running"] is not None and not actual["enabled"]:
         plan.append(item(CONCERN, files.UNIT, "disabled", "enabled", "start"))
     return plan
@@ -167,6 +161,6 @@ def _warnings(actual: Mapping[str, Any]) -> Iterator[str]:
         elif server["health"] == DOWN:
             yield f"the health check of server {name} fails"
     for name in sorted(set(actual.get("records") or {}) - set(actual.get("pool") or [])):
-        yield f"{drains.HOME}/{drains.RECORDS} has a drain of {name}, which is not in the pool"
+        yield f"{files.HOME}/{drains.RECORDS} has a drain of {name}, which is not in the pool"
     if actual.get("expires_in") is not None and actual["expires_in"] < MIN_DAYS:
         yield "the certificate of the balancer expires in {} days".format(actual["expires_in"])

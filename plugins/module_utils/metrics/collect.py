@@ -12,7 +12,7 @@ import time
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import textfile
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import MASTER, SOCKET, BalancerError
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
@@ -101,7 +101,7 @@ def drained_servers() -> textfile.Families:
     except BalancerError as error:
         warn(f"the servers of the load balancer cannot be read: {error}")
         return {}
-    return drained.families(servers, drains.read(drains.HOME).by_server)
+    return drained.families(servers, drains.read(files.HOME).by_server)
 
 
 def read_certificates(paths: Sequence[str]) -> Dict[str, float]:

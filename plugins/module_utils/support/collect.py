@@ -207,7 +207,7 @@ def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
     """Yield the items of a load balancer. HAProxy's log of requests is left out: paths of requests can contain secrets."""
     yield Item("balancer/haproxy.cfg", lambda: read_file(balancer_files.CONFIG, limits))
     yield Item("balancer/drop-in.conf", _optional(lambda: read_file(balancer_files.DROP_IN, limits)))
-    yield Item("balancer/drains.json", _optional(lambda: read_file(f"{drains.HOME}/{drains.RECORDS}", limits)))
+    yield Item("balancer/drains.json", _optional(lambda: read_file(f"{balancer_files.HOME}/{drains.RECORDS}", limits)))
     yield Item("balancer/saved-state.txt", _optional(lambda: read_file(balancer_files.STATE, limits)))
     yield run("balancer/version.txt", "haproxy", "-vv")
     for words in ("show info", "show stat", "show servers state"):
