@@ -211,11 +211,11 @@ def test_place_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({}, None),
         (
             dict.fromkeys(("service", "timer", "config", "program", "checks")),
-            "no unit file, no timer file, no configuration, no program, no checks",
+            "no unit file, no timer file, no configuration, no program, no set of checks",
         ),
         ({"config": "{}"}, "another configuration"),
-        ({"checks": "d0"}, "other checks"),
-        ({"checks": ""}, "other checks"),
+        ({"checks": "d0"}, "another set of checks"),
+        ({"checks": ""}, "another set of checks"),
         ({"program": "x"}, "another program"),
         ({"enabled": False, "active": "inactive"}, "disabled, inactive"),
         ({"active": "failed"}, "failed"),
@@ -234,7 +234,7 @@ def test_probe_that_is_not_wanted(no: Any) -> None:
     there = actual(wanted())
     (item,) = subject.diff(off, there)
     assert (item["current"], item["desired"], item["action"]) == (
-        "installed: unit file, timer file, configuration, checks",
+        "installed: unit file, timer file, configuration, set of checks",
         None,
         "unprobe",
     )

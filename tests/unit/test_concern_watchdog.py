@@ -99,7 +99,7 @@ def test_watchdog_that_is_not_wanted_is_taken_away() -> None:
     off = wanted(triton_server_watchdog=False)
     there = actual(wanted())
     assert [(item["current"], item["desired"], item["action"]) for item in subject.diff(off, there)] == [
-        ("installed: unit, config", None, "unwatch")
+        ("installed: unit file, configuration", None, "unwatch")
     ]
     bare = {**there, "unit": None, "config": None, "program": None, "enabled": False, "active": "inactive", "state": {}}
     assert subject.diff(off, bare) == []

@@ -10,9 +10,9 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import program
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run
 
 CONCERN = "probe"
@@ -23,6 +23,13 @@ TIMER_FILE = "/etc/systemd/system/" + TIMER
 CONFIG = "/etc/npufleet/probe.json"
 # The file of the checks. Only root may read it, because it has golden data and perhaps the key of a restricted API.
 CHECKS_FILE = "/etc/npufleet/probe_checks.json"
+PARTS = {
+    "service": "unit file",
+    "timer": "timer file",
+    "config": "configuration",
+    "program": "program",
+    "checks": "set of checks",
+}
 # Number of intervals without a run after which a warning is shown
 LATE_INTERVALS = 5
 # A warning shows at most MAX_CHECKS failed checks, with MAX_CHARACTERS characters each. The journal has all checks.
@@ -35,7 +42,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "service": read_text(SERVICE_FILE),
         "timer": read_text(TIMER_FILE),
         "config": read_text(CONFIG),
-        "program": (shapes.read(library.programs(), {"probe": str}).content or {}).get("probe"),
+        "program": program.installed_digest("probe"),
         "checks": _checks(CHECKS_FILE),
         "state": _state(desired["root"] + "/probe.json"),
     }
@@ -109,22 +116,11 @@ def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return at most one difference, because the role installs all parts of the probe together."""
-    names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program", "checks": "checks"}
-    files = desired["files"]
-    if files is None:
-        installed = [words for name, words in names.items() if name != "program" and actual[name] is not None]
-        return [item(CONCERN, TIMER, "installed: " + ", ".join(installed), None, "unprobe")] if installed else []
-    expected = {**files, "checks": desired["checks"]}
-    found = [
-        f"{'no' if actual[name] is None else 'other' if name == 'checks' else 'another'} {words}"
-        for name, words in names.items()
-        if actual[name] != expected[name]
-    ]
-    if not found:
-        found = [] if actual["enabled"] else ["disabled"]
-        found += [] if actual["active"] == "active" else [actual["active"]]
-    return [item(CONCERN, TIMER, ", ".join(found), "enabled and active, as in the inventory", "probe")] if found else []
+    """Return at most one difference."""
+    if desired["files"] is None:
+        return program.to_remove(CONCERN, TIMER, PARTS, actual, "unprobe")
+    flaws = program.flaws(PARTS, {**desired["files"], "checks": desired["checks"]}, actual)
+    return program.to_install(CONCERN, TIMER, flaws, "probe")
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:

@@ -8,14 +8,15 @@ import hashlib
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import program
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 CONCERN = "watchdog"
 UNIT = "npufleet-watchdog.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 CONFIG = "/etc/npufleet/watchdog.json"
+PARTS = {"unit": "unit file", "config": "configuration", "program": "program"}
 # The fields that are read from the state file of the watchdog
 STATE = {"running?": ({"program?": str, "config?": str}, shapes.NULL), "gave_up?": shapes.TEXT_OR_NULL}
 
@@ -26,32 +27,24 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     return {
         "unit": read_text(UNIT_FILE),
         "config": read_text(CONFIG),
-        "program": (shapes.read(library.programs(), {"watchdog": str}).content or {}).get("watchdog"),
+        "program": program.installed_digest("watchdog"),
         "state": state or {},
     }
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return at most one difference, because the role installs all parts of the watchdog together."""
+    """Return at most one difference."""
     files = desired["files"]
     if files is None:
-        installed = [name for name in ("unit", "config") if actual[name] is not None]
-        return [item(CONCERN, UNIT, "installed: " + ", ".join(installed), None, "unwatch")] if installed else []
-    found = [
-        f"{'no' if actual[name] is None else 'another'} {words}"
-        for name, words in (("unit", "unit file"), ("config", "configuration"), ("program", "program"))
-        if actual[name] != files[name]
-    ]
-    if not found:
-        found = [] if actual["enabled"] else ["disabled"]
-        found += [] if actual["active"] == "active" else [actual["active"]]
-    if not found:
+        return program.to_remove(CONCERN, UNIT, PARTS, actual, "unwatch")
+    flaws = program.flaws(PARTS, files, actual)
+    if not flaws:
         # The process reads its files only when it starts, so it may run with older files.
         running = actual["state"].get("running") or {}
         config = hashlib.sha256(files["config"].encode()).hexdigest()
         if (running.get("program"), running.get("config")) != (files["program"], config):
-            found.append("running with older files")
-    return [item(CONCERN, UNIT, ", ".join(found), "enabled and active, as in the inventory", "watch")] if found else []
+            flaws.append("running with older files")
+    return program.to_install(CONCERN, UNIT, flaws, "watch")
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
