@@ -610,7 +610,6 @@ def test_only_changed_options_of_metrics_logs_and_traces_are_on_the_command_line
     ],
 )
 def test_size(words: Any, expected: int) -> None:
-    assert desired_container.size(words) == expected
     assert desired_container.size_of({"triton_server_memory": words}, "triton_server_memory") == expected
 
 
@@ -624,7 +623,7 @@ def test_size_that_is_none_is_refused(words: str) -> None:
 @pytest.mark.parametrize("words", ["memlock", "memlock:", "memlock:unlimited", "memlock:1:2:3", ""])
 def test_ulimit_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
-        desired_container.ulimits({"triton_server_ulimits": ["stack:1:2", words]}, "triton_server_ulimits")
+        desired_container.ulimits({"triton_server_ulimits": ["stack:1:2", words]})
     assert refusal.value.reasons == [f"triton_server_ulimits has {words}, expected limit:soft:hard such as memlock:-1:-1"]
 
 

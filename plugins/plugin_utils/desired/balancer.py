@@ -7,7 +7,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from datetime import datetime, timezone
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME
@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_c
     render,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import variable_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import address_of, parsed_ip, variable_of
 
 # systemd saves the state of the servers before HAProxy loads its configuration or stops. With `-`, systemd ignores a failed save.
 DROP_IN = """# Written by npufleet
@@ -60,11 +60,9 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         reasons += balancer_tls.reasons(certificate, key, now)
     if authority:
         reasons += balancer_tls.authority_reasons(authority, now)
-    settings, other_files = None, {}
-    if not reasons:
-        settings, other_files = _settings(variables, context, hosts), _certificates(certificate, key, authority)
-    if settings is None:
+    if reasons:
         raise Refusal(reasons)
+    settings, other_files = _settings(variables, context, hosts), _certificates(certificate, key, authority)
     config = render(settings, other_files)
     return {
         "packages": sorted(variables["load_balancer_packages"]),
@@ -107,34 +105,32 @@ def models_of(variables: Mapping[str, Any], host: str) -> List[str]:
     return [str(entry["name"]) for entry in models if not entry.get("hosts") or names & set(entry["hosts"])]
 
 
-def common_models(variables: Mapping[str, Any], hosts: List[str]) -> Tuple[List[str], List[str]]:
-    """Return (models of the pool, reasons). All hosts of the pool must have the same models."""
-    by_host = {host: models_of(variables, host) for host in hosts}
-    first = hosts[0] if hosts else ""
-    reasons = []
+def _model_differences(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
+    """Yield a reason for each host of the pool whose models differ from the models of the first host."""
+    by_host = {host: set(models_of(variables, host)) for host in hosts}
     for host in hosts[1:]:
-        more, fewer = sorted(set(by_host[host]) - set(by_host[first])), sorted(set(by_host[first]) - set(by_host[host]))
-        if more or fewer:
-            parts = [f"only {owner} has {', '.join(names)}" for owner, names in ((host, more), (first, fewer)) if names]
-            reasons.append(
+        first = hosts[0]
+        more, fewer = sorted(by_host[host] - by_host[first]), sorted(by_host[first] - by_host[host])
+        parts = [f"only {owner} has {', '.join(names)}" for owner, names in ((host, more), (first, fewer)) if names]
+        if parts:
+            yield (
                 f"the models of {host} and {first} differ ({'; '.join(parts)}), expected the same models on all hosts of "
                 "load_balancer_pool, because HAProxy cannot see the model of a gRPC request. Place them on all, or reduce the pool"
             )
-    return by_host.get(first, []), reasons
 
 
 def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
     name = variables["load_balancer_pool"]
     if not hosts:
         yield f"load_balancer_pool is {name}, a group without hosts, expected the hosts with NPUs. Correct it"
-    yield from common_models(variables, hosts)[1]
+    yield from _model_differences(variables, hosts)
     for host in hosts:
         if not NAME.fullmatch(host):
             yield f"{host} is in load_balancer_pool, expected host names of letters, digits and . _ : - only. Rename the host"
     if bool(variables[CERTIFICATE]) != bool(variables[KEY]):
         present, absent = (CERTIFICATE, KEY) if variables[CERTIFICATE] else (KEY, CERTIFICATE)
         yield f"{present} is set without {absent}. Set both, or neither for clients without TLS"
-    if variables["load_balancer_client_ca"] and not variables["load_balancer_tls_certificate"]:
+    if variables[AUTHORITY] and not variables[CERTIFICATE]:
         yield "load_balancer_client_ca is set without load_balancer_tls_certificate. Certificates of clients need TLS"
     if variables["load_balancer_http_port"] == variables["load_balancer_grpc_port"]:
         port = variables["load_balancer_http_port"]
@@ -142,16 +138,19 @@ def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
     if not variables["load_balancer_bind"]:
         yield "load_balancer_bind is empty, expected at least one address. Write 0.0.0.0 for all addresses of IPv4"
     for address in variables["load_balancer_bind"]:
-        if not _is_address(address):
+        if parsed_ip(address) is None:
             yield f"load_balancer_bind has {address}, expected addresses of IPv4 or IPv6 without brackets. Correct it"
     for network in variables["load_balancer_metrics_allow"]:
-        if not _is_network(network):
+        try:
+            ipaddress.ip_network(network)
+        except ValueError:
             yield f"load_balancer_metrics_allow has {network}, expected networks such as 192.0.2.0/24. Correct it"
     metrics = str(variables["load_balancer_metrics_address"])
     address, _colon, port = metrics.rpartition(":")
-    if not _is_address(address.strip("[]")) or not port.isdigit() or not 0 < int(port) < 65536:
-        yield (f"load_balancer_metrics_address is {metrics}, expected an address and a port such as 127.0.0.1:8405. Correct it")
-    elif not ipaddress.ip_address(address.strip("[]")).is_loopback and not variables["load_balancer_metrics_allow"]:
+    ip = parsed_ip(address.strip("[]"))
+    if ip is None or not port.isdigit() or not 0 < int(port) < 65536:
+        yield f"load_balancer_metrics_address is {metrics}, expected an address and a port such as 127.0.0.1:8405. Correct it"
+    elif not ip.is_loopback and not variables["load_balancer_metrics_allow"]:
         yield (
             f"load_balancer_metrics_address is {metrics}, but load_balancer_metrics_allow is empty, "
             "expected the networks of Prometheus. Add them"
@@ -165,7 +164,8 @@ def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
 
 def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) -> Settings:
     """Return the settings of the configuration. Raises Refusal if there is no request for the health check."""
-    model, body = context.balancer_check(common_models(variables, hosts)[0])
+    # _reasons() has checked that all hosts of the pool have the same models.
+    model, body = context.balancer_check(models_of(variables, hosts[0]))
     headers = tuple(sorted((name.lower(), str(value)) for name, value in variables["inference_check_headers"].items()))
     return Settings(
         servers=[_server(variables, host) for host in hosts],
@@ -179,18 +179,16 @@ def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) 
         maxconn=int(variables["load_balancer_maxconn"]),
         metrics_address=str(variables["load_balancer_metrics_address"]),
         metrics_allow=list(variables["load_balancer_metrics_allow"]),
-        tls=bool(variables["load_balancer_tls_certificate"]),
-        client_certificates=bool(variables["load_balancer_client_ca"]),
+        tls=bool(variables[CERTIFICATE]),
+        client_certificates=bool(variables[AUTHORITY]),
         logins=[login_digest(str(entry["name"]), str(entry["password"])) for entry in variables["load_balancer_users"]],
         trace_context=bool(variables["load_balancer_trace_context"]),
     )
 
 
 def _server(variables: Mapping[str, Any], host: str) -> Server:
-    facts = variables["hostvars"][host]
-    address = str(facts.get("npufleet_address") or facts.get("ansible_host") or host).strip("[]")
     ports = (int(variable_of(variables, host, name)) for name in ("npufleet_http_port", "npufleet_grpc_port"))
-    return Server(host, address, *ports)
+    return Server(host, address_of(variables, host), *ports)
 
 
 def _certificates(certificate: str, key: str, authority: str) -> Dict[str, str]:
@@ -205,19 +203,3 @@ def _listens(settings: Settings) -> List[List[str]]:
     listeners = [[address, str(port), name] for address in settings.bind for port, name in ports]
     address, _colon, port = settings.metrics_address.rpartition(":")
     return [*listeners, [address.strip("[]"), port, "load_balancer_metrics_address"]]
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        return False
-    return True

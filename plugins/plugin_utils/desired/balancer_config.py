@@ -9,6 +9,7 @@ request.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import urllib.parse
@@ -115,8 +116,6 @@ class Settings(NamedTuple):
 
 def login_digest(name: str, password: str) -> str:
     """Return the SHA-256 of the header `Authorization` of a login, in the notation of HAProxy."""
-    import base64
-
     header = "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
     return hashlib.sha256(header.encode()).hexdigest().upper()
 

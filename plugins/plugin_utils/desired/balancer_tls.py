@@ -58,23 +58,18 @@ def certificates(text: str) -> List[Any]:
 
 def days_left(certificate: str, now: datetime) -> int:
     """Return the days until the first certificate of a PEM text ends. Raises ValueError."""
-    return (_ends(certificates(certificate)[0]) - now).days
+    return (_time(certificates(certificate)[0], "not_valid_after") - now).days
 
 
 def _dates(name: str, certificate: Any, now: datetime) -> Iterator[str]:
-    begins, ends = _begins(certificate), _ends(certificate)
+    begins, ends = _time(certificate, "not_valid_before"), _time(certificate, "not_valid_after")
     if ends <= now:
         yield f"{name} expired at {ends:%Y-%m-%d %H:%M} UTC, expected a valid certificate. Renew it"
     elif begins > now:
         yield f"{name} is valid from {begins:%Y-%m-%d %H:%M} UTC, expected a valid certificate. Correct it, or this clock"
 
 
-def _ends(certificate: Any) -> datetime:
-    """Return the time at which a certificate ends. Before version 42, cryptography has only UTC times without a time zone."""
-    ends: Any = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=timezone.utc)
-    return ends if isinstance(ends, datetime) else datetime.max.replace(tzinfo=timezone.utc)
-
-
-def _begins(certificate: Any) -> datetime:
-    begins: Any = getattr(certificate, "not_valid_before_utc", None) or certificate.not_valid_before.replace(tzinfo=timezone.utc)
-    return begins if isinstance(begins, datetime) else datetime.min.replace(tzinfo=timezone.utc)
+def _time(certificate: Any, name: str) -> datetime:
+    """Return a time of a certificate. Before version 42, cryptography has only UTC times without a time zone."""
+    time: datetime = getattr(certificate, f"{name}_utc", None) or getattr(certificate, name).replace(tzinfo=timezone.utc)
+    return time

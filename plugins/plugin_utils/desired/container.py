@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import posixpath
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import parsed_ip
 
 # Environment variables that limit the SDK to some of the NPUs
 DEVICE_SELECTIONS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
@@ -65,15 +65,16 @@ def listen_address(variables: Mapping[str, Any], service: str = "http") -> str:
     """Return the address on which a service is published, in its shortest form, or "" for all addresses. Raises Refusal."""
     is_separate = service == "metrics" and variables["triton_server_metrics_listen_address"].strip()
     name = "triton_server_metrics_listen_address" if is_separate else "triton_server_listen_address"
-    address_given = variables[name].strip()
-    bare = address_given[1:-1] if address_given.startswith("[") and address_given.endswith("]") else address_given
-    try:
-        return str(ipaddress.ip_address(bare)) if address_given else ""
-    except ValueError:
+    listen = variables[name].strip()
+    if not listen:
+        return ""
+    ip = parsed_ip(listen[1:-1] if listen.startswith("[") and listen.endswith("]") else listen)
+    if ip is None:
         raise Refusal(
-            f"{name} is {address_given}, expected an IP address of the host, or none for every address. "
+            f"{name} is {listen}, expected an IP address of the host, or none for every address. "
             "Ports are published on addresses, not on names"
-        ) from None
+        )
+    return str(ip)
 
 
 def address(variables: Mapping[str, Any], service: str = "http") -> str:
@@ -143,29 +144,22 @@ def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
     }
 
 
-def size(value: Any) -> int:
-    """Return a size such as `1g`, `512m`, `64k` or a number in bytes. Raises Refusal."""
-    match = re.fullmatch(r"(\d+)([kmg]?)b?", str(value).strip().lower())
+def size_of(variables: Mapping[str, Any], name: str) -> int:
+    """Return the bytes of a variable with a size, such as `1g`, `512m`, `64k` or a number. Raises Refusal."""
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", str(variables[name]).strip().lower())
     if not match:
-        raise Refusal(f"{value} is not a size, expected bytes, or a size such as 512m or 1g")
+        raise Refusal(f"{name}: {variables[name]} is not a size, expected bytes, or a size such as 512m or 1g")
     return int(match.group(1)) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match.group(2)]
 
 
-def size_of(variables: Mapping[str, Any], name: str) -> int:
-    """Return the size in a variable, in bytes. Raises Refusal."""
-    try:
-        return size(variables[name])
-    except Refusal as refusal:
-        raise Refusal(f"{name}: {refusal}") from None
-
-
-def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
-    """Return {limit: "soft:hard"} for a variable with a list of `limit:soft:hard` or `limit:both`. Raises Refusal."""
+def ulimits(variables: Mapping[str, Any]) -> Dict[str, str]:
+    """Return {limit: "soft:hard"} for the entries of triton_server_ulimits. Raises Refusal."""
     limits = {}
-    for entry in variables[name]:
+    for entry in variables["triton_server_ulimits"]:
+        # Without a hard limit, the soft limit is also the hard limit.
         match = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(entry))
         if not match:
-            raise Refusal(f"{name} has {entry}, expected limit:soft:hard such as memlock:-1:-1")
+            raise Refusal(f"triton_server_ulimits has {entry}, expected limit:soft:hard such as memlock:-1:-1")
         limits[match.group(1)] = f"{match.group(2)}:{match.group(3) or match.group(2)}"
     return limits
 

@@ -7,10 +7,6 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 
-def _no_check(_models: Sequence[str]) -> Any:
-    return None
-
-
 class Context(NamedTuple):
     """Facts in addition to the variables. An expensive fact is a function. Only the concerns that need the fact call it."""
 
@@ -23,7 +19,7 @@ class Context(NamedTuple):
     # Returns the digest of all inputs of the probe's checks, or None for a host without a probe
     checks: Callable[[], Optional[str]] = lambda: None
     # Returns (model, JSON body) for the health check of a load balancer. The argument is the models of its servers.
-    balancer_check: Callable[[Sequence[str]], Any] = _no_check
+    balancer_check: Callable[[Sequence[str]], Any] = lambda _models: None
     # True for the proof after a change, for which the state must be good now. A plan also accepts a state that was good recently.
     proof: bool = False
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
@@ -79,10 +80,7 @@ def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
 def authority(variables: Mapping[str, Any]) -> Optional[str]:
     """Return the PEM text of the site's own certificate authority from a file on the controller, or None if no file is set."""
     path = variables["npufleet_ca_file"]
-    if not path:
-        return None
-    with open(path, encoding="ascii") as source:
-        return source.read()
+    return Path(path).read_text("ascii") if path else None
 
 
 def drop_in(limits: Mapping[str, str], environment: str = "") -> str:

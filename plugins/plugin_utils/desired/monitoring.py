@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, Dict, List, Mapping
 
@@ -16,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context im
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
     """Return the configuration, in which every target has the inventory name of its host as a label. Raises Refusal."""
     jobs = scraping.jobs(variables)
-    files = {scraping.path(variables, job.name): scraping.as_text(job.targets) for job in jobs}
+    files = {scraping.path(variables, job.name): json.dumps(job.targets, indent=2, sort_keys=True) + "\n" for job in jobs}
     rules = _rules([*variables["monitoring_rules"], *variables["monitoring_rules_extra"]])
     directory = variables["monitoring_rules_directory"]
     packages = set(variables["monitoring_packages"])
@@ -32,7 +33,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "targets": files,
         "checked": scraping.checked(files),
         "absent": sorted(absent),
-        "hosts": {job.full_name: job.hosts for job in jobs},
+        "hosts": {job.full_name: sorted(target["labels"]["host"] for target in job.targets) for job in jobs},
         "jobs": scraping.entries(variables, jobs),
         "port": int(variables["monitoring_prometheus_port"]),
         "rules": {f"{directory}/{name}": text for name, text in sorted(rules.items())},

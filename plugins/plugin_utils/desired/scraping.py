@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import posixpath
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS, MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import variable_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import address_of, parsed_ip, variable_of
 
 # Port of the vendor's daemon on a host. If monitoring_cards_gateway is set, that gateway queries the daemons of all hosts.
 DAEMON_PORT = 50051
@@ -47,11 +45,6 @@ class Job(NamedTuple):
         """Return the value of the label `job`."""
         return "npufleet-" + self.name
 
-    @property
-    def hosts(self) -> List[str]:
-        """Return the inventory names of the targets."""
-        return sorted(target["labels"]["host"] for target in self.targets)
-
 
 def jobs(variables: Mapping[str, Any]) -> List[Job]:
     """Return the jobs that have targets, and always the job `triton`."""
@@ -83,11 +76,6 @@ def entries(variables: Mapping[str, Any], scrape_jobs: Sequence[Job]) -> str:
         lines += ["  " + line for line in rest.splitlines()]
     margin = " " * int(variables["monitoring_scrape_indent"])
     return "\n".join(margin + line for line in lines)
-
-
-def as_text(targets: List[Dict[str, Any]]) -> str:
-    """Return the content of a file of targets."""
-    return json.dumps(targets, indent=2, sort_keys=True) + "\n"
 
 
 def checked(files: Mapping[str, str]) -> Dict[str, str]:
@@ -135,11 +123,6 @@ def _option(variables: Mapping[str, Any], host: str, name: str) -> Any:
     return variables["hostvars"][host].get(name, variables[name])
 
 
-def _address(variables: Mapping[str, Any], host: str) -> str:
-    facts = variables["hostvars"][host]
-    return str(facts.get("npufleet_address") or facts.get("ansible_host") or host).strip("[]")
-
-
 def _target(host: str, address: str, port: Any, **labels: str) -> Dict[str, Any]:
     return {"targets": [netloc(address, port)], "labels": {"host": host, **labels}}
 
@@ -154,11 +137,11 @@ def _balancers(variables: Mapping[str, Any]) -> List[str]:
 
 def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in _npu_hosts(variables):
-        listen = _ip(str(variable_of(variables, host, "triton_server_metrics_listen_address")))
+        listen = parsed_ip(str(variable_of(variables, host, "triton_server_metrics_listen_address")).strip("[]"))
         metrics_address = str(listen) if listen and not listen.is_unspecified and not listen.is_loopback else ""
         # If a site has a TLS proxy in front of the metrics, monitoring_triton_port is the port of this proxy.
         port = int(_option(variables, host, "monitoring_triton_port")) or variable_of(variables, host, "npufleet_metrics_port")
-        yield _target(host, metrics_address or _address(variables, host), port)
+        yield _target(host, metrics_address or address_of(variables, host), port)
 
 
 def _status_hosts(variables: Mapping[str, Any]) -> List[str]:
@@ -170,17 +153,17 @@ def _status_hosts(variables: Mapping[str, Any]) -> List[str]:
 def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in dict.fromkeys([*_npu_hosts(variables), *_balancers(variables), *_status_hosts(variables)]):
         if _is_true(_option(variables, host, "monitoring_node_exporter")):
-            yield _target(host, _address(variables, host), _option(variables, host, "monitoring_node_port"))
+            yield _target(host, address_of(variables, host), _option(variables, host, "monitoring_node_port"))
 
 
 def _balancer(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield the load balancers whose metrics the monitoring host can reach. By default, only the balancer itself can reach them."""
     for host in _balancers(variables):
         host_part, _colon, port = str(variable_of(variables, host, "load_balancer_metrics_address")).rpartition(":")
-        listen = _ip(host_part.strip("[]"))
+        listen = parsed_ip(host_part.strip("[]"))
         if listen is None or (listen.is_loopback and host != variables["inventory_hostname"]):
             continue
-        yield _target(host, _address(variables, host) if listen.is_unspecified else str(listen), port)
+        yield _target(host, address_of(variables, host) if listen.is_unspecified else str(listen), port)
 
 
 def _cards(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
@@ -188,7 +171,7 @@ def _cards(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     for host in _npu_hosts(variables):
         if _option(variables, host, "monitoring_cards") != "exporter":
             continue
-        address = _address(variables, host)
+        address = address_of(variables, host)
         if gateway:
             daemon = netloc(address, DAEMON_PORT)
             yield {"targets": [gateway], "labels": {"__param_target": daemon, "host": host, "instance": daemon}}
@@ -197,13 +180,6 @@ def _cards(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 TARGETS = {"triton": _triton, "node": _node, "balancer": _balancer, "cards": _cards}
-
-
-def _ip(text: str) -> Optional[Union[ipaddress.IPv4Address, ipaddress.IPv6Address]]:
-    try:
-        return ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return None
 
 
 def _is_true(value: Any) -> bool:

@@ -8,7 +8,6 @@ key and then executes tritonserver.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -20,6 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import
     SHELL,
     fingerprint,
 )
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import parsed_ip
 
 # The APIs that checks by inference use
 USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "statistics"))
@@ -107,7 +107,5 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
 
 def loopback(address: str) -> bool:
     """Return True if only the host itself can reach the address."""
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return address == "localhost"
+    ip = parsed_ip(address.strip("[]"))
+    return address == "localhost" if ip is None else ip.is_loopback

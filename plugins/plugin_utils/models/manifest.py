@@ -17,7 +17,7 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, O
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import tree_digest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import size
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import size_of
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled, digests, lint
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import StepLocation
@@ -291,7 +291,7 @@ def _place(
     recorded = record["device_memory"] if record else []
     for index in range(groups_of_npus * npus_per_instance):
         recorded_bytes = recorded[index % npus_per_instance] if recorded else 0
-        memory[npus[index]] += (size(entry["device_memory"]) if entry.get("device_memory") else recorded_bytes) * instances
+        memory[npus[index]] += (size_of(entry, "device_memory") if entry.get("device_memory") else recorded_bytes) * instances
     return memory, []
 
 
