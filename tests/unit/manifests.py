@@ -22,7 +22,7 @@ def manifest_of(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Manif
 
 def parse_config(text: str, path: str) -> Any:
     """Return the text of a config.pbtxt as Triton's ModelConfig. Raises Refusal if Triton would not parse it."""
-    config, findings = schema.parse(text, Path(path).parent.name, path)
+    config, _fields, findings = schema.parse(text, Path(path).parent.name, path)
     if findings:
         raise Refusal(reasons(findings))
     return config

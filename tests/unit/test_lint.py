@@ -66,7 +66,7 @@ parameters: [ { key: "a"
  value: { string_value: "x" "y" } }, { key: "b" } ]
 unknown: [ -1, { deep: 2 } ]
 instance_group { kind: KIND_CPU }"""
-    found = {place.path: (place.line, place.name, place.value) for place in reversed(schema.source_fields(text))}
+    found = {place.path: (place.line, place.name, place.value) for place in reversed(schema.parse(text, "m", "config.pbtxt")[1])}
     assert found["input[0].dims"][:2] == (2, "ModelInput.dims")
     assert found["input[0].dims[1]"] == (3, "ModelInput.dims", "2")
     assert found["input[1].dims[0]"][0] == 3

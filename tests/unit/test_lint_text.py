@@ -67,7 +67,7 @@ from linting import GOOD, PYTHON, findings, of_config, write
     ],
 )
 def test_first_error_is_reported_in_the_words_of_protobuf(text: str, line: int, found: str, do: str) -> None:
-    _config, (first, *_more) = schema.parse(text, "m", "config.pbtxt")
+    _config, _fields, (first, *_more) = schema.parse(text, "m", "config.pbtxt")
     assert (first.line, first.triton) == (line, "refuses the whole file")
     assert found in first.actual
     assert do in first.todo
@@ -83,7 +83,7 @@ def test_first_error_is_reported_in_the_words_of_protobuf(text: str, line: int, 
     ],
 )
 def test_the_first_error_has_its_own_line(text: str, line: int) -> None:
-    config, findings = schema.parse(text, "m", "config.pbtxt")
+    config, _fields, findings = schema.parse(text, "m", "config.pbtxt")
     assert config is None
     assert findings[0].line == line
 
@@ -109,14 +109,14 @@ def test_the_first_error_has_its_own_line(text: str, line: int) -> None:
     ],
 )
 def test_what_triton_s_parser_takes(text: str) -> None:
-    config, findings = schema.parse(text, "m", "config.pbtxt")
+    config, _fields, findings = schema.parse(text, "m", "config.pbtxt")
     assert config is not None
     assert findings == []
 
 
 def test_values_are_read_as_triton_reads_them() -> None:
     text = "name: 'a' \"\\x62\\143\" 'd' max_batch_size: 0x10 input { dims: [ 010, -1 ] optional: t } instance_group { kind: 9 }"
-    config, _findings = schema.parse(text, "m", "config.pbtxt")
+    config, _fields, _findings = schema.parse(text, "m", "config.pbtxt")
     assert (config.name, config.max_batch_size, list(config.input[0].dims)) == ("abcd", 16, [8, -1])
     assert (config.input[0].optional, config.instance_group[0].kind) == (True, 9)
 

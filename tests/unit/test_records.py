@@ -202,8 +202,8 @@ def test_record_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     for path in ("broken.json", "absent.json"):
         (reason,) = refused(tmp_path, 'backend: "rbln"', str(tmp_path / path))
-        assert f"{path} cannot be read (" in reason
-        assert "expected the record of the compile step" in reason
+        assert f"{path} is unreadable (" in reason
+        assert "expected a record that playbooks/compile.yml has written" in reason
 
 
 def test_names_that_nobody_knows(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_record_has_bounds(tmp_path: Path, more: dict[str, Any]) -> None:
 def test_a_record_that_nobody_can_read_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "m.json").write_text(content)
     (reason,) = refused(tmp_path, 'backend: "rbln"', str(tmp_path / "m.json"))
-    assert "expected the record of the compile step" in reason
+    assert "expected a record that playbooks/compile.yml has written" in reason
 
 
 def test_a_path_that_is_a_directory_of_the_model_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import base64
 import json
 import os
 import re
-from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
@@ -41,9 +41,9 @@ SENT_SHAPE = {
 MAX_BYTES, MAX_DEVICES, MAX_MEMORY, MAX_BUCKETS = 1 << 24, 256, 1 << 50, 1000
 # Limits of a bucket, in this order: inputs or outputs, characters of a name, dimensions, and size of a dimension
 MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
-# The maximum number of characters of a value in a message, and of a message of the JSON parser
-MAX_SHOWN, MAX_PARSER_MESSAGE = 120, 200
+MAX_SHOWN = 120  # Characters of a value, or of a message of the JSON parser, in a message
 SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
+EXPECTED_RECORD = "a record that playbooks/compile.yml has written"
 # {name of a dtype in numpy: its name in config.pbtxt}
 DTYPES = {
     "bool": "TYPE_BOOL",
@@ -67,33 +67,27 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
 
     The artefact's `record` is the record itself or its path on the controller. The default is the record beside `file`.
     """
+    record_name, record, flaw = valid_record(artefact)
+    if flaw:
+        return None, [f"{record_name} is {flaw}, expected {EXPECTED_RECORD}. Compile the model again"]
+    if record is None:
+        return None, []
+    reasons = []
+    if record["sha256"] != artefact["sha256"]:
+        expected = f"{artefact['sha256']} of the artefact"
+        reasons.append(f"{record_name} is for SHA-256 {record['sha256']}, expected {expected}. Take both from one compilation")
+    if record["npu"] != card:
+        reasons.append(f"{record_name} is for {record['npu']}, expected {card}, the npufleet_card. Compile the model for this card")
+    return record, reasons
+
+
+def valid_record(artefact: Mapping[str, Any]) -> Tuple[str, Optional[Dict[str, Any]], str]:
+    """Return (the path or name of an artefact's record, the record or None, its flaw or ""). A missing record is no flaw."""
     record_name, raw, error = _read(artefact)
     if error:
-        return None, [f"{record_name} cannot be read ({error}), expected the record of the compile step. Compile the model again"]
-    if raw is None:
-        return None, []
-    flaw = _flaw(raw)
-    if flaw:
-        expected = "a record that playbooks/compile.yml has written"
-        return None, [f"{record_name} is not valid ({flaw}), expected {expected}. Compile the model again"]
-    reasons = []
-    if raw["sha256"] != artefact["sha256"]:
-        digest = artefact["sha256"]
-        reasons.append(
-            f"{record_name} is for SHA-256 {raw['sha256']}, expected {digest} of the artefact. Take both from one compilation"
-        )
-    if raw["npu"] != card:
-        reasons.append(f"{record_name} is for {raw['npu']}, expected {card}, the npufleet_card. Compile the model for this card")
-    return dict(raw), reasons
-
-
-def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
-    """Return (the record beside a compiled file or None, the error of the record or ""). A missing record is no error."""
-    _where, raw, error = _read({"file": file})
-    if error:
-        return None, f"unreadable ({error})"
+        return record_name, None, f"unreadable ({error})"
     flaw = _flaw(raw) if raw is not None else None
-    return (None, f"a record that is not valid ({flaw})") if flaw else (raw, "")
+    return (record_name, None, f"not valid ({flaw})") if flaw else (record_name, raw, "")
 
 
 def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
@@ -106,7 +100,7 @@ def validate_sent_record(content: str, sha256: str) -> Dict[str, str]:
         record = json.loads(base64.b64decode(content))
         text = json.dumps(record, allow_nan=False, indent=1, sort_keys=True) + "\n"
     except (ValueError, RecursionError) as error:
-        return {"text": "", "flaw": f"it is not JSON ({str(error)[:MAX_PARSER_MESSAGE]})"}
+        return {"text": "", "flaw": f"it is not JSON ({short(str(error), MAX_SHOWN)})"}
     flaw = shapes.mismatch(record, SENT_SHAPE) or "; ".join(record_of({"record": record, "sha256": sha256}, record["npu"])[1])
     return {"text": "" if flaw else text, "flaw": flaw}
 
@@ -196,36 +190,29 @@ def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
     return sizes if all(entry == other_sizes[0] for entry in other_sizes) and len(set(sizes)) == len(sizes) else None
 
 
-class Contradiction(NamedTuple):
-    """A field of the config that contradicts the record of the compiled file."""
+def complete(config: Any, record: Mapping[str, Any]) -> Iterator[Tuple[str, str, str]]:
+    """Add missing inputs, outputs and batch sizes to a model's config.
 
-    field: str
-    actual: str
-    expected: str
-
-
-def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
-    """Add missing inputs, outputs and batch sizes to a model's config. Return the contradictions between config and record."""
+    Yield (field, actual, expected) for each field of the config that contradicts the record.
+    """
     sizes = batches(record)
     if not config.input and not config.output and not config.max_batch_size and sizes:
         config.max_batch_size = max(sizes)
-    contradictions = []
     batched = config.max_batch_size > 0
     # The dims of a config with batches omit the batch dimension of the compiled shapes.
     omits_batch = batched and sizes is not None
     if batched and sizes is None:
-        expected = "0, as the compiled file has no batch dimension"
-        contradictions.append(Contradiction("max_batch_size", str(config.max_batch_size), expected))
+        yield "max_batch_size", str(config.max_batch_size), "0, as the compiled file has no batch dimension"
     elif batched and sizes and config.max_batch_size > max(sizes):
         expected = f"at most {max(sizes)}, as the compiled file has batches of {_listed(sizes)}"
-        contradictions.append(Contradiction("max_batch_size", str(config.max_batch_size), expected))
+        yield "max_batch_size", str(config.max_batch_size), expected
     for side in ("inputs", "outputs"):
         tensors, compiled = getattr(config, side[:-1]), record["buckets"][0][side]
         if tensors:
-            contradictions += _compare(side, tensors, compiled, omits_batch)
+            yield from _compare(side[:-1], tensors, compiled, omits_batch)
         elif any(not entry.get("name") for entry in compiled):
             expected = f"the {side}, because the compiled file's record has no names for them"
-            contradictions.append(Contradiction(side[:-1], "missing", expected))
+            yield side[:-1], "missing", expected
         else:
             for entry in compiled:
                 tensor = tensors.add()
@@ -236,13 +223,12 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
     if batched and sizes:
         configured = config.parameters["batches"].string_value
         if configured and configured.replace(" ", "") != _listed(sizes):
-            contradictions.append(Contradiction("parameters[batches]", configured, f"{_listed(sizes)} of the compiled file"))
+            yield "parameters[batches]", configured, f"{_listed(sizes)} of the compiled file"
         config.parameters["batches"].string_value = _listed(sizes)
-    return contradictions
 
 
-def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], omits_batch: bool) -> Iterator[Contradiction]:
-    """Yield the contradictions between the tensors of the config and of the record.
+def _compare(field: str, tensors: Any, compiled: List[Mapping[str, Any]], omits_batch: bool) -> Iterator[Tuple[str, str, str]]:
+    """Yield the contradictions between the tensors of the config and of the record, in the form of `complete`.
 
     Tensors match by name or, if a tensor of the record has no name, by order.
     """
@@ -250,7 +236,7 @@ def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], omits_b
     names = [tensor.name for tensor in tensors]
     if len(tensors) != len(compiled) or (named and {entry["name"] for entry in compiled} != set(names)):
         compiled_names = ", ".join(str(entry.get("name")) for entry in compiled)
-        yield Contradiction(side[:-1], ", ".join(names), f"{compiled_names} of the compiled file")
+        yield field, ", ".join(names), f"{compiled_names} of the compiled file"
         return
     by_name = {entry["name"]: entry for entry in compiled} if named else dict(zip(names, compiled))
     for index, tensor in enumerate(tensors):
@@ -258,11 +244,15 @@ def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], omits_b
         kind = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
         # An empty `reshape` means a scalar. A missing `reshape` means the shape of `dims`.
         dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-        expected = entry["shape"][1:] if omits_batch else entry["shape"]
-        same = len(dims) == len(expected) and all(size in (-1, compiled_size) for size, compiled_size in zip(dims, expected))
-        if kind != DTYPES[entry["dtype"]] or not same:
-            actual = f"{tensor.name} as {kind} {dims}"
-            yield Contradiction(f"{side[:-1]}[{index}]", actual, f"{DTYPES[entry['dtype']]} {expected} of the compiled file")
+        shape = entry["shape"][1:] if omits_batch else entry["shape"]
+        if kind != DTYPES[entry["dtype"]] or not fits(shape, dims):
+            expected = f"{DTYPES[entry['dtype']]} {shape} of the compiled file"
+            yield f"{field}[{index}]", f"{tensor.name} as {kind} {dims}", expected
+
+
+def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Return True if a shape fits the dims of a config, in which -1 is any size."""
+    return len(shape) == len(dims) and all(expected in (-1, size) for size, expected in zip(shape, dims))
 
 
 def _listed(sizes: List[int]) -> str:

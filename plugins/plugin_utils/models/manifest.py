@@ -19,8 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import tree_digest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import size_of
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled, digests, lint
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import StepLocation
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import ensemble, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, reasons, row_of, store_errors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
@@ -35,7 +34,7 @@ MAX_QUEUE = 256
 # The values that each `profile` in `triton_models` sets for a rbln model: its instances on each NPU, and the microseconds that its
 # batcher waits for a full batch. While one instance computes on the NPU, the other instance assembles the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
-STEP_LOCATION = StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
+STEP_LOCATION = ensemble.StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
 # Prefixes of the object stores from which Triton itself reads models
 CLOUD_PREFIXES = ("s3://", "gs://", "as://")
 
@@ -111,7 +110,7 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
         compiled.refuse_conflicting_path(name, path, files)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
         origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
-    config, text, config_findings = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
+    config, fields, config_findings = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
     findings += config_findings
     if config is None:
         raise Unreadable(findings)
@@ -126,8 +125,8 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
             contents[record_path] = json.dumps(record, indent=1, sort_keys=True).encode()
             files[record_path] = {"sha256": _digest(contents[record_path]), "blob": False}
     row = row_of(str(variables["rbln_release"]), variables["npufleet_release_row"])
-    model = Model(name, directory, config, text, sorted(files), record=None if record_errors else record, row=row)
-    findings += lint.check(model, row)
+    model = Model(name, directory, config, fields, frozenset(files), record=None if record_errors else record, row=row)
+    findings += lint.check(model)
     return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in record_errors])
 
 
@@ -352,7 +351,7 @@ def lint_and_render(
             if not errors and not reasons(model_source.findings):
                 by_name[name] = result
     unread = [entry["name"] for entry in placed if entry["name"] not in read_models]
-    shared = lint.check_together(read_models, unread, STEP_LOCATION)
+    shared = ensemble.check(read_models, unread, STEP_LOCATION)
     return by_name, findings + [finding for finding in shared if not only or finding.model in only], other_errors
 
 

@@ -112,13 +112,13 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
 class Listing(NamedTuple):
     """The content of a directory for a program that follows every link, such as Triton.
 
-    `files` and `directories` are paths. `others` is {path: kind} of special files and broken links. `outside` has the paths whose
+    `files` and `directories` are paths. `special` is {path: kind} of special files and broken links. `outside` has the paths whose
     target is outside `boundary`. The content of these paths must not be read.
     """
 
     files: List[str]
     directories: List[str]
-    others: Dict[str, str]
+    special: Dict[str, str]
     outside: Set[str]
 
 
@@ -126,7 +126,7 @@ def listing(directory: str, boundary: str) -> Listing:
     """Return the content of a directory, up to about MAX_NAMES names. `outside` has the paths that leave `boundary`."""
     result = Listing([], [], {}, set())
     _list(directory, "", os.path.realpath(boundary), (), result)
-    return Listing(sorted(result.files), sorted(result.directories), result.others, result.outside)
+    return Listing(sorted(result.files), sorted(result.directories), result.special, result.outside)
 
 
 def is_within(path: str, boundary: str) -> bool:
@@ -147,14 +147,14 @@ def _list(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
     try:
         names = sorted(os.listdir(path))
     except OSError:
-        result.others[inner] = "a directory that cannot be read"
+        result.special[inner] = "a directory that cannot be read"
         return
     for name in names:
         below = os.path.join(inner, name)
         try:
             mode = os.stat(os.path.join(path, name)).st_mode
         except OSError:
-            result.others[below] = BROKEN_LINK
+            result.special[below] = BROKEN_LINK
             continue
         if stat.S_ISDIR(mode):
             result.directories.append(below)
@@ -164,7 +164,7 @@ def _list(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
             if not is_within(os.path.join(path, name), boundary):
                 result.outside.add(below)
         else:
-            result.others[below] = _kind(mode)
+            result.special[below] = _kind(mode)
 
 
 def _kind(mode: int) -> str:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, names, schema
@@ -26,20 +26,20 @@ EXPECTED_KIND = "KIND_MODEL for a model on the NPU, else KIND_CPU"
 FAILS_REQUESTS = "loads it, and its requests fail"
 
 
-def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
+def check(model: Model) -> Iterator[Finding]:
     """Yield the findings about a model's config."""
-    if row:
-        yield from _release(model, row)
+    if model.row:
+        yield from _release(model, model.row)
     # `complete` changes the config, so that the other rules check the config that will be served.
     if model.record:
-        for entry in compiled.complete(model.config, model.record):
+        for field, actual, expected in compiled.complete(model.config, model.record):
             todo = "Compile the model for the values of the config, or correct the config"
-            yield model.error("compiled file", entry.field, entry.actual, entry.expected, todo, FAILS_REQUESTS)
+            yield model.error("compiled file", field, actual, expected, todo, FAILS_REQUESTS)
     yield from _identity(model)
     yield from _ensemble(model) if model.ensemble else _instances(model)
     yield from _tensors(model)
-    if row and model.backend in PYTHON_BACKENDS:
-        yield from _bfloat16(model, row)
+    if model.row and model.backend in PYTHON_BACKENDS:
+        yield from _bfloat16(model, model.row)
     yield from _batching(model)
     yield from _sequences(model)
     yield from _cache(model)
@@ -48,7 +48,7 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
 
 def _release(model: Model, row: Row) -> Iterator[Finding]:
     """Yield an error for each field and each value that the Triton version of the release does not know."""
-    for unknown, name, since in schema.unknown(model.text, row.triton):
+    for unknown, name, since in schema.unknown(model.fields, row.triton):
         actual, expected = f"{name}, new in Triton {since}", f"a field of Triton {row.triton}, which release {row.name} has"
         yield model.error("release", unknown.path, actual, expected, "Remove it, or choose a newer release", effects.REFUSES_TEXT)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional
 
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.compiled import fits
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
@@ -69,7 +70,7 @@ def _compare(model: Model, rule: str, field: str, data: Any, tensor: Any, owner:
     if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
         actual, expected = schema.enum_name(data, "data_type"), f"{schema.enum_name(tensor, 'data_type')}, the type of the {owner}"
         yield model.error(rule, f"{field}.data_type", actual, expected)
-    if (tensor.dims or owner == "state") and min(data.dims, default=0) >= 0 and not _fits(data.dims, tensor.dims):
+    if (tensor.dims or owner == "state") and min(data.dims, default=0) >= 0 and not fits(data.dims, tensor.dims):
         actual, expected = str(list(data.dims)), f"sizes for {list(tensor.dims)} of the {owner}, without the batch size"
         yield model.error(rule, f"{field}.dims", actual, expected)
 
@@ -105,10 +106,6 @@ def _length(model: Model, path: str) -> Optional[int]:
         return os.path.getsize(os.path.join(model.directory, path))
     except OSError:
         return None
-
-
-def _fits(sizes: Sequence[int], expected: Sequence[int]) -> bool:
-    return len(sizes) == len(expected) and all(b in (-1, a) for a, b in zip(sizes, expected))
 
 
 def _states(model: Model) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ class TensorPort(NamedTuple):
 
 
 def check(
-    models: Mapping[str, Model], unread: Collection[str], location: StepLocation, refused: AbstractSet[str]
+    models: Mapping[str, Model], unread: Collection[str], location: StepLocation, refused: AbstractSet[str] = frozenset()
 ) -> Iterator[Finding]:
     """Yield the findings about the ensembles among the models.
 

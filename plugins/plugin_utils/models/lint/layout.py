@@ -79,7 +79,7 @@ def _effect_of_missing(model: Model) -> str:
 
 def _links(model: Model) -> Iterator[Finding]:
     """Yield the errors of broken links directly in the model's directory. Triton ignores broken links in subdirectories."""
-    for path, kind in sorted(model.special_files.items()):
+    for path, kind in sorted(model.listing.special.items()):
         if "/" not in path and kind == BROKEN_LINK:
             finding = model.file_error("files", path, kind, "a file or a directory", "Remove it, or correct its target")
             yield finding._replace(store=effects.STORE_REFUSES)
@@ -113,7 +113,7 @@ def _policy(model: Model) -> Iterator[Finding]:
 def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     """Yield the findings about the files of one version. In a version that is not served, a missing file is only a warning."""
     files, file = model.below(directory), _backend_file(model)
-    if (not files and not model.has_all_files) or directory in model.outside:
+    if (not files and not model.has_all_files) or directory in model.listing.outside:
         return
     finding, triton = (model.file_error, _effect_of_missing(model)) if served else (model.file_warning, effects.IGNORES)
     if not files and not _exists(model, directory) and not _needs_file(model):
@@ -124,7 +124,7 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
         yield finding("files", directory, "an empty version directory", f"a directory with {file}", "Add the file", triton)
     elif not _has_file(model, directory):
         path = f"{directory}/{file}"
-        content = model.special_files.get(path, "") or ("a directory" if path in model.all_directories else "")
+        content = model.listing.special.get(path, "") or ("a directory" if path in model.all_directories else "")
         few = listed(files[:5]) + (", ..." if len(files) > 5 else "")
         actual = f"a version whose {file} is {content}" if content else f"a version with {few}"
         todo = "Add the file, or set default_model_filename to another one"
@@ -178,7 +178,7 @@ def _exists(model: Model, directory: str) -> bool:
     # Python cannot import a directory, so it does not count as the file of a Python model.
     if model.backend == "python":
         return path in model.files
-    return path in model.files or path in model.all_directories or model.special_files.get(path, BROKEN_LINK) != BROKEN_LINK
+    return path in model.files or path in model.all_directories or model.listing.special.get(path, BROKEN_LINK) != BROKEN_LINK
 
 
 def _has_file(model: Model, directory: str) -> bool:

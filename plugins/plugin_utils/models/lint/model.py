@@ -6,63 +6,57 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, effects
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, WARNING, Finding, Row, file_error
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Listing, is_within
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.text import SourceField
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import CONFIG, Listing, is_within
 
-CONFIG = "config.pbtxt"
+EMPTY = Listing([], [], {}, set())
 # Directories of a model that never contain a version
 NO_VERSIONS = ("configs", "warmup", "initial_state")
 MIN_VERSION, MAX_VERSION = -(2**63), 2**63 - 1
 
 
+@dataclass(eq=False)
 class Model:
     """A config and the files of its model.
 
-    `config` is the parsed config, and `text` is its text. `file` is the path of the config: config.pbtxt, or a variant below
-    configs/. `files` are paths below `directory`. The argument `directories` adds empty directories. The attribute
-    `all_directories` has the directories of all levels, and the attribute `directories` has only the top level. `record` is the
-    record of the compiled file. `complete` is False if the inventory can add files, such as compiled files. `listing` contains the
-    special files, the broken links, and the links that leave the repository. With an inventory, `listing` is None. `row` is the
-    release row. In methods that return findings, `triton` is the effect of the error on Triton.
+    `config` is the parsed config, and `fields` are the fields of its text. `file` is the path of the config: config.pbtxt, or a
+    variant below configs/. `files` are paths below `directory`. `record` is the record of the compiled file. `complete` is False if
+    the inventory can add files, such as compiled files. `listing` is the content of the directory. With an inventory, `listing` is
+    empty. `row` is the release row. In methods that return findings, `triton` is the effect of the error on Triton.
     """
 
-    def __init__(
-        self,
-        name: str,
-        directory: str,
-        config: Any,
-        text: str,
-        files: Sequence[str],
-        directories: Sequence[str] = (),
-        record: Optional[Mapping[str, Any]] = None,
-        complete: bool = True,
-        file: str = CONFIG,
-        listing: Optional[Listing] = None,
-        row: Optional[Row] = None,
-    ) -> None:
-        self.name = name
-        self.directory = directory
-        self.config = config
-        self.text = text
-        self.files = frozenset(files)
-        self.all_directories = {path[:position] for path in files for position, letter in enumerate(path) if letter == "/"} | set(
-            directories
-        )
-        self.directories = sorted(path for path in self.all_directories if "/" not in path)
-        # {path: kind} of broken links, and of files that are neither regular files nor directories
-        self.special_files = listing.others if listing else {}
-        # Paths that lead out of the repository through a link
-        self.outside = listing.outside if listing else set()
-        self.row = row
-        self.triton_version = row.triton if row else ""
-        self.record = record
-        self.complete = complete
-        self.file = file
-        self._lines: Optional[Dict[str, int]] = None
-        self._identity: Optional[backends.Identity] = None
+    name: str
+    directory: str
+    config: Any
+    fields: Sequence[SourceField]
+    files: AbstractSet[str]
+    record: Optional[Mapping[str, Any]] = None
+    complete: bool = True
+    file: str = CONFIG
+    listing: Listing = EMPTY
+    row: Optional[Row] = None
+
+    @cached_property
+    def all_directories(self) -> Set[str]:
+        """The directories of all levels."""
+        parents = {path[:position] for path in self.files for position, letter in enumerate(path) if letter == "/"}
+        return parents | set(self.listing.directories)
+
+    @cached_property
+    def directories(self) -> List[str]:
+        """The sorted directories of the top level."""
+        return sorted(path for path in self.all_directories if "/" not in path)
+
+    @property
+    def triton_version(self) -> str:
+        """The version of Triton in the release row, or "" without a row."""
+        return self.row.triton if self.row else ""
 
     # Findings
 
@@ -89,12 +83,13 @@ class Model:
         """Return a warning about a file or a directory of the model."""
         return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 
+    @cached_property
+    def _lines(self) -> Dict[str, int]:
+        # If the text has a field several times, its first line counts.
+        return {field.path: field.line for field in reversed(self.fields)}
+
     def _line(self, field: str) -> Optional[int]:
         """Return the line of a field. If the config lacks the field, return the line of the closest parent field, or None."""
-        if self._lines is None:
-            self._lines = {}
-            for source_field in schema.source_fields(self.text):
-                self._lines.setdefault(source_field.path, source_field.line)
         while field and field not in self._lines:
             field = field.rpartition(".")[0]
         return self._lines.get(field)
@@ -111,18 +106,16 @@ class Model:
         """True if the model consists of other models."""
         return self.config.platform == "ensemble" or self.config.HasField("ensemble_scheduling")
 
-    @property
+    @cached_property
     def identity(self) -> backends.Identity:
         """The backend, the platform and the name of the model file. Triton derives those that the config leaves out."""
-        if self._identity is None:
-            # Triton looks only into the directory whose name sorts first.
-            first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
-            paths = (*self.files, *self.all_directories, *self.special_files)
-            names = {path.split("/")[1] for path in paths if first and path.startswith(first + "/")}
-            self._identity = backends.identify(
-                self.config, self.name, names, lambda name: f"{first}/{name}" in self.all_directories, self.triton_version
-            )
-        return self._identity
+        # Triton looks only into the directory whose name sorts first.
+        first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
+        paths = (*self.files, *self.all_directories, *self.listing.special)
+        names = {path.split("/")[1] for path in paths if first and path.startswith(first + "/")}
+        return backends.identify(
+            self.config, self.name, names, lambda name: f"{first}/{name}" in self.all_directories, self.triton_version
+        )
 
     @property
     def backend(self) -> str:

@@ -15,12 +15,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import (
     check,
-    check_together,
     effects,
+    ensemble,
     python_model,
     schema,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import StepLocation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
     ERROR,
     WARNING,
@@ -33,7 +32,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model, directory_version
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK, listing, walk
 
-STEP_LOCATION = StepLocation("in the repository", "Add it, or correct the name")
+STEP_LOCATION = ensemble.StepLocation("in the repository", "Add it, or correct the name")
 VARIANTS_DIRECTORY = "configs"
 
 
@@ -85,7 +84,7 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 model_findings += _without_config(name, directory, row)
             findings += model_findings if not only or name in only else []
     refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
-    together = check_together(models, [name for name in by_name if name not in models], STEP_LOCATION, refused)
+    together = ensemble.check(models, [name for name in by_name if name not in models], STEP_LOCATION, refused)
     findings += [finding for finding in together if not only or finding.model in only]
     return Linted(models, findings)
 
@@ -95,7 +94,7 @@ def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model
     main_model: Optional[Model] = None
     content = listing(directory, os.path.dirname(directory))
     # layout.py reports broken links directly in the directory of the model. So they are not reported a second time here.
-    reported = {os.path.join(directory, path) for path, kind in content.others.items() if kind == BROKEN_LINK and "/" not in path}
+    reported = {os.path.join(directory, path) for path, kind in content.special.items() if kind == BROKEN_LINK and "/" not in path}
     problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in reported]
     findings = store_errors(name, problems)
     if CONFIG in content.outside or "" in content.outside:
@@ -104,10 +103,10 @@ def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model
     record, record_findings = _record(name, directory, content.files)
     findings += record_findings
     for file in [CONFIG, *(path for path in content.files if _is_variant(path) and path not in content.outside)]:
-        config, text, model_findings = schema.read(os.path.join(directory, file), name)
+        config, fields, model_findings = schema.read(os.path.join(directory, file), name)
         if config is not None:
-            model = Model(name, directory, config, text, content.files, content.directories, record, False, file, content, row)
-            model_findings += check(model, row)
+            model = Model(name, directory, config, fields, frozenset(content.files), record, False, file, content, row)
+            model_findings += check(model)
             main_model = model if file == CONFIG else main_model
         findings += model_findings if file == CONFIG else _variant_findings(model_findings, file)
     return main_model, findings
@@ -127,12 +126,10 @@ def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[M
     """Return (the record of the first compiled file with a record, or None; the findings about the record)."""
     for path in files:
         if path.endswith(".rbln") and path + compiled.SUFFIX in files:
-            record, flaw = compiled.record_beside(os.path.join(directory, path))
+            file, record, flaw = compiled.valid_record({"file": os.path.join(directory, path)})
             if flaw:
-                file, expected = os.path.join(directory, path + compiled.SUFFIX), "a record that playbooks/compile.yml has written"
-                return None, [
-                    file_error(name, file, flaw, expected, "Compile the model again", "compiled file", "does not read it")
-                ]
+                expected, todo = compiled.EXPECTED_RECORD, "Compile the model again"
+                return None, [file_error(name, file, flaw, expected, todo, "compiled file", "does not read it")]
             if record:
                 return record, []
     return None, []
@@ -148,7 +145,7 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
     """Return the findings about a directory without a config. It is no model, or a model for which Triton creates the config."""
     content = listing(directory, os.path.dirname(directory))
     config_class, _since = schema.load()
-    model = Model(name, directory, config_class(), "", content.files, content.directories, None, True, CONFIG, content, row)
+    model = Model(name, directory, config_class(), [], frozenset(content.files), listing=content, row=row)
     inner_models, misnamed = _models_in(directory), _misnamed_configs(directory)
     if name.startswith(".") or name == "lost+found":
         actual, todo = "a directory that is no model", "Move it out of the repository"
@@ -158,7 +155,7 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
         actual, todo = f"a directory with {listed(misnamed)} and no {CONFIG}", f"Rename {misnamed[0]} to {CONFIG}"
     else:
         actual, todo = f"a directory without a {CONFIG}", "Add its config, or move it out of the repository"
-    errors = [finding for finding in check(model, row) if finding.severity == ERROR]
+    errors = [finding for finding in check(model) if finding.severity == ERROR]
     if model.backend and python_model.writes_config(model) and not errors:
         actual += f", which Triton serves with backend {model.backend}"
         return [file_error(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", effects.STORE_REFUSES)]

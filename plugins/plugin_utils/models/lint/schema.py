@@ -11,7 +11,7 @@ import base64
 import json
 import os
 from functools import cache
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects
@@ -41,8 +41,8 @@ def load() -> Tuple[Any, Mapping[str, str]]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(ROOT)), document["since"]
 
 
-def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
-    """Return (the ModelConfig of a text, findings). `path` is the path of the config, and `name` is the model's name.
+def parse(text: str, name: str, path: str) -> Tuple[Any, List[texts.SourceField], List[Finding]]:
+    """Return (the ModelConfig of a text, its fields, findings). `path` is the path of the config, and `name` is the model's name.
 
     The ModelConfig is None if the text could not be parsed to its end, or if it has an unknown value. The first finding has the
     message of Triton's parser.
@@ -61,29 +61,20 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
         )
     # The other rules could not interpret an unknown value of an enum or a boolean.
     unknown_value = any(problem.known and not problem.is_field for problem in parsed.problems)
-    return parsed.message if parsed.complete and not unknown_value else None, findings
+    return parsed.message if parsed.complete and not unknown_value else None, parsed.fields, findings
 
 
-def unknown(text: str, triton: str) -> List[Tuple[texts.SourceField, str, str]]:
+def unknown(fields: Sequence[texts.SourceField], triton: str) -> List[Tuple[texts.SourceField, str, str]]:
     """Return (field, name, first Triton that knows the name) for each field or value that this Triton does not know."""
     newer = {name: since for name, since in load()[1].items() if triton_version(since) > triton_version(triton)}
-    # A text that contains none of the names needs no parsing.
-    if not any(name.rpartition(".")[2] in text for name in newer):
-        return []
     results: List[Tuple[texts.SourceField, str, str]] = []
-    for field in source_fields(text):
+    for field in fields:
         name = field.name if field.name in newer else field.value
         # A field inside an unknown field needs no separate finding.
         inner = tuple(f"{other.path}{mark}" for other, _name, _since in results for mark in ".[")
         if name in newer and not field.path.startswith(inner):
             results.append((field, name, ".".join(newer[name].split(".")[:2])))
     return results
-
-
-def source_fields(text: str) -> List[texts.SourceField]:
-    """Return the fields of a config's text in their order, up to a syntax error after which the rest cannot be parsed."""
-    config_class, _since = load()
-    return texts.parse(text, config_class()).fields
 
 
 def enum_name(message: Any, field: str) -> str:
@@ -93,11 +84,11 @@ def enum_name(message: Any, field: str) -> str:
     return str(entry.name if entry else number)
 
 
-def read(path: str, name: str, raw: Optional[bytes] = None) -> Tuple[Any, str, List[Finding]]:
-    """Return (config or None, text, findings) of a file. `name` is the model's name. `raw` is the content, if already read."""
+def read(path: str, name: str, raw: Optional[bytes] = None) -> Tuple[Any, List[texts.SourceField], List[Finding]]:
+    """Return (config or None, fields, findings) of a file. `name` is the model's name. `raw` is the content, if already read."""
 
-    def failure(actual: str, todo: str, triton: str) -> Tuple[Any, str, List[Finding]]:
-        return None, "", [file_error(name, path, actual, "a file with text", todo, "syntax", triton)]
+    def failure(actual: str, todo: str, triton: str) -> Tuple[Any, List[texts.SourceField], List[Finding]]:
+        return None, [], [file_error(name, path, actual, "a file with text", todo, "syntax", triton)]
 
     if raw is None:
         if os.path.isdir(path):
@@ -109,6 +100,4 @@ def read(path: str, name: str, raw: Optional[bytes] = None) -> Tuple[Any, str, L
                 raw = source.read()
         except OSError as error:
             return failure(f"it cannot be read ({error.strerror})", "Correct it", effects.REFUSES_TEXT)
-    text = decoded(raw)
-    config, findings = parse(text, name, path)
-    return config, printable(text), findings
+    return parse(decoded(raw), name, path)
