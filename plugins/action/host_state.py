@@ -27,7 +27,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     Templated,
     collect_desired,
     desired,
-    inventory_specs,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, status, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import traffic
@@ -302,7 +301,7 @@ class ActionModule(FleetAction):
         reasons: List[str] = []
         desired_state: Dict[str, Any] = {}
         with collected(reasons):
-            reasons += findings.findings(variables, inventory_specs(), task_vars)
+            reasons += findings.findings(variables, task_vars)
         with collected(reasons):
             if concerns is None:
                 # The action reads this variable itself. If a task passed it as a template, Ansible would load a filter for each

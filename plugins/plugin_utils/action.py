@@ -26,10 +26,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import li
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import reasons
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
     ROWS,
     Templated,
-    inventory_specs,
     rows,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows

@@ -9,8 +9,8 @@ import pytest
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, findings
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
-from helpers import ROOT, fleet
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
+from helpers import fleet
 
 LONG = "n" * 240
 SHA = "a" * 64
@@ -202,13 +202,13 @@ def numbers_without_bound(where: str, spec: Mapping[str, Any]) -> list[str]:
 
 
 def test_every_number_of_the_specs_has_a_bound() -> None:
-    specs = subject.inventory_specs()
+    specs = inventory_specs()
     assert [name for variable, spec in specs.items() for name in numbers_without_bound(variable, spec)] == []
     assert numbers_without_bound("x", {"type": "list", "element": {"type": "int"}}) == ["x[]"]
 
 
 def test_every_bound_belongs_to_a_variable() -> None:
-    specs = subject.inventory_specs()
+    specs = inventory_specs()
     unknown = [name for name in bounds.BOUNDS if name.partition("[")[0].partition("{")[0] not in specs]
     assert unknown == []
 
@@ -260,12 +260,12 @@ def test_secrets_outside_of_their_bounds_are_not_shown() -> None:
 
 def test_what_is_made_of_good_variables_is_judged_as_well() -> None:
     given = {"rbln_driver_package_url": "https://files.example.com/..", "rbln_driver_package_sha256": SHA}
-    (reason,) = findings.findings(fleet(**given), subject.inventory_specs(), given)
+    (reason,) = findings.findings(fleet(**given), given)
     assert reason.startswith("rbln_driver_package_path is /var/lib/npufleet/packages/.., expected ")
 
 
 def test_a_host_whose_name_is_no_file_name_is_refused() -> None:
     for host in ("../../etc/x", "h" * 250, "a\nb"):
         given = {"inventory_hostname": host, "groups": {}}
-        (reason,) = findings.findings(fleet(**given), findings.specs(str(ROOT / "roles")), given)
+        (reason,) = findings.findings(fleet(**given), given)
         assert "the name of this host" in reason

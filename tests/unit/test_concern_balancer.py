@@ -213,7 +213,7 @@ def test_balancers_with_different_settings_are_refused() -> None:
         group = {"load_balancer_users": [{"name": "kim", "password": "s3cret-word"}]}
         given = site(groups={"npu_hosts": ["npu1", "npu2"], "load_balancer_hosts": ["lb1", "lb2"]}, **group)
         given["hostvars"].update(lb1={**group}, lb2={**group, **second})
-        return list(balancers.differences(fleet(**given), subject.inventory_specs()))
+        return list(balancers.differences(fleet(**given)))
 
     assert found() == []
     # Each balancer may have its own addresses, its own certificate and its own limits.
@@ -228,7 +228,7 @@ def test_balancers_with_different_settings_are_refused() -> None:
     )
     assert "s3cret" not in reason
     alone = site(load_balancer_http_port=9000)
-    assert list(balancers.differences(fleet(**alone), subject.inventory_specs())) == []
+    assert list(balancers.differences(fleet(**alone))) == []
 
 
 # Differences

@@ -325,6 +325,7 @@ def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
         ("npufleet_https_proxy", 'http://me:secret"\nExecStartPre=/bin/x@proxy:3128', r"'\n'"),
         ("npufleet_http_proxy", "http://me:s'ecret@proxy:3128", '"\'"'),
         ("npufleet_http_proxy", "http://me:s`x`@proxy:3128", "'`'"),
+        ("npufleet_https_proxy", "http://proxy:3128 ", "' '"),
         ("npufleet_no_proxy", ["example.com", "10.0.0.1\nA=1"], r"'\n'"),
     ],
 )

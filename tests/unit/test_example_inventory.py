@@ -19,11 +19,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 from helpers import ROOT, ansible_playbook, fleet
 from linting import PYTHON
 
 EXAMPLE = ROOT / "inventories/example"
-KNOWN = subject.inventory_specs()
+KNOWN = inventory_specs()
 NPU = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups]
 # `# name: value`, `#   name: value` of a list's element, `# - name: value`
 LINE = re.compile(r"^(?P<indent> *)# ?(?P<code> *(?:- )?(?P<name>\w+): \S.*)$")
@@ -126,7 +127,7 @@ def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Pat
         assert (copy / block.path).read_text() != (EXAMPLE / block.path).read_text()
     for host in ("npu-01", "npu-03"):
         variables, given = of_host(copy, host, tmp_path)
-        assert findings.findings(variables, KNOWN, given) == []
+        assert findings.findings(variables, given) == []
         wanted, _manifests, reasons = subject.collect_desired(variables, NPU)
         assert reasons == []
         address = wanted["server"]["address"]
@@ -138,7 +139,7 @@ def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Pat
         if block and "words" in (EXAMPLE / block.path).read_text().splitlines()[block.first]:
             assert ("words" in wanted["models"]["models"]) is (host == "npu-03")
     variables, given = of_host(copy, "ops-01", tmp_path)
-    assert findings.findings(variables, KNOWN, given) == []
+    assert findings.findings(variables, given) == []
     wanted, _manifests, reasons = subject.collect_desired(variables, ["monitoring"])
     assert (reasons, wanted["monitoring"]["hosts"]["npufleet-triton"]) == ([], ["npu-01", "npu-02", "npu-03"])
 

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings as subject
-from helpers import ROOT, fleet
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
+from helpers import fleet
 
-KNOWN = subject.specs(str(ROOT / "roles"))
+KNOWN = inventory_specs()
 GROUPS = {"all": ["npu1", "npu2", "ops1"], "ungrouped": [], "npu_hosts": ["npu1", "npu2"], "monitoring_hosts": ["ops1"]}
 
 
 def findings(**given: Any) -> list[str]:
     """Reasons against an inventory that sets these variables."""
     given = {"groups": GROUPS, **given}
-    return subject.findings(fleet(**given), KNOWN, given)
+    return subject.findings(fleet(**given), given)
 
 
 def test_every_variable_is_known() -> None:
@@ -99,13 +100,6 @@ def test_every_template_that_lacks_something_is_named() -> None:
     assert "'vault_index_pasword' is undefined" in reasons[1]
 
 
-QUOTED: list[tuple[str, Any]] = [
-    ("npufleet_http_proxy", "http://fleet:it's@proxy:3128"),
-    ("npufleet_https_proxy", "http://proxy:3128 "),
-    ("npufleet_no_proxy", ["inner", "o'ther"]),
-]
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -141,7 +135,6 @@ QUOTED: list[tuple[str, Any]] = [
             {"triton_image_index_url": "https://me:pw@index.example.com/simple/"},
             "triton_image_index_url contains a login, which command lines would show. Set triton_image_index_user and ",
         ),
-        *(({name: value}, f"{name} has a quote") for name, value in QUOTED),
         (
             {"triton_image_index_user": "fleet", "triton_image_index_password": "Schl\u00fcssel"},
             "triton_image_index_user and triton_image_index_password cannot be given to pip: its password is empty, longer than",

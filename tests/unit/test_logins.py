@@ -9,7 +9,7 @@ import pytest
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import plan, secret
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, logins
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 from helpers import ROW, fleet
 
 WORD = "S3cret-Word"
@@ -65,7 +65,7 @@ def test_what_has_no_login_is_left_alone(text: str) -> None:
 
 
 def refused(**given: Any) -> list[str]:
-    reasons = findings.findings(fleet(**given), subject.inventory_specs(), given)
+    reasons = findings.findings(fleet(**given), given)
     assert WORD not in json.dumps(reasons), reasons
     assert fleet(**given).type_errors, "every action refuses it, not preflight alone"
     return reasons
@@ -122,7 +122,7 @@ def test_a_login_out_of_a_template_is_refused() -> None:
         "triton_image_extra_index_urls": [trust_as_template("https://fleet:{{ word }}@pypi.example.com/simple/")],
         "word": WORD,
     }
-    reasons = findings.findings(fleet(**given), subject.inventory_specs(), given)
+    reasons = findings.findings(fleet(**given), given)
     assert [reason for reason in reasons if reason.startswith("triton_image_extra_index_urls[0] contains a login")]
     assert WORD not in json.dumps(reasons)
 
@@ -147,9 +147,9 @@ def test_a_login_out_of_a_template_is_refused() -> None:
     ],
 )
 def test_variables_that_may_hold_a_login_keep_it(given: dict[str, Any]) -> None:
-    assert findings.findings(fleet(**given), subject.inventory_specs(), given) == []
+    assert findings.findings(fleet(**given), given) == []
 
 
 def test_every_advice_is_of_a_variable_that_is_there() -> None:
-    known = subject.inventory_specs()
+    known = inventory_specs()
     assert [name for name in logins.NEXT_STEPS if name.partition("[")[0] not in known] == []

@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import opti
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import arguments
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import inventory_specs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 from helpers import ROOT, fleet
 
 LOCKED = {"id": "sha256:1", "reference": "npufleet/triton:1", "content": None}

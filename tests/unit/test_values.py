@@ -12,6 +12,7 @@ from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 from helpers import ROOT, ROW, fleet
 
 NPU = [name for name, concern in CONCERNS.items() if NPU_HOSTS in concern.groups]
@@ -226,7 +227,7 @@ def test_every_type_of_the_specs_is_known() -> None:
             kinds.update({option["type"], option.get("elements", "raw")})
             walk(option.get("options") or {})
 
-    walk(subject.inventory_specs())
+    walk(inventory_specs())
     assert kinds == {*("str", "path", "int", "bool", "list", "dict"), "raw"}
 
 
@@ -246,7 +247,7 @@ def test_what_the_project_itself_sets_fits() -> None:
             for entry in value:
                 look(entry, path)
         elif isinstance(value, dict):
-            mine = {name: entry for name, entry in value.items() if name in subject.inventory_specs()}
+            mine = {name: entry for name, entry in value.items() if name in inventory_specs()}
             seen += len(mine)
             wrong.extend(f"{path}: {misfit}" for misfit in fleet(**mine).type_errors) if mine else None
             for entry in value.values():

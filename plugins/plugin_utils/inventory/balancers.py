@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 
 # The variables that must be equal on all balancers
 COMMON_VARIABLES = (
@@ -30,27 +31,20 @@ SET_ON_ALL = ("load_balancer_tls_certificate",)
 SECRET_VARIABLES = ("load_balancer_users",)
 
 
-def differences(variables: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield one reason with all differences between the load balancers. On any other host, yield nothing.
-
-    `specs` are the specs of the variables of all roles.
-    """
+def differences(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one reason with all differences between the load balancers. On any other host, yield nothing."""
     balancers = (variables["groups"] or {}).get(LOAD_BALANCER_HOSTS, [])
     if variables["inventory_hostname"] not in balancers or len(balancers) < 2:
         return
     parts: List[str] = []
     for name in (*COMMON_VARIABLES, *SET_ON_ALL):
+        default = variables["npufleet_group"] if name == "load_balancer_pool" else inventory_specs()[name].get("default")
         by_value: Dict[str, List[str]] = {}
         for host in balancers:
-            value = variables["hostvars"][host].get(name, _default(name, variables, specs))
+            value = variables["hostvars"][host].get(name, default)
             by_value.setdefault(str(bool(value) if name in SET_ON_ALL else value), []).append(host)
         if len(by_value) > 1:
             texts = {value: "one value" if name in SECRET_VARIABLES else short(value, 60) or "empty" for value in by_value}
             parts.append(f"{name} is " + " and ".join(f"{texts[value]} on {', '.join(hosts)}" for value, hosts in by_value.items()))
     if parts:
         yield f"{'; '.join(parts)}, expected equal values on all load balancers. Set them for the group {LOAD_BALANCER_HOSTS}."
-
-
-def _default(name: str, variables: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return the default of a variable. The default pool is `npufleet_group`."""
-    return variables["npufleet_group"] if name == "load_balancer_pool" else specs[name].get("default")

@@ -5,22 +5,20 @@
 from __future__ import annotations
 
 import difflib
-import glob
 import os
 import re
 from functools import cache
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS, MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers, bounds, image_supply, run_guard, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers, bounds, image_supply, run_guard
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout.traffic import hook_errors
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import own_yaml
 
-MONITORING = "monitoring_hosts"
-LOAD_BALANCERS = "load_balancer_hosts"
 # Prefixes of this project's variables. An unknown name with such a prefix is an error.
 PREFIXES = (
     "npufleet_",
@@ -64,33 +62,22 @@ REPOSITORY = re.compile(
 # Paths whose defaults are templates that contain other variables. Another variable can make such a path invalid, so these paths are
 # checked even if the inventory does not set them.
 TEMPLATED_PATHS = ("npufleet_incoming", "rbln_driver_package_path")
-# Characters that would end a value in the proxy file, which shells and systemd read
-FORBIDDEN_IN_PROXY = re.compile(r"['\s\0-\x1f\x7f]")
 # An unknown name without a prefix of PREFIXES is an error if its similarity to a known name (0 to 1) is at least this value.
 MIN_SIMILARITY = 0.86
 
 
-def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
-    """Return {variable: its entry} from meta/argument_specs.yml of all roles."""
-    options: Dict[str, Mapping[str, Any]] = {}
-    for path in sorted(glob.glob(os.path.join(roles, "*", "meta", "argument_specs.yml"))):
-        for entry in own_yaml(path)["argument_specs"].values():
-            options.update(entry.get("options") or {})
-    return values.complete(options)
-
-
-def findings(variables: Mapping[str, Any], known_specs: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> List[str]:
+def findings(variables: Mapping[str, Any], names: Iterable[str]) -> List[str]:
     """Return all errors of the variables. `names` are the variables that the inventory or the command line sets."""
     names = sorted(names)
     reasons: List[str] = []
     with collected(reasons):
-        reasons += shared_result(variables, "names", lambda _none: list(_unknown_names(names, known_specs)), names)
-    value_errors, unusable = _wrong_values(variables, known_specs, names)
+        reasons += shared_result(variables, "names", lambda _none: list(_unknown_names(names)), names)
+    value_errors, unusable = _wrong_values(variables, names)
     if not value_errors:
-        value_errors, unusable = _wrong_values(variables, known_specs, [name for name in TEMPLATED_PATHS if name in variables])
+        value_errors, unusable = _wrong_values(variables, [name for name in TEMPLATED_PATHS if name in variables])
     reasons += value_errors
     with collected(reasons):
-        reasons += list(balancers.differences(variables, known_specs))
+        reasons += list(balancers.differences(variables))
     usable = _Usable(variables, unusable)
     for rules in (_contradictions, _group_errors):
         with collected(reasons):
@@ -98,8 +85,9 @@ def findings(variables: Mapping[str, Any], known_specs: Mapping[str, Mapping[str
     return reasons
 
 
-def _unknown_names(names: List[str], known_specs: Mapping[str, Any]) -> Iterator[str]:
+def _unknown_names(names: List[str]) -> Iterator[str]:
     """Yield the errors of removed and unknown names."""
+    known_specs = inventory_specs()
     for name in names:
         if name in REMOVED:
             yield f"{name} is no longer a variable. Set {REMOVED[name]} instead."
@@ -131,13 +119,11 @@ def _letters(name: str) -> FrozenSet[str]:
     return frozenset(name)
 
 
-def _wrong_values(
-    variables: Mapping[str, Any], known_specs: Mapping[str, Mapping[str, Any]], names: List[str]
-) -> Tuple[List[str], Set[str]]:
+def _wrong_values(variables: Mapping[str, Any], names: List[str]) -> Tuple[List[str], Set[str]]:
     """Return (the errors of values with a wrong type or a failing template, the names of these variables)."""
     reasons: List[str] = []
     unusable: Set[str] = set()
-    for name in (entry for entry in names if entry in known_specs):
+    for name in (entry for entry in names if entry in inventory_specs()):
         try:
             # Reading a variable evaluates its template and checks its type.
             variables[name]
@@ -190,9 +176,6 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
         flaw = image_supply.login_flaw(str(user), str(password), python)
         if flaw:
             yield f"triton_image_index_user and triton_image_index_password cannot be given to pip: {flaw}. Choose another login."
-    for name in ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy"):
-        if FORBIDDEN_IN_PROXY.search("".join(map(str, variables[name]))):
-            yield f"{name} has a quote, a space or a control character. Encode it, such as %27 for a quote."
     repository = str(variables["triton_image_delivery_repository"])
     if repository and not REPOSITORY.fullmatch(repository):
         yield (
@@ -208,13 +191,12 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
     for port, names in ports.items():
         if port and len(names) > 1:
             yield f"{' and '.join(names)} are all {port}. Give each its own port."
-    if str(variables["triton_server_stop_timeout"]).isdigit() and str(variables["triton_server_exit_timeout"]).isdigit():
-        engine, server = int(variables["triton_server_stop_timeout"]), int(variables["triton_server_exit_timeout"])
-        if engine <= server:
-            yield (
-                f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout is {server}. Make "
-                "triton_server_stop_timeout longer, or the engine kills a server that is still finishing its requests."
-            )
+    engine, server = variables["triton_server_stop_timeout"], variables["triton_server_exit_timeout"]
+    if isinstance(engine, int) and isinstance(server, int) and engine <= server:
+        yield (
+            f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout is {server}. Make "
+            "triton_server_stop_timeout longer, or the engine kills a server that is still finishing its requests."
+        )
     drain, lease = variables["npufleet_drain_timeout"], variables["npufleet_lease_timeout"]
     if isinstance(drain, int) and isinstance(lease, int) and drain >= lease:
         yield (
@@ -223,7 +205,7 @@ def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
         )
     if variables["npufleet_drain_hook"]:
         yield from hook_errors(variables)
-    if variables["triton_server_allow_metrics"] is False and (variables["groups"] or {}).get("monitoring_hosts"):
+    if variables["triton_server_allow_metrics"] is False and (variables["groups"] or {}).get(MONITORING_HOSTS):
         yield "triton_server_allow_metrics is off, but there are monitoring_hosts. Turn it on, or remove the hosts from that group."
     for name in ("npufleet_http_proxy", "npufleet_https_proxy"):
         if variables[name] and not str(variables[name]).startswith(("http://", "https://")):
@@ -236,9 +218,12 @@ def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of hosts without a group, of misspelt groups, and of models on unknown hosts."""
     groups: Mapping[str, List[str]] = variables["groups"] or {}
     fleet_group = str(variables["npufleet_group"])
-    known_groups = (fleet_group, LOAD_BALANCERS, MONITORING)
-    if LOAD_BALANCERS in groups and not groups[LOAD_BALANCERS]:
-        yield f"the group {LOAD_BALANCERS} has no hosts, expected the load balancers of the fleet. Add them, or remove the group."
+    known_groups = (fleet_group, LOAD_BALANCER_HOSTS, MONITORING_HOSTS)
+    if LOAD_BALANCER_HOSTS in groups and not groups[LOAD_BALANCER_HOSTS]:
+        yield (
+            f"the group {LOAD_BALANCER_HOSTS} has no hosts, expected the load balancers of the fleet. Add them, or remove the "
+            "group."
+        )
     ungrouped = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
     if ungrouped:
         verb, pronoun = ("is", "it") if len(ungrouped) == 1 else ("are", "them")

@@ -9,14 +9,18 @@ list instead of a text, and `true` instead of a number.
 from __future__ import annotations
 
 import difflib
+import glob
+import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, logins
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, own_yaml
 
 # {type: (its name in messages, how to correct a value of another type)}
 EXPECTED = {
@@ -79,8 +83,13 @@ MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
 }
 
 
-def complete(specs: Dict[str, Mapping[str, Any]]) -> Dict[str, Mapping[str, Any]]:
-    """Return the specs by variable, extended by MAPS and by bounds. The argument `specs` is changed."""
+@cache
+def inventory_specs() -> Dict[str, Mapping[str, Any]]:
+    """Return {variable: its spec} for all roles, with the specs of MAPS and the bounds."""
+    specs: Dict[str, Mapping[str, Any]] = {}
+    for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", "meta", "argument_specs.yml"))):
+        for entry in own_yaml(path)["argument_specs"].values():
+            specs.update(entry.get("options") or {})
     for names, extension in MAPS.items():
         options: Any = specs
         for name in names[:-1]:

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import date
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple
 
@@ -18,13 +17,13 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import bala
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_concern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.engine import proxy_reasons
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, lock_file, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import lock_file
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import converted, inventory_specs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 # {variable: its meaning for messages}
 REQUIRED = {
@@ -150,12 +149,6 @@ def desired(
     return states, by_model
 
 
-@cache
-def inventory_specs() -> Dict[str, Mapping[str, Any]]:
-    """Return {variable: its spec} for all roles of this collection."""
-    return findings.specs(os.path.join(COLLECTION, "roles"))
-
-
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the default of npufleet_release_rows. A Jinja template as default would read the file of the rows for each host."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
@@ -218,7 +211,7 @@ class Templated(Mapping[str, Any]):
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value, converted to the type in the specs of the roles. Raises Refusal if that is impossible."""
-    return values.converted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
+    return converted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
 
 
 def _is_value(raw: Any) -> bool:
