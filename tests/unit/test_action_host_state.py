@@ -524,7 +524,7 @@ def test_store_is_made_proven_and_left_alone(site: Path) -> None:
     label = "0001-" + wanted["release"][:12]
     assert asked["changed"] is False
     made = release(given)
-    assert (made["changed"], made["switched"]) == (True, {"digits": label})
+    assert (made["changed"], made["moves"]["digits"]["to"]) == (True, label)
     config = (site / "root/served/digits/config.pbtxt").read_text()
     assert "count: 2" in config
     assert wanted["release"] in config
@@ -567,7 +567,7 @@ def test_links_and_damage_come_through_the_playbook(site: Path, tmp_path: Path) 
     assert [(item["name"], item["action"]) for item in asked["plan"]] == [(name, "mend") for name in names]
     assert all("is damaged: it is not JSON" in entry or "is damaged: line 1: it is not JSON" in entry for entry in asked["report"])
     mended = release(mine, releases={})
-    assert (sorted(mended["mended"]), mended["switched"]) == (names, {})
+    assert (sorted(mended["mended"]), mended["moves"]) == (names, {})
     assert look(place, mine)["Ask what differs"]["plan"] == []
     assert record.read_text() == whole
 

@@ -93,7 +93,7 @@ def change_store(root: Path, **given: Any) -> dict[str, Any]:
     who = store_utils.Run(params["run"], params["by"], params["host"])
     params["withdraw"] = [name for name in params["withdraw"] if os.path.lexists(root / "served" / name)]
     if params["state"] == "released" and releases.is_applied(str(root), params):
-        return {"failed": False, "changed": False, "switched": {}, "moves": {}, "open": False}
+        return {"failed": False, "changed": False, "moves": {}, "open": False}
     try:
         with lease.working(str(root), lease.Holder(who.run, who.by)):
             answer = releases.apply(str(root), who, params)
@@ -131,7 +131,6 @@ def test_release_is_made_and_switched_to(root: Path, owners: list[tuple[str, int
     assert store(root, {"digits": DIGITS}) == {
         "failed": False,
         "changed": True,
-        "switched": {"digits": label},
         "moves": moves,
         "open": True,
     }
@@ -190,10 +189,10 @@ def test_the_concern_finds_what_the_module_made(root: Path) -> None:
 
 def test_same_content_again_is_a_fresh_directory(root: Path) -> None:
     arrive(root, COMPILED)
-    labels = [store(root, {"digits": DIGITS})["switched"]["digits"]]
+    labels = [store(root, {"digits": DIGITS})["moves"]["digits"]["to"]]
     first = os.stat(root / "served/digits/config.pbtxt")
-    labels.append(store(root, {"digits": release({"config.pbtxt": b"two"}, mark="a")})["switched"]["digits"])
-    labels.append(store(root, {"digits": DIGITS})["switched"]["digits"])
+    labels.append(store(root, {"digits": release({"config.pbtxt": b"two"}, mark="a")})["moves"]["digits"]["to"])
+    labels.append(store(root, {"digits": DIGITS})["moves"]["digits"]["to"])
     assert labels == ["0001-" + "e" * 12, "0002-" + "a" * 12, "0003-" + "e" * 12]
     # Triton reloads only what is newer: neither the directory nor its small files are the old ones.
     assert os.stat(root / "served/digits/config.pbtxt").st_ino != first.st_ino
@@ -205,7 +204,7 @@ def test_serial_grows_also_over_removed_releases_and_past_four_digits(root: Path
     for name in ("0007-aaaaaaaaaaaa", "9999-bbbbbbbbbbbb", "notes"):
         (root / "releases/digits" / name).mkdir(parents=True)
     (root / "releases/digits/0007-aaaaaaaaaaaa").rmdir()
-    assert store(root, {"digits": release({"config.pbtxt": b"one"})})["switched"] == {"digits": "10000-" + "e" * 12}
+    assert store(root, {"digits": release({"config.pbtxt": b"one"})})["moves"]["digits"]["to"] == "10000-" + "e" * 12
 
 
 def test_blob_that_is_here_needs_no_transfer_and_keeps_its_time(root: Path) -> None:
@@ -401,7 +400,7 @@ def test_all_releases_are_whole_before_the_first_link_moves(serving: Path, monke
 
 
 def test_withdraw_takes_the_link_and_keeps_the_release(serving: Path) -> None:
-    assert store(serving, {}, withdraw=["digits"])["switched"] == {"digits": None}
+    assert store(serving, {}, withdraw=["digits"])["moves"]["digits"]["to"] is None
     assert left(serving, "served") == []
     assert left(serving, "releases/digits") == ["0001-" + "e" * 12, "0001-" + "e" * 12 + ".json"]
 
@@ -414,14 +413,14 @@ def test_withdraw_twice_changes_nothing(serving: Path) -> None:
 
 
 def test_nothing_asked_is_no_change(serving: Path) -> None:
-    assert store(serving, {}) == {"failed": False, "changed": False, "switched": {}, "moves": {}, "open": False}
+    assert store(serving, {}) == {"failed": False, "changed": False, "moves": {}, "open": False}
     assert untouched(serving)
 
 
 def test_an_empty_store_is_made_for_a_server_of_no_models(tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
     for changed in (True, False):
-        assert store(fresh, {}) == {"failed": False, "changed": changed, "switched": {}, "moves": {}, "open": False}
+        assert store(fresh, {}) == {"failed": False, "changed": changed, "moves": {}, "open": False}
     assert (fresh / "served").is_dir()
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a change in the store: make releases, switch to them, prove them, or restore the previous releases.
 
-The parameter `params` has the options of the module model_store. Each step returns the result of that module.
+The caller of `apply` passes `params`: the step (`state`) and its options. Each step returns its result, for example the link moves.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 STORE_WAIT = 60.0
 
 LinkMoves = Dict[str, store.Move]
-# The result of a step that moves no link
-UNCHANGED: Mapping[str, Any] = {"changed": False, "switched": {}, "moves": {}}
 
 
 def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
@@ -62,7 +60,7 @@ def switch(root: str, run: store.Run, link_moves: LinkMoves, holds: Dict[str, An
         elif os.path.exists(os.path.join(root, store.TRANSACTION)):
             os.unlink(os.path.join(root, store.TRANSACTION))
         raise
-    return {"changed": True, "switched": targets, "moves": link_moves}
+    return {"moves": link_moves}
 
 
 def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
@@ -84,7 +82,7 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
         {name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in params["withdraw"]}
     )
     if not link_moves and store.read_transaction(root) is None:
-        return dict(UNCHANGED)
+        return {"moves": {}}
     holds = store.read_holds(root)
     ended_holds = [
         name for name in link_moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")
@@ -115,7 +113,7 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
     contents = {name: store.release_content(root, name, move["to"] or "") for name, move in found.items()}
     link_moves: LinkMoves = {name: {**found[name], "to": store.make_release(root, name, entry)} for name, entry in contents.items()}
     if not link_moves:
-        return dict(UNCHANGED)
+        return {"moves": {}}
     return switch(root, run, link_moves, store.holds_after(root, run, link_moves, params["why"]), why=params["why"])
 
 
@@ -123,21 +121,20 @@ def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     """Apply state `restored`: move the links back to the releases from before the open transaction."""
     if params["hung"]:
         store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time(), **clock.mark()})
-    link_moves = store.restore(root, run, params["why"])
-    return {"changed": bool(link_moves), "switched": {name: move["to"] for name, move in link_moves.items()}, "moves": link_moves}
+    return {"moves": store.restore(root, run, params["why"])}
 
 
 def prove(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `proven`: close the transaction and remove old releases."""
-    answer: Dict[str, Any] = {"moves": store.close_transaction(root, run, "proven", params["why"]), "removed": [], "warnings": []}
-    if answer["moves"]:
+    result: Dict[str, Any] = {"moves": store.close_transaction(root, run, "proven", params["why"])}
+    if result["moves"]:
         try:
-            answer["removed"] = blobs.collect(root, params["keep"])
+            blobs.collect(root, params["keep"])
         except Exception as error:
             # The releases stay proven. The next run tries the removal again.
             why = failures.reason(error, (store.StoreError, OSError))
-            answer["warnings"].append(f"{run.host}: old releases were not removed: {why}")
-    return {"changed": bool(answer["moves"]), **answer}
+            result["warnings"] = [f"{run.host}: old releases were not removed: {why}"]
+    return result
 
 
 def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
@@ -148,7 +145,7 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
     link_moves: LinkMoves = {name: {"from": served[name], "to": served[name], "what": history.FORGET} for name in forgotten_models}
     store.append_history(root, store.history_lines(root, run, link_moves, "done", params["why"]))
     store.write_holds(root, {name: hold for name, hold in holds.items() if name not in forgotten_models})
-    return {"changed": bool(forgotten_models), "forgotten": forgotten_models}
+    return {"forgotten": forgotten_models}
 
 
 STEPS: Dict[str, Callable[[str, store.Run, Mapping[str, Any]], Dict[str, Any]]] = {
@@ -167,7 +164,7 @@ def is_applied(root: str, params: Mapping[str, Any]) -> bool:
 
 
 def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Lock and repair the store, then apply `params["state"]`. Return the result of that step. Raises StoreError."""
+    """Lock and repair the store, then apply `params["state"]`. Return the result of that step and `changed`. Raises StoreError."""
     state, new = params["state"], not store.is_complete(root)
     with store.locked(root, time.monotonic() + STORE_WAIT):
         store.prepare(root)
@@ -177,11 +174,9 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any
         if holds_unknown and not all_forgotten and state not in ("restored", "proven"):
             raise store.StoreError(holds_unknown)
         mended = damage.mend(root, forget=all_forgotten)
-        answer = STEPS[state](root, run, params)
-        answer["changed"] = answer["changed"] or new or bool(mended)
-        if mended:
-            answer["mended"] = mended
-        if state == "released" and not answer["moves"] and damage.find(root):
+        result = STEPS[state](root, run, params)
+        if state == "released" and not result["moves"] and damage.find(root):
             # Remove the releases whose damaged record (store/records.py) cannot be recovered, unless they are still needed.
             blobs.collect(root, params["keep"])
-    return answer
+    changed = new or bool(mended) or any(result.values())
+    return {**result, "changed": changed, **({"mended": mended} if mended else {})}
