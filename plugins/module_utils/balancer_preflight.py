@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import re
-import socket
 from typing import Any, Iterator, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.balancer import CONCERN
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import listeners
+from ansible_collections.npufleet.triton.plugins.module_utils.system import bind_error
 
 # The process of the balancer itself, as preflight.listeners describes it
 _HAPROXY = re.compile(r"process \d+ \(haproxy\)")
@@ -21,15 +21,11 @@ def refusals(desired: Mapping[str, Any], actual: Mapping[str, Any], plan: List[I
     """Return every reason why a plan cannot be applied, or an empty list if the plan does not change the balancer."""
     if not any(entry["concern"] == CONCERN for entry in plan):
         return []
-    return [*_foreign_config(actual), *_listeners(desired, actual)]
-
-
-def _foreign_config(actual: Mapping[str, Any]) -> Iterator[str]:
-    if actual["owner"] == "site":
-        yield (
-            f"{files.CONFIG} is a configuration of the site, expected no file or the default of the package, because the role owns "
-            "this file. Move it away, or use other hosts in load_balancer_hosts"
-        )
+    foreign_config = (
+        f"{files.CONFIG} is a configuration of the site, expected no file or the default of the package, because the role owns "
+        "this file. Move it away, or use other hosts in load_balancer_hosts"
+    )
+    return [*([foreign_config] if actual["owner"] == "site" else []), *_listeners(desired, actual)]
 
 
 def _listeners(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
@@ -37,19 +33,10 @@ def _listeners(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterato
     missing_addresses = set()
     for address, port, variable in desired["listens"]:
         name = "load_balancer_bind" if variable != "load_balancer_metrics_address" else variable
-        why = _bind_error(address)
+        why = bind_error(address)
         if why and address not in missing_addresses:
             missing_addresses.add(address)
             yield f"{name} has {address}, expected an address of this host ({why}). Correct it, or set net.ipv4.ip_nonlocal_bind"
         user = "" if why else listeners(address).get(port, "")
         if user and not (actual["owner"] == "npufleet" and _HAPROXY.fullmatch(user)):
             yield f"port {port} is taken by {user}, expected it free for the load balancer. Stop it, or set another {variable}"
-
-
-def _bind_error(address: str) -> str:
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as entry:
-            entry.bind((address, 0))
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""

@@ -21,7 +21,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems imp
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space, installed_packages, read_text, run, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import (
+    bind_error,
+    free_space,
+    installed_packages,
+    read_text,
+    run,
+    which,
+)
 
 GIB = 2**30
 # The key in `passwords` for the sources of large model files
@@ -291,15 +298,8 @@ def _decode_address(digits: str) -> str:
 
 def address_refusals(listen: str, name: str = "triton_server_listen_address") -> List[str]:
     """Return a list with the reason if the host does not have this address, so that no port can be published there."""
-    import socket
-
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET) as entry:
-            entry.bind((listen, 0))
-    except OSError as error:
-        reason = error.strerror or error
-        return [f"{name} is {listen}, expected an address of this host ({reason}). Correct it"]
-    return []
+    reason = bind_error(listen)
+    return [f"{name} is {listen}, expected an address of this host ({reason}). Correct it"] if reason else []
 
 
 def listeners(listen: str) -> Dict[str, str]:

@@ -122,6 +122,20 @@ def free_space(path: str) -> Tuple[int, int]:
     return os.stat(path).st_dev, status.f_bavail * status.f_frsize
 
 
+def bind_error(address: str, port: int = 0) -> str:
+    """Return the reason why this host cannot listen at an address, or an empty text. Port 0 stands for any free port."""
+    # This import is slow, and most calls of modules bind no socket.
+    import socket
+
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as test_socket:
+            test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            test_socket.bind((address, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def which(name: str, extra_path: str = "") -> Optional[str]:
     """Return the path of a program in PATH or `extra_path`, or None. Unlike shutil.which, this function needs no slow import."""
     for directory in f"{os.environ.get('PATH', os.defpath)}:{extra_path}".split(":"):

@@ -150,16 +150,14 @@ def change_begun_by(root: str, ident: str) -> str:
     effect.
     """
     latest = read_text(os.path.join(root, LOCK)) or ""
-    if ident and latest == ident:
-        return latest
-    decision = shapes.read(os.path.join(root, DECISION), {"by?": str})
-    return latest if ident and decision.content and decision.content.get("by") == ident else ""
+    decision = shapes.read(os.path.join(root, DECISION), {"by?": str}).content or {}
+    return latest if ident and ident in (latest, decision.get("by")) else ""
 
 
 def last(root: str) -> Optional[Dict[str, Any]]:
     """Return the result of the latest change of this host, or None if there was no change or it left no result."""
-    found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, MAX_RESULT)
-    return dict(found.content) if found.exists and not found.flaw else None
+    result: Optional[Dict[str, Any]] = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, MAX_RESULT).content
+    return result
 
 
 def steps(root: str) -> List[Dict[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof, releases
@@ -110,8 +110,13 @@ class HostChange:
                 back = self._roll_back(observation, why, getattr(error, "hung", []))
                 return self._outcome(getattr(error, "checks", []), why, back)
             # The change is proven, and its transaction is closed. From here on, an error is only a warning.
-            self._clean_up()
-            return self._outcome(checks)._replace(released=self.order["release_host"] and self._release_host(holder))
+            if self.proven:
+                self._clean_up()
+            released = False
+            if self.order["release_host"]:
+                with self._warn_on_error("the lease of the host was not released"):
+                    released = lease.release(self.root, holder)
+            return self._outcome(checks)._replace(released=released)
 
     def observe(self) -> proof.Observation:
         """Return the actual state of the host and its differences from the desired state."""
@@ -167,7 +172,7 @@ class HostChange:
         checks = self._check()
         self._accept(checks)
         self.log_step("keep the change")
-        self._store("proven", {"why": "", "keep": self.order["keep"]})
+        self._store("proven", {"why": ""})
         self.proven = True
         return checks
 
@@ -228,7 +233,7 @@ class HostChange:
         again = {name: store.release_content(self.root, name, label) for name, label in sorted(labels.items()) if label}
         if again:
             self.log_step("make releases again that a polling server does not load")
-            self._store("released", {"releases": again})
+            self._store("released", {"releases": again, "withdraw": [], "incoming": ""})
 
     # The proof
 
@@ -293,8 +298,6 @@ class HostChange:
 
     def _clean_up(self) -> None:
         """Remove the previous server and its files after the proof."""
-        if not self.proven:
-            return
         with self._warn_on_error(f"the previous {self.driver.noun} was not removed, the next change removes it"):
             if self.driver.keep():
                 self.did.append(f"from now on, a rollback restores this {self.driver.noun}")
@@ -304,14 +307,9 @@ class HostChange:
             with self._warn_on_error(f"files of the previous {self.driver.noun} were not removed"):
                 self.did += [f"removed {path}" for path in self.driver.remove_unused_files()]
 
-    def _release_host(self, holder: lease.Holder) -> bool:
-        with self._warn_on_error("the lease of the host was not released"):
-            return lease.release(self.root, holder)
-        return False
-
     @contextmanager
     def _warn_on_error(self, problem: str) -> Iterator[None]:
-        """Turn an error in the `with` block into a warning, because the change is already proven."""
+        """Turn an error in the `with` block into a warning, because the change is proven."""
         try:
             yield
         except Exception as error:
@@ -327,8 +325,13 @@ class HostChange:
             if not self.driver.existed(previous):
                 return "there was no server before; the next run continues from this state"
             self.models = self._previous_models(previous)
-            # Restore the server even if the links could not be restored. It then serves what the current links point to.
-            link_moves, failure = self._restore_links(why, hung)
+            link_moves: Mapping[str, store.Move] = {}
+            failure: Optional[Exception] = None
+            try:
+                link_moves = self._store("restored", {"why": why, "hung": hung})["moves"]
+            except Exception as error:
+                # Restore the server even if the links could not be restored. It then serves what the current links point to.
+                failure = error
             restored = self.driver.restore()
             if failure is not None:
                 raise failure
@@ -338,20 +341,13 @@ class HostChange:
                 again = self._wait_until_served(["server"], serve_current=True)
                 if again.plan:
                     raise Unproven(f"{self.order['host']} is not in sync:{again.describe()}")
-            self._store("proven", {"why": why, "keep": self.order["keep"]})
+            self._store("proven", {"why": why})
             self.restored = True
         except Exception as error:
             return f"the previous state could not be restored, repair that and run again: {self._reason(error)}"
         nothing = "nothing was switched" if self.server_touched else NOTHING
         report = "the previous server serves again" if restored else "the previous releases serve again" if link_moves else nothing
         return report + ("; a load hangs in the server, so the next run restarts it" if hung else "")
-
-    def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:
-        """Restore the links of the releases. Return the links that moved, and the error if the restore failed."""
-        try:
-            return self._store("restored", {"why": why, "hung": hung})["moves"], None
-        except Exception as error:
-            return {}, error
 
     def _previous_models(self, previous: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inventory's models with files in the store, and the models that the previous server read from object stores.
@@ -390,11 +386,10 @@ class HostChange:
 
     def _store(self, state: str, params: Mapping[str, Any]) -> Dict[str, Any]:
         """Apply a change of the store (releases.apply), and add the moved links to `did`. Return the result of the change."""
-        defaults = {"models": [], "releases": {}, "withdraw": [], "incoming": "", "why": "", "hung": [], "keep": self.order["keep"]}
-        answer = releases.apply(self.root, self.run_of_store, {**defaults, **params, "state": state})
+        answer = releases.apply(self.root, self.run_of_store, {**params, "keep": self.order["keep"], "state": state})
         self.warnings += answer.get("warnings", [])
         message = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
         # With a reason (`why`), this call ends a rollback. `did` already has the moved links from the call that restored them.
-        link_moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
+        link_moves = {} if state == "proven" and params["why"] else answer["moves"]
         self.did += [message.format(name=name, to=move["to"] or "no more") for name, move in link_moves.items()]
         return answer

@@ -18,7 +18,7 @@ import signal
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from types import MappingProxyType
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, ContextManager, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change import rollouts
@@ -98,16 +98,15 @@ class Holder(NamedTuple):
 
 def read(root: str) -> Optional[Dict[str, Any]]:
     """Return the lease, or None if there is no lease file, or UNREADABLE if the file cannot be read."""
-    found = shapes.read(os.path.join(root, LEASE), SHAPE)
-    if not found.exists:
-        return None
-    return dict(UNREADABLE) if found.flaw else dict(found.content)
+    content: Optional[Dict[str, Any]]
+    content, flaw, _exists = shapes.read(os.path.join(root, LEASE), SHAPE)
+    return dict(UNREADABLE) if flaw else content
 
 
 def last_run(root: str) -> str:
     """Return the id of the run that took the lease of the host last, or an empty text if it is unknown."""
-    found = shapes.read(os.path.join(root, LAST), {"run": str})
-    return str(found.content["run"]) if found.exists and not found.flaw else ""
+    last = shapes.read(os.path.join(root, LAST), {"run": str}).content
+    return str(last["run"]) if last else ""
 
 
 def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
@@ -151,39 +150,32 @@ def at_work(root: str) -> bool:
 
 
 @contextmanager
-def _file_lock(path: str, deadline: float, busy: str) -> Iterator[None]:
-    """Hold the lock of a file. Raises Held with the message `busy` at the deadline."""
+def _file_lock(path: str, seconds: float, busy: str) -> Iterator[None]:
+    """Hold the lock of a file. Raises Held with the message `busy` if the lock is not free within `seconds`."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     with locks.open_lock(path) as lock:
-        if not locks.take(lock, deadline):
+        if not locks.take(lock, time.monotonic() + seconds):
             raise Held(busy, None)
         yield
 
 
-@contextmanager
-def _lease_lock(root: str) -> Iterator[None]:
+def _lease_lock(root: str) -> ContextManager[None]:
     """Hold the lock of lease.json while it is read and written. Raises Held after 60 s."""
     path = os.path.join(root, LOCK)
-    with _file_lock(path, time.monotonic() + 60, f"{path} has been locked for 60 s. See `fuser {path}`"):
-        yield
+    return _file_lock(path, 60.0, f"{path} has been locked for 60 s. See `fuser {path}`")
 
 
-def watchdog_idle() -> Any:
+def watchdog_idle() -> ContextManager[None]:
     """Hold the lock of the watchdog, so that it repairs nothing. Raises Held if the watchdog does not end its repair."""
-    return _file_lock(
-        WATCHDOG,
-        time.monotonic() + WATCHDOG_WAIT,
-        f"the watchdog has been working for {WATCHDOG_WAIT:.0f} s, expected it to end. See journalctl --unit npufleet-watchdog",
-    )
+    busy = f"the watchdog has been working for {WATCHDOG_WAIT:.0f} s, expected it to end. See journalctl --unit npufleet-watchdog"
+    return _file_lock(WATCHDOG, WATCHDOG_WAIT, busy)
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
     """Return {"reason", "by", "since"} of the maintenance, or None without maintenance. An unreadable file means maintenance."""
-    found = shapes.read(path, {"reason": str, "by": str, "since": str})
-    if not found.exists:
-        return None
-    unreadable = {"reason": f"unreadable, see {path}", "by": "unknown", "since": "unknown"}
-    return unreadable if found.flaw else dict(found.content)
+    content: Optional[Dict[str, Any]]
+    content, flaw, _exists = shapes.read(path, {"reason": str, "by": str, "since": str})
+    return {"reason": f"unreadable, see {path}", "by": "unknown", "since": "unknown"} if flaw else content
 
 
 def refuse_maintenance(root: str, allowed: bool) -> None:
@@ -218,39 +210,32 @@ def acquire(
                     # If one call of a run was allowed to change a host in maintenance, its later calls are allowed, too.
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
-                _write(root, holder, patience, container, before["since"] if is_renewal and before else timestamp())
+                entry = {
+                    "run": holder.run,
+                    "by": holder.by,
+                    "since": before["since"] if is_renewal and before else timestamp(),
+                    "boot": boot(),
+                    "patience": patience,
+                    "maintenance": holder.maintenance,
+                    "container": dict(container),
+                }
+                _write_renewed(root, entry)
                 if not is_renewal:
                     write(os.path.join(root, LAST), {"run": holder.run})
                 return not is_renewal, None if is_renewal else before
         if time.monotonic() >= deadline:
-            raise Held(_held_message(before), before["run"])
+            left = remaining(before)
+            raise Held(
+                f"another run is changing this host: {before['by']} since {before['since']}. Wait for it to end and run again; "
+                f"if it is dead, its lease {f'ends in {left:.0f} s' if left else 'ends with its last call on the host'}",
+                before["run"],
+            )
         time.sleep(min(1.0, max(deadline - time.monotonic(), locks.POLL_SECONDS)))
 
 
-def _held_message(lease: Mapping[str, Any]) -> str:
-    left = remaining(lease)
-    until = f"ends in {left:.0f} s" if left else "ends with its last call on the host"
-    return (
-        f"another run is changing this host: {lease['by']} since {lease['since']}. Wait for it to end and run again; "
-        f"if it is dead, its lease {until}"
-    )
-
-
-def _write(root: str, holder: Holder, patience: float, container: Mapping[str, Any], since: str) -> None:
-    write(
-        os.path.join(root, LEASE),
-        {
-            "run": holder.run,
-            "by": holder.by,
-            "since": since,
-            "boot": boot(),
-            "renewed": time.time(),
-            "uptime": clock.uptime(),
-            "patience": patience,
-            "maintenance": holder.maintenance,
-            "container": dict(container),
-        },
-    )
+def _write_renewed(root: str, lease: Mapping[str, Any]) -> None:
+    """Write the lease with the time of this renewal. The boot stays the same, because a reboot ends the lease."""
+    write(os.path.join(root, LEASE), {**lease, "renewed": time.time(), "uptime": clock.uptime()})
 
 
 @contextmanager
@@ -272,7 +257,9 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
                 f"this run has lost the lease of the host ({owner}). The change of this run was rolled back or taken over. "
                 "Run the playbook again"
             )
-        calls = _lock_calls(root) if lease else None
+        calls = locks.open_lock(os.path.join(root, CALLS)) if lease else None
+        if calls:
+            fcntl.flock(calls, fcntl.LOCK_SH)
     try:
         default = CALL_LIMIT
         if lease:
@@ -284,10 +271,12 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
         if calls is not None and lease is not None:
             try:
                 # If the renewal fails, the lease only ends sooner. The work of the call is still valid.
-                with suppress(LeaseError, OSError):
-                    _renew(root, lease["run"])
+                with suppress(LeaseError, OSError), _lease_lock(root):
+                    current = read(root)
+                    if current is not None and current["run"] == lease["run"]:
+                        _write_renewed(root, current)
             finally:
-                os.close(calls)
+                calls.close()
 
 
 @contextmanager
@@ -299,20 +288,6 @@ def _time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.alarm(before)
-
-
-def _renew(root: str, run: str) -> None:
-    with _lease_lock(root):
-        lease = read(root)
-        if lease is not None and lease["run"] == run:
-            write(os.path.join(root, LEASE), {**lease, "renewed": time.time(), "uptime": clock.uptime()})
-
-
-def _lock_calls(root: str) -> int:
-    with locks.open_lock(os.path.join(root, CALLS)) as calls:
-        handle = os.dup(calls.fileno())
-    fcntl.flock(handle, fcntl.LOCK_SH)
-    return handle
 
 
 def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:

@@ -78,23 +78,21 @@ def relevant(plan: List[Item], serve_current: bool, prove: bool) -> List[Item]:
 
     With `prove`, ignore the open transaction of the change itself. With `serve_current`, ignore differences from the inventory.
     """
-    # The actions PROVE and MEND follow after the proof: the caller then closes the transaction and repairs files of the store.
-    ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
-    # The items of TO_MOUNT are about the start of a new container. They do not affect the container that serves now.
-    ignored += [item for item in plan if (prove or serve_current) and item["name"] in server.TO_MOUNT]
+    actions, names = set(), set()
+    if prove:
+        # These actions follow after the proof: the caller closes the transaction and repairs files of the store.
+        actions |= {models.PROVE, models.MEND}
+    if prove or serve_current:
+        # These differences concern the start of a new container. They do not affect the container that serves now.
+        names |= set(server.TO_MOUNT)
     if serve_current:
-        ignored += [
-            item
-            for item in plan
-            if (item["concern"], item["action"]) == (server.CONCERN, "replace")
-            or item["name"] == server.VERSION
-            or (prove and item["name"] == server.HANGING)
-            or item["action"] in ("release", "withdraw")
-        ]
-    return [item for item in plan if item not in ignored]
+        actions |= {"release", "withdraw"}
+        names |= {server.VERSION, server.HANGING} if prove else {server.VERSION}
+        plan = [item for item in plan if (item["concern"], item["action"]) != (server.CONCERN, "replace")]
+    return [item for item in plan if item["action"] not in actions and item["name"] not in names]
 
 
-def poll_results(desired: Mapping[str, Any], plan: List[Item], driver: Any = None) -> Tuple[Dict[str, str], Set[str]]:
+def poll_results(desired: Mapping[str, Any], plan: List[Item], driver: Any) -> Tuple[Dict[str, str], Set[str]]:
     """Return {model: why Triton refused it} and the models that still load, from the log since the start of the transaction.
 
     Only the log of a server in mode poll is read, because in that mode no request returns the result of a load.
@@ -117,10 +115,6 @@ class Observation(NamedTuple):
     refusals: Dict[str, str]
     loading: Collection[str] = ()
 
-    def is_complete(self) -> bool:
-        """Return True if Triton has refused a model and no load is running, so that the log has every reason."""
-        return bool(self.refusals) and not self.loading
-
     def describe(self) -> str:
         """Return the differences, one line each."""
         return "".join(
@@ -133,6 +127,8 @@ class Observation(NamedTuple):
 
 def is_final(first: Mapping[str, Any], observation: Observation) -> bool:
     """Return True if waiting cannot remove the differences, and Triton has logged every reason."""
+    if observation.refusals and not observation.loading:
+        return True
     now = observation.actual.get("server") or {}
     if will_log_more(first, now):
         return cannot_recover([item for item in observation.plan if (item["concern"], item["action"]) != ("server", "start")])
@@ -161,7 +157,7 @@ def observe(
     first: Mapping[str, Any] = actual.get("server") or {}
     # A proof is a step of a change, so it keeps the lease of the run live.
     with lease.working(root, limit=timeout + lease.CALL_LIMIT) if prove and root else nullcontext():
-        while prove and latest.plan and time.monotonic() < deadline and not (latest.is_complete() or is_final(first, latest)):
+        while prove and latest.plan and time.monotonic() < deadline and not is_final(first, latest):
             time.sleep(POLL_SECONDS)
             actual, plan = read_host(desired, root, run, dead_run, driver)
             plan = relevant(plan, serve_current, prove)

@@ -53,10 +53,9 @@ def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
     `previous` is True if a previous container exists. This container shows that a replacement is open, so UNKNOWN is also returned
     if the file is missing.
     """
-    found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
-    if not found.exists:
-        return dict(UNKNOWN) if previous else None
-    return dict(UNKNOWN) if found.flaw else dict(found.content)
+    content: Optional[Dict[str, Any]]
+    content, flaw, exists = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
+    return dict(UNKNOWN) if flaw or (previous and not exists) else content
 
 
 def write(root: str, entry: Mapping[str, Any]) -> None:

@@ -46,10 +46,11 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
     found = lease.read(root)
     if found is None:
         return Outcome()
+    owner = f"{found['by']} since {found['since']}"
     # If the call that replaced the server has ended before its last step, no server runs. So do not wait for the end of the lease.
     interrupted = replacement.interrupted(root, found["run"]) and not lease.at_work(root)
     if not interrupted and lease.live(root, found):
-        return Outcome(busy=f"{found['by']} since {found['since']}")
+        return Outcome(busy=owner)
     host = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
     try:
         lease.acquire(root, host, patience=0.0, container=found["container"], dead_run=found["run"])
@@ -57,13 +58,10 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
         return Outcome(busy=str(error))
     try:
         with lease.working(root, host):
-            done = _roll_back(root, engine or container.Docker(), found["container"], f"{found['by']} since {found['since']}")
-        return Outcome(did=done)
+            return Outcome(did=_roll_back(root, engine or container.Docker(), found["container"], owner))
     except Exception as error:
         why = failures.reason(error, EXPECTED)
-        return Outcome(
-            failed=f"the change of {found['by']} since {found['since']} could not be rolled back, run playbooks/site.yml: {why}"
-        )
+        return Outcome(failed=f"the change of {owner} could not be rolled back, run playbooks/site.yml: {why}")
     finally:
         # Release the lease even after a failure, because a later run finds the remaining differences. An error of the release is
         # ignored, because this lease has a patience of 0 and so ends by itself.
@@ -79,24 +77,20 @@ def unfinished(root: str, run: str, previous: bool, dead_run: str = "") -> List[
     items = []
     entry = replacement.read(root, previous)
     if entry is not None:
-        found = "an unproven replacement by {by} since {since}".format(**entry)
+        found = f"an unproven replacement by {entry['by']} since {entry['since']}"
         if entry["phase"] == replacement.PROVEN:
-            found = "the container before the replacement by {by} since {since}, which was not removed".format(**entry)
+            found = f"the container before the replacement by {entry['by']} since {entry['since']}, which was not removed"
         items.append(item(server.CONCERN, "replacement", found, "proven or rolled back", PROVE))
     current = lease.read(root)
     if current is not None and current["run"] != run and not lease.live(root, current, dead_run):
-        found = "held by {by} since {since}, whose run has ended".format(**current)
+        found = f"held by {current['by']} since {current['since']}, whose run has ended"
         items.append(item(server.CONCERN, "lease", found, "released", PROVE))
     return items
 
 
-def _run_of_host() -> store.Run:
-    return store.Run("host", "the host itself", os.uname().nodename)
-
-
 def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any], owner: str) -> str:
     """Roll back the change that `owner` left open. Return what was done."""
-    run = _run_of_host()
+    run = store.Run("host", "the host itself", os.uname().nodename)
     link_moves: Dict[str, Any] = {}
     failure: Optional[Exception] = None
     opened = store.read_transaction(root) is not None
@@ -121,23 +115,24 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
             if restored:
                 done.append(restored)
             if link_moves and engine.inspect(name):
-                serve_current_releases(engine, root, name, settings, fresh=restored is not None, guard=guard)
+                serve_current_releases(engine, root, run, settings, fresh=restored is not None, guard=guard)
         done += guard.did()
     if failure is not None:
         raise failure
     if opened:
         with store.locked(root, time.monotonic() + STORE_WAIT):
             store.close_transaction(root, run, "proven", f"{owner}: {ROLLBACK_REASON}")
-    if done:
-        return f"rolled back what {owner} had begun: {'; '.join(done)}"
-    return f"ended the lease of {owner}, whose run had changed nothing"
+    if not done:
+        return f"ended the lease of {owner}, whose run had changed nothing"
+    return f"rolled back what {owner} had begun: {'; '.join(done)}"
 
 
 def serve_current_releases(
-    engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
+    engine: container.Docker, root: str, run: store.Run, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
 ) -> None:
     """Restart the server, unless it polls or was just started (`fresh`). Wait until it serves the current releases."""
-    command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
+    name = settings["name"]
+    command = connection.command_of(engine.inspect(name) or {})
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]
     if not fresh and mode != "poll":
@@ -159,7 +154,7 @@ def serve_current_releases(
             return
         if left and mode == "poll" and guard.repeats(ended_loads):
             ended_loads = len(guard.ended_loads)
-            releases.touch_served(root, _run_of_host(), [entry["name"] for entry in left])
+            releases.touch_served(root, run, [entry["name"] for entry in left])
         if time.monotonic() >= deadline:
             differences = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"
             raise container.ContainerError(f"the server does not serve the previous releases: {differences}")

@@ -47,10 +47,8 @@ _OPEN: Dict[str, Any] = {"ended": None, "failure": "", "verdict": None, "in_flig
 
 def read(root: str) -> List[Dict[str, Any]]:
     """Return the valid entries, newest first. If the file is missing or damaged, return no entry."""
-    found = shapes.read(os.path.join(root, RECORD), [dict], MAX_SIZE)
-    if found.flaw or not found.exists:
-        return []
-    return [{name: entry[name] for name in ENTRY} for entry in found.content if not shapes.mismatch(entry, ENTRY)][:MAX_ENTRIES]
+    entries = shapes.read(os.path.join(root, RECORD), [dict], MAX_SIZE).content or []
+    return [{name: entry[name] for name in ENTRY} for entry in entries if not shapes.mismatch(entry, ENTRY)][:MAX_ENTRIES]
 
 
 def begin(root: str, run: str, by: str, facts: Mapping[str, Any]) -> None:

@@ -10,13 +10,12 @@ import os
 import re
 import resource
 import shutil
-import socket
 from functools import cache
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space, read_text, run
+from ansible_collections.npufleet.triton.plugins.module_utils.system import bind_error, free_space, read_text, run
 
 # The directory of Triton in the vendor's images
 HOME = "/opt/tritonserver"
@@ -171,12 +170,9 @@ def _directory_refusals(desired: Mapping[str, Any], root: str) -> Iterator[str]:
 
 def _port_refusals(desired: Mapping[str, Any]) -> Iterator[str]:
     for port in desired["ports"]:
-        with socket.socket(socket.AF_INET6 if ":" in desired["listen"] else socket.AF_INET) as test_socket:
-            test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                test_socket.bind((desired["listen"], port))
-            except OSError as error:
-                yield (
-                    f"port {port} is in use ({error.strerror}), expected it free. End the process that has it, or set "
-                    "npufleet_http_port, npufleet_grpc_port and npufleet_metrics_port"
-                )
+        why = bind_error(desired["listen"], port)
+        if why:
+            yield (
+                f"port {port} is in use ({why}), expected it free. End the process that has it, or set npufleet_http_port, "
+                "npufleet_grpc_port and npufleet_metrics_port"
+            )
