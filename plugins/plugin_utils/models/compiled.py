@@ -15,10 +15,10 @@ import base64
 import json
 import os
 import re
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 FORMAT = 1
 TENSORS = [{"name?": shapes.TEXT_OR_NULL, "shape": [int], "dtype": str}]
@@ -109,14 +109,6 @@ def with_digest(artefact: Mapping[str, Any]) -> Dict[str, Any]:
     """Return an artefact with the key `sha256`. If `sha256` is not set, take the digest from the artefact's record."""
     raw = None if artefact.get("sha256") else _read(artefact)[1]
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
-
-
-def refuse_conflicting_path(model: str, path: str, files: Collection[str]) -> None:
-    """Raise Refusal if the path of a compiled file is a directory of the model, or is below a file of the model."""
-    conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
-    if conflicts:
-        expected = f"expected a path that is neither above nor below {conflicts[0]} of the model's directory"
-        raise Refusal(f"model {model}: the path of its compiled file is {path}, {expected}. Correct `path`.")
 
 
 def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:

@@ -3,7 +3,8 @@
 """The manifest of a model for a host: the model's files, rendered on the controller for this host, and two digests.
 
 `source` is the digest of the files on the controller, and is equal for all hosts. `release` is the digest of the rendered files.
-The served config.pbtxt contains both digests as parameters, so that the server itself can report the loaded release.
+The served config.pbtxt contains both digests as the parameters `npufleet_source` and `npufleet_release`, so that the server itself
+can report the loaded release.
 """
 
 from __future__ import annotations
@@ -20,15 +21,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.records impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import size_of
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled, digests, lint
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import ensemble, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.config import KIND_MODEL
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, reasons, row_of, store_errors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
 # Files of this size or more, and all compiled files, are blobs: a host stores each blob once, and releases link to it.
 BLOB_BYTES = 1 << 20
-# The parameters of config.pbtxt with the two digests
-SOURCE_PARAMETER, RELEASE_PARAMETER = "npufleet_source", "npufleet_release"
-ARTEFACT_PATH = "1/model.rbln"  # The default path of a compiled file in a model
 # The most requests that wait in the batcher of a model. Triton refuses further requests, because they would fill the memory.
 MAX_QUEUE = 256
 # The values that each `profile` in `triton_models` sets for a rbln model: its instances on each NPU, and the microseconds that its
@@ -95,19 +94,22 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
     directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
     if not os.path.lexists(os.path.join(directory, CONFIG)):
         raise Refusal(f"model {name}: {directory}/config.pbtxt is missing, expected a config for each model. Add it")
-    content = walk(directory, os.path.dirname(directory))
-    findings = store_errors(name, content.problems)
-    if CONFIG not in content.files:
+    walked = walk(directory, os.path.dirname(directory))
+    findings = store_errors(name, walked.problems)
+    if CONFIG not in walked.files:
         raise Unreadable(findings)
     artefacts = {key: compiled.with_digest(element) for key, element in (entry.get("artefacts") or {}).items()}
-    artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
+    artefact = _artefact(name, artefacts, variables)
     cache = os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
-    files, contents, origins = _files(directory, content.files, cache)
+    files, contents, origins = _files(directory, walked.files, cache)
     table = {key: element["sha256"] for key, element in sorted(artefacts.items())}
     source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
     if artefact:
-        path = artefact.get("path", ARTEFACT_PATH)
-        compiled.refuse_conflicting_path(name, path, files)
+        path = artefact.get("path", "1/model.rbln")
+        conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
+        if conflicts:
+            expected = f"expected a path that is neither above nor below {conflicts[0]} of the model's directory"
+            raise Refusal(f"model {name}: the path of its compiled file is {path}, {expected}. Correct `path`.")
         files[path] = {"sha256": artefact["sha256"], "blob": True}
         origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
     config, fields, config_findings = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
@@ -121,9 +123,9 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
         if record and isinstance(record.get("size"), int):
             origins[artefact["sha256"]].setdefault("size", record["size"])
         if record and not record_errors:
-            record_path = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
-            contents[record_path] = json.dumps(record, indent=1, sort_keys=True).encode()
-            files[record_path] = {"sha256": _digest(contents[record_path]), "blob": False}
+            content = json.dumps(record, indent=1, sort_keys=True).encode()
+            contents[path + compiled.SUFFIX] = content
+            files[path + compiled.SUFFIX] = {"sha256": _digest(content), "blob": False}
     row = row_of(str(variables["rbln_release"]), variables["npufleet_release_row"])
     model = Model(name, directory, config, fields, frozenset(files), record=None if record_errors else record, row=row)
     findings += lint.check(model)
@@ -166,10 +168,10 @@ def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping
     config.name = name
     memory, placement_errors = _place(config, entry, model_source.model.record, variables)
     shape = _digest(print_config(config))
-    config.parameters[SOURCE_PARAMETER].string_value = model_source.digest
+    config.parameters["npufleet_source"].string_value = model_source.digest
     digests_of_files = {path: facts["sha256"] for path, facts in model_source.files.items()}
     release_digest = tree_digest({**digests_of_files, CONFIG: _digest(print_config(config))}, {})
-    config.parameters[RELEASE_PARAMETER].string_value = release_digest
+    config.parameters["npufleet_release"].string_value = release_digest
     content = print_config(config)
     result: Manifest = {
         "name": name,
@@ -214,13 +216,12 @@ def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
     return [entry for entry in variables["triton_models"] if not entry.get("hosts") or names & set(entry["hosts"])]
 
 
-def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
-    """Return the artefact for this host's card and SDK, or None if the model has no artefacts. Raises Refusal.
-
-    If `bundled` is true, the artefact needs neither `url` nor `file`, because a bundle can deliver the file.
-    """
+def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+    """Return the artefact for this host's card and SDK, or None if the model has no artefacts. Raises Refusal."""
     if not artefacts:
         return None
+    # A bundle can deliver the file of an artefact that has neither `url` nor `file`.
+    bundled = bool(variables["model_repository_bundle"])
     key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_release_row"]["sdk"]["shape"])
     if key not in artefacts:
         raise Refusal(
@@ -273,13 +274,11 @@ def _place(
             f"one instance spans {npus_per_instance} NPUs, expected at most {len(npus)}. Compile it for fewer, or set more in npus"
         ]
     instances = _profile(config, entry, variables)
-    kind_model = config.instance_group.add().KIND_MODEL
-    del config.instance_group[-1]
     if config.backend == "rbln" and not config.instance_group:
-        config.instance_group.add().kind = kind_model
+        config.instance_group.add().kind = KIND_MODEL
     groups_of_npus = len(npus) // npus_per_instance
     for group in config.instance_group:
-        if group.kind == kind_model:
+        if group.kind == KIND_MODEL:
             group.count = groups_of_npus * instances
     if entry.get("npus"):
         config.parameters["npus"].string_value = ",".join(map(str, npus))
@@ -331,11 +330,14 @@ def lint_and_render(
     placed = placed_here(variables) if placed is None else placed
     by_name: Dict[str, Manifest] = {}
     findings: List[Finding] = []
-    other_errors: List[str] = [reason for entry in placed if is_cloud_model(entry) for reason in _cloud_errors(entry, variables)]
+    other_errors: List[str] = []
     read_models: Dict[str, Model] = {}
-    for entry in (element for element in placed if not is_cloud_model(element)):
+    for entry in placed:
         name = entry["name"]
         selected = not only or name in only
+        if is_cloud_model(entry):
+            other_errors += _cloud_errors(entry, variables)
+            continue
         try:
             model_source = read_model(entry, variables)
         except Refusal as refusal:

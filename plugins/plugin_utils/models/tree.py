@@ -20,14 +20,14 @@ MAX_DEPTH, MAX_PATH_BYTES = 32, 1024
 MAX_FILES, MAX_CONFIG_BYTES = 100000, 1 << 24
 # Limit of the names in a listing, including the names in linked directories
 MAX_NAMES = 100_000
-SPECIAL_KINDS = (
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+SPECIAL_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 BROKEN_LINK = "a broken link"
-COPY_TARGET = "Copy its target there"
+COPY_TARGET, MAKE_READABLE = "Copy its target there", "Make it readable for the user of this run"
 CONFIG = "config.pbtxt"
 
 
@@ -83,7 +83,7 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
         if os.path.islink(path):
             problem(f"{BROKEN_LINK} ({_shown(os.readlink(path))}: {error.strerror})", "a file", "Correct or remove it")
         else:
-            problem(f"unreadable ({error.strerror})", "a readable file", "Make it readable for the user of this run")
+            problem(f"unreadable ({error.strerror})", "a readable file", MAKE_READABLE)
         return
     if real in above:
         problem("a link to one of its parent directories", "no circular link", "Remove it")
@@ -104,7 +104,7 @@ def _walk(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
     elif not stat.S_ISREG(mode):
         problem(_kind(mode), "a file", "Remove it")
     elif not os.access(path, os.R_OK):
-        problem("unreadable (Permission denied)", "a readable file", "Make it readable for the user of this run")
+        problem("unreadable (Permission denied)", "a readable file", MAKE_READABLE)
     else:
         result.files.append(inner)
 
@@ -168,8 +168,7 @@ def _list(directory: str, inner: str, boundary: str, above: Tuple[str, ...], res
 
 
 def _kind(mode: int) -> str:
-    """Return the kind of a special file."""
-    return next((kind for is_kind, kind in SPECIAL_KINDS if is_kind(mode)), "a special file")
+    return SPECIAL_KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
 def _shown(path: str) -> str:
