@@ -33,7 +33,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK, listing, walk
 
 STEP_LOCATION = ensemble.StepLocation("in the repository", "Add it, or correct the name")
-VARIANTS_DIRECTORY = "configs"
 
 
 class Linted(NamedTuple):
@@ -63,17 +62,19 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
             if os.path.isdir(path):
                 by_name.setdefault(name, []).append(path)
             elif not os.path.exists(path) and not only:
-                findings.append(_broken_link(name, path))
+                actual, todo = f"{BROKEN_LINK} ({os.readlink(path)})", "Remove it, or correct its target"
+                findings.append(file_error(name, path, actual, "a model", todo, "stray", effects.LOADS_NOTHING))
     unknown = sorted(set(only) - set(by_name))
     if unknown:
-        directories = listed(repositories)
-        raise Refusal(
-            [f"model {name!r} is not in {directories}, expected a directory of that name. Correct it" for name in unknown]
-        )
+        actual, expected = f"not in {listed(repositories)}", "a directory of that name"
+        raise Refusal([f"model {name!r} is {actual}, expected {expected}. Correct it" for name in unknown])
     models: Dict[str, Model] = {}
     for name, paths in sorted(by_name.items()):
         for directory in paths:
-            model_findings = list(_duplicates(name, directory, paths))
+            model_findings = []
+            if len(paths) > 1:
+                actual, expected, todo = f"one of {listed(paths)}", "a model in one repository only", "Keep one of them"
+                model_findings.append(file_error(name, directory, actual, expected, todo, "duplicate", "serves none of them"))
             # Triton ignores a config that is a broken link.
             if os.path.exists(os.path.join(directory, CONFIG)):
                 model, read_findings = _read(name, directory, row)
@@ -102,7 +103,9 @@ def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model
         return None, findings
     record, record_findings = _record(name, directory, content.files)
     findings += record_findings
-    for file in [CONFIG, *(path for path in content.files if _is_variant(path) and path not in content.outside)]:
+    readable = [path for path in content.files if path not in content.outside]
+    variants = [path for path in readable if os.path.dirname(path) == "configs" and path.endswith(".pbtxt")]
+    for file in [CONFIG, *variants]:
         config, fields, model_findings = schema.read(os.path.join(directory, file), name)
         if config is not None:
             model = Model(name, directory, config, fields, frozenset(content.files), record, False, file, content, row)
@@ -110,10 +113,6 @@ def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model
             main_model = model if file == CONFIG else main_model
         findings += model_findings if file == CONFIG else _variant_findings(model_findings, file)
     return main_model, findings
-
-
-def _is_variant(path: str) -> bool:
-    return os.path.dirname(path) == VARIANTS_DIRECTORY and path.endswith(".pbtxt")
 
 
 def _variant_findings(findings: Sequence[Finding], file: str) -> List[Finding]:
@@ -133,12 +132,6 @@ def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[M
             if record:
                 return record, []
     return None, []
-
-
-def _broken_link(name: str, path: str) -> Finding:
-    """Return the error of a broken link directly in a repository. Because of such a link, Triton loads no model when it starts."""
-    todo = "Remove it, or correct its target"
-    return file_error(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", effects.LOADS_NOTHING)
 
 
 def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
@@ -165,13 +158,6 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
         file_error(name, directory, actual, "a model", todo, "stray", triton),
         *(error for error in errors if error.triton == effects.CRASHES),
     ]
-
-
-def _duplicates(name: str, directory: str, directories: Sequence[str]) -> Iterator[Finding]:
-    """Yield the error of a model in several repositories."""
-    if len(directories) > 1:
-        actual, expected = f"one of {listed(directories)}", "a model in one repository only"
-        yield file_error(name, directory, actual, expected, "Keep one of them", "duplicate", "serves none of them")
 
 
 def _is_model(directory: str) -> bool:
