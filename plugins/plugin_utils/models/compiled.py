@@ -63,7 +63,7 @@ DTYPES = {
 
 
 def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str, Any]], List[str]]:
-    """Return (the record of an artefact or None, the errors of the record). A missing record is no error.
+    """Return (the record of an artefact or None, []), or (None, the errors of the record). A missing record is no error.
 
     The artefact's `record` is the record itself or its path on the controller. The default is the record beside `file`.
     """
@@ -78,7 +78,7 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
         reasons.append(f"{record_name} is for SHA-256 {record['sha256']}, expected {expected}. Take both from one compilation")
     if record["npu"] != card:
         reasons.append(f"{record_name} is for {record['npu']}, expected {card}, the npufleet_card. Compile the model for this card")
-    return record, reasons
+    return None if reasons else record, reasons
 
 
 def valid_record(artefact: Mapping[str, Any]) -> Tuple[str, Optional[Dict[str, Any]], str]:

@@ -41,7 +41,8 @@ CLOUD_PREFIXES = ("s3://", "gs://", "as://")
 class Source(NamedTuple):
     """A model on the controller, with the compiled file for a host, before its config is rendered.
 
-    `files`, `contents` and `origins` have the form of a Manifest. `findings` are the linter's findings, `reasons` the other errors.
+    `files`, `contents` and `origins` have the form of a Manifest. `findings` are the linter's findings. `reasons` are the errors of
+    the record.
     """
 
     model: Model
@@ -102,7 +103,7 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
     artefact = _artefact(name, artefacts, variables)
     cache = os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
     files, contents, origins = _files(directory, walked.files, cache)
-    table = {key: element["sha256"] for key, element in sorted(artefacts.items())}
+    table = {key: element["sha256"] for key, element in artefacts.items()}
     source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
     if artefact:
         path = artefact.get("path", "1/model.rbln")
@@ -120,16 +121,16 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
     record_errors: List[str] = []
     if config.backend == "rbln" and artefact:
         record, record_errors = compiled.record_of(artefact, variables["npufleet_card"])
-        if record and isinstance(record.get("size"), int):
-            origins[artefact["sha256"]].setdefault("size", record["size"])
-        if record and not record_errors:
+        if record:
+            if isinstance(record.get("size"), int):
+                origins[artefact["sha256"]].setdefault("size", record["size"])
             content = json.dumps(record, indent=1, sort_keys=True).encode()
             contents[path + compiled.SUFFIX] = content
             files[path + compiled.SUFFIX] = {"sha256": _digest(content), "blob": False}
     row = row_of(str(variables["rbln_release"]), variables["npufleet_release_row"])
-    model = Model(name, directory, config, fields, frozenset(files), record=None if record_errors else record, row=row)
+    model = Model(name, directory, config, fields, frozenset(files), record=record, row=row)
     findings += lint.check(model)
-    return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in record_errors])
+    return Source(model, source_digest, files, contents, origins, findings, record_errors)
 
 
 def repository_facts(model: Model) -> Dict[str, Any]:
@@ -187,7 +188,7 @@ def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping
         "shape": shape,
         "switch": str(entry.get("switch") or "beside"),
     }
-    return result, [*model_source.reasons, *(f"model {name}: {reason}" for reason in placement_errors)]
+    return result, [f"model {name}: {reason}" for reason in [*model_source.reasons, *placement_errors]]
 
 
 def is_cloud_model(entry: Mapping[str, Any]) -> bool:
