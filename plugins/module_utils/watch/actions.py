@@ -71,12 +71,9 @@ class Host(Observer):
         return DEPLOYMENT if busy else self.paused()
 
     def _run_is_active(self) -> bool:
-        """Return True if the run that has the lease of the host has renewed the lease recently.
-
-        Also return False if a replacement of the container is unfinished. The host can then be without a server, so the watchdog
-        must not wait until the lease is old.
-        """
+        """Return True if the run that has the lease of the host has renewed the lease recently."""
         if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
+            # A replacement of the container is unfinished. The host can be without a server, so the watchdog must act now.
             return False
         current = lease.read(self.settings.root)
         age = clock.since(current) if current else None
@@ -98,14 +95,12 @@ class Host(Observer):
         return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
 
     def reload(self, model: str) -> str:
-        """Unload a model, kill its remaining processes, and load the model. Return a description for the log.
-
-        The unload is needed, because Triton ignores a request to load a model that is already loaded.
-        """
+        """Unload a model, kill its remaining processes, and load the model. Return a description for the log."""
         init = self.first_process()
         if init is None:
             raise Failure("the container is gone")
         before = self.processes(init, model)
+        # Triton ignores a request to load a model that is already loaded.
         self.control(model, "unload", UNLOAD_TIMEOUT)
         left = _remaining(init, before)
         killed = ""
@@ -182,7 +177,7 @@ class Host(Observer):
             raise Failure(f"the engine could not start the container: {error}") from None
 
     def foreign_contexts(self, init: int) -> List[Tuple[int, str]]:
-        """Return (process ID, process name) of each process outside the container that has a context on a card (uses the card)."""
+        """Return (process ID, process name) of each process outside the container that has a context on a card."""
         holders = vendor_tool.query_tool().get("holders") or []
         return [
             _context(holder)
@@ -193,8 +188,8 @@ class Host(Observer):
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
         """Wait until the cards have only `foreign` contexts. Return False if this takes more than `cards_timeout` seconds.
 
-        While the vendor's tool fails, other contexts are assumed. If the host has no such tool, return True at once. The caller
-        waits, because a card can hang if a server starts while a context ends.
+        A card can hang if a server starts while a context ends. So the wait also continues while the vendor's tool fails. On a host
+        without this tool, return True at once.
         """
         deadline = time.monotonic() + self.settings.cards_timeout
         while vendor_tool.find_tool() is not None:
@@ -222,5 +217,4 @@ def _remaining(init: int, pids: Iterable[int]) -> Set[int]:
 
 
 def _report_stuck(wait: stuck_load.Wait) -> None:
-    """Log that the watchdog ends a stuck load that it started itself."""
     journal.log(f"{wait} and the server wait for each other. Action: end it and load again", journal.WARNING)

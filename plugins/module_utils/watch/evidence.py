@@ -146,7 +146,8 @@ class Observer:
                     unknown.add(model)
                 elif config.get("platform") == "ensemble":
                     ensembles.append(model)
-                elif _in_processes(config):
+                # In the python backend, and in backends written in Python, each instance is a process.
+                elif config.get("backend") == "python" or str(config.get("runtime")).endswith(".py"):
                     file = str(config.get("default_model_filename") or "model.py")
                     served.append(Served(model, version, file, tuple(instances(config))))
         return Ready(served, tuple(ensembles), unknown)
@@ -174,9 +175,8 @@ class Observer:
         dead: Dict[str, Set[str]] = {}
         for entry in ready:
             if entry in assigned:
-                missing = set(
-                    collections.Counter(entry.instances) - collections.Counter(living[pid].instance for pid in assigned[entry])
-                )
+                running = collections.Counter(living[pid].instance for pid in assigned[entry])
+                missing = set(collections.Counter(entry.instances) - running)
             else:
                 missing = {name for name in entry.instances if expected_counts[name] > process_counts[name]}
             dead.setdefault(entry.model, set()).update(missing)
@@ -219,8 +219,3 @@ def instances(config: Mapping[str, Any]) -> List[str]:
 
 def _count(number: Any) -> int:
     return number if isinstance(number, int) and number <= MAX_INSTANCES else 0
-
-
-def _in_processes(config: Mapping[str, Any]) -> bool:
-    """Return True if each instance of a model is a process, as in the python backend and in backends written in Python."""
-    return config.get("backend") == "python" or str(config.get("runtime")).endswith(".py")

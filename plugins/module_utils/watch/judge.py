@@ -168,7 +168,7 @@ class Judge:
 
     @staticmethod
     def _work_of(page: Page, model: str, version: str) -> Tuple[float, ...]:
-        """Return all counters that grow if the model executes requests, even if these requests fail."""
+        """Return all counters that grow if the model executes requests, even if the requests fail."""
         own = {"model": model, "version": version}
         counts = [value for name in WORK_COUNTERS for labels, value in page.get(name, []) if own.items() <= labels.items()]
         # Triton before 24.05 reports failures without a reason. Such failures are not counted, because they include requests

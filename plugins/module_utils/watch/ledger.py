@@ -49,11 +49,7 @@ class Ledger:
             self._write()
 
     def record(self, action: Dict[str, Any]) -> None:
-        """Record an action: {"at", "model", "rule", "action", "found", "did", "worked", "seconds"}.
-
-        `at` is the time in seconds since 1970, `found` is the fault, `did` describes the action, `worked` is True for success, and
-        `seconds` is the duration.
-        """
+        """Record an action: {"at" (seconds since 1970), "model", "rule", "action", "found" (fault), "did", "worked", "seconds"}."""
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])
@@ -66,11 +62,11 @@ class Ledger:
         self._write()
 
     def recent(self) -> List[Dict[str, Any]]:
-        """Return the limited actions (reloads and restarts) of the last hour."""
+        """Return the reloads and restarts of the last hour."""
         return [action for action in self._limited_actions() if clock.uptime() - action["uptime"] < HOUR]
 
     def _limited_actions(self) -> List[Dict[str, Any]]:
-        """Return the reloads and restarts. The end of a stuck load interrupts no served model, so it is not limited."""
+        """Return the reloads and restarts. The end of a stuck load interrupts no served model, so it has no limit."""
         return [action for action in self.state["actions"] if action.get("action") != END]
 
     def wait_before_action(self) -> Tuple[float, Optional[str]]:

@@ -104,13 +104,13 @@ def lost_cards() -> Optional[str]:
 def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     """Run the checks once, and return the new state of the probe. `before` is its previous state."""
     began, moment = time.time(), clock.mark()
+    previous = {"last_run": before.get("last_run", 0), "proven": dict(before.get("proven", {}))}
     state: Dict[str, Any] = {
         "host": settings.host,
         "when": timestamp(began),
         "at": began,
         **moment,
-        "last_run": before.get("last_run", 0),
-        "proven": dict(before.get("proven", {})),
+        **previous,
         "interval": settings.interval,
         "seconds": 0,
         "paused": paused(settings.root),
@@ -135,19 +135,17 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
-        previous = {"last_run": before.get("last_run", 0), "proven": dict(before.get("proven", {}))}
         state.update(unavailable=None, lost_cards=None, unchecked=[], checks=[], **previous)
     return state
 
 
 def proven(checks: List[Dict[str, Any]], began: float, before: Mapping[str, float]) -> Dict[str, float]:
-    """Return {model: time at which it last passed all of its checks}. Models that have no check or never passed are left out."""
+    """Return {model: time at which the model last passed all of its checks}. The others are left out."""
     passed: Dict[str, bool] = {}
     for check in checks:
         model = check.get("model", "")
         passed[model] = passed.get(model, True) and check["ok"]
-    times = {model: began if passed[model] else before.get(model) for model in passed}
-    return {model: at for model, at in times.items() if at is not None}
+    return {model: began if passed[model] else before[model] for model in passed if passed[model] or model in before}
 
 
 def summary(state: Mapping[str, Any]) -> str:

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration files of the watchdog, the probe and the program of metrics."""
+"""The configuration files of the watchdog, the probe and the program of metrics. Times are in seconds.
+
+Fields that are explained for the watchdog mean the same in all programs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 
 class Watchdog(NamedTuple):
-    """The settings of the watchdog. Times are in seconds. The watchdog acts if a condition lasts longer than its timeout."""
+    """The settings of the watchdog, which acts if a condition lasts longer than its timeout."""
 
     container: str
     address: str
@@ -30,7 +33,7 @@ class Watchdog(NamedTuple):
     load_timeout: float  # Seconds that one load of a model may take
     stop_timeout: float  # Seconds between the SIGTERM and the SIGKILL of a stop of the container
     cards_timeout: float  # Seconds to wait after a stop until the processes of the container have left the cards
-    # {"name": header, "path": file with the key}. The path is the same on the host and in the container.
+    # The key of restricted APIs, {"name": header, "path": file with the key}. Host and container have the file at the same path.
     key: Optional[Dict[str, str]]
     # True if loads and unloads use gRPC from a process in the container instead of HTTP
     grpc: bool = False
@@ -41,7 +44,7 @@ class Watchdog(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The settings of the probe. Times are in seconds."""
+    """The settings of the probe."""
 
     host: str
     # Path of the file with the checks. Its first line has digests. The rest is the input of the check client.
@@ -49,9 +52,9 @@ class Probe(NamedTuple):
     image: str  # The image in which the client runs
     client_timeout: float  # Seconds that the client may take for all checks
     interval: float  # Seconds between two runs of the probe
-    root: str  # The directory of the store on the host
+    root: str
     textfile: str  # Path of the metrics that node exporter reads
-    # {"name": header, "path": file with the key} if the checks use restricted APIs
+    # None if the checks use no restricted APIs
     key: Optional[Dict[str, str]]
 
 
@@ -63,13 +66,11 @@ class Metrics(NamedTuple):
     http_port: int
     # None if the server offers no metrics. The program then finds no hung processes.
     metrics_port: Optional[int]
-    # {"name": header, "path": file with the key} if the requests use restricted APIs
     key: Optional[Dict[str, str]]
-    root: str  # The directory of the store on the host
+    root: str
     directory: str  # The directory of the metrics that node exporter reads
     npus: int  # Cards of the host according to the inventory
     driver: str  # Version of the driver according to the inventory
-    # The address of the metrics if it is not `address`
     metrics_address: Optional[str] = None
     npu_host: bool = True  # The host has NPUs
     load_balancer: bool = False  # The host is a load balancer

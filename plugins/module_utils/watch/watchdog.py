@@ -135,8 +135,10 @@ class Watchdog:
 
     def _load_again(self, evidence: Evidence) -> None:
         """Repeat the loads that failed because the watchdog ended their processes."""
-        for model in sorted(self._to_load_again if evidence.models is not None else ()):
-            states = set(((evidence.models or {}).get(model) or {}).values())
+        if evidence.models is None:
+            return
+        for model in sorted(self._to_load_again):
+            states = set(evidence.models.get(model, {}).values())
             if states & {"LOADING", "UNLOADING"}:
                 continue
             if not states or "READY" in states:
