@@ -8,18 +8,15 @@ DOCUMENTATION = r"""
 module: driver_installer
 short_description: Run the vendor's installer of the driver
 description:
-  - Runs C(rebellions-x86_64-<version>.run) with a time limit. The installer gets no standard input, because nobody can answer its
-    questions.
+  - Runs C(rebellions-x86_64-<version>.run) with a time limit and without standard input, because nobody can answer its questions.
   - The installer runs in its own session, so that it continues if the connection is lost.
-  - The whole output is written to a file that only root can read. If the installer fails, the error message has the last lines.
+  - If the installer fails, the error message has the last lines of its output.
   - The module does not verify that the driver is installed. Use M(npufleet.triton.host_state) for that.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   path:
-    description:
-      - Path of the installer on the host. The file must belong to the user that the task becomes. The output is written to the same
-        path with the suffix C(.log).
+    description: Path of the installer on the host. The file must belong to the user that the task becomes.
     type: path
     required: true
   arguments:
@@ -49,7 +46,7 @@ seconds:
   returned: success
   type: float
 log:
-  description: Path of the file with the whole output.
+  description: Path of the file with the whole output, which is O(path) with the suffix C(.log). Only root can read the file.
   returned: success
   type: str
 """
@@ -78,14 +75,11 @@ def main() -> None:
         # The installer is a hard link to the verified file in the store of packages, so more than one link is allowed.
         with foreign.open_file(path, owner=os.geteuid(), single=False):
             pass
-    except foreign.Untrusted as error:
-        module.fail_json(msg=f"the installer was not run: {path} {error}. Run rbln_driver again, which copies and verifies it.")
-    except OSError as error:
-        module.fail_json(msg=f"the installer could not be run: {error}")
-    try:
         with os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as log:
             os.fchmod(log.fileno(), 0o600)
             code = installer.run([path, *module.params["arguments"]], log, limit)
+    except foreign.Untrusted as error:
+        module.fail_json(msg=f"the installer was not run: {path} {error}. Run rbln_driver again, which copies and verifies it.")
     except OSError as error:
         module.fail_json(msg=f"the installer could not be run: {error}")
     if code != 0:

@@ -8,11 +8,11 @@ DOCUMENTATION = r"""
 module: host_files
 short_description: Manage several small files and directories of a host in one call
 description:
-  - Writes the files and directories that differ from the desired state. A file is written completely or not at all.
-  - All files and directories belong to the user that the task becomes, which is root in this collection.
+  - Writes the files and directories that differ from the desired state. A file is written completely or not at all. All files and
+    directories belong to the user that the task becomes.
   - A symbolic link at the path of a file is replaced and never followed. If a path has another type, such as a directory at the
     path of a file, the task fails before anything is written.
-  - Use this module for files of some kilobytes, and M(ansible.builtin.copy) for large files.
+  - Use M(ansible.builtin.copy) for files that are larger than some kilobytes.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -30,13 +30,11 @@ options:
         description: Octal mode in quotes. Without a mode, an existing directory keeps its mode, and a new directory gets V(0755).
         type: str
       empty:
-        description:
-          - Remove everything at the path first. After that, the directory is created, and the desired files are written into it.
+        description: Remove everything at the path first. Then create the directory, and write the desired files into it.
         type: bool
         default: false
   files:
-    description:
-      - Files to write. Each file has either O(files[].content) or O(files[].src). Missing parent directories are created.
+    description: Files to write, each with O(files[].content) or O(files[].src). Missing parent directories are created.
     type: list
     elements: dict
     default: []
@@ -50,8 +48,8 @@ options:
         type: str
       src:
         description:
-          - File or directory on the controller. All files of a directory are copied, except for bytecode of Python. Ansible
-            searches for a relative path in the same directories as for O(ansible.builtin.copy#module:src).
+          - File or directory on the controller. All files of a directory are copied, except for bytecode of Python.
+          - Ansible searches for a relative path in the same directories as for O(ansible.builtin.copy#module:src).
         type: path
       mode:
         description: Octal mode in quotes.
@@ -59,8 +57,8 @@ options:
         default: "0644"
       validate:
         description:
-          - Command that validates the new content. The command runs only if the content differs. V(%s) is replaced by the path of
-            a copy with the new content. If the command fails, no file of the task is written.
+          - Command that validates new content. V(%s) is replaced by the path of a copy with the new content.
+          - If the command fails, no file of the task is written.
         type: list
         elements: str
         default: []
@@ -89,11 +87,6 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Create an empty build directory
-  npufleet.triton.host_files:
-    directories:
-      - {path: /var/lib/npufleet/build, mode: "0700", empty: true}
-
 - name: Install a service
   npufleet.triton.host_files:
     directories:
@@ -161,12 +154,10 @@ REQUEST: Dict[str, Any] = {
         "elements": "dict",
         "default": [],
         "options": {
-            "path": {"type": "str", "required": True},
+            **OPTIONS["files"]["options"],
             # Content in Base64
             "content": {"type": "str", "required": True},
             "mode": {"type": "int", "required": True},
-            "validate": {"type": "list", "elements": "str", "default": []},
-            "group": {"type": "str"},
         },
     },
 }
