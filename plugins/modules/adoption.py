@@ -8,14 +8,13 @@ DOCUMENTATION = r"""
 module: adoption
 short_description: Translate a Triton container that was started manually into variables and a model list
 description:
-  - Finds the container in which C(tritonserver) runs. C(tritonserver) can be the main process, a child of a shell, or a process of
-    C(docker exec).
+  - Finds the container in which C(tritonserver) runs, as main process, child of a shell, or process of C(docker exec).
   - Reads C(docker inspect), the command line of the server, the model repository as the server sees it, and the API of the server.
     The module changes nothing on the host.
   - The controller writes variables, models and a first check of each model into O(dest). The expected answers of a check are
     the answers that the server gives now.
-  - The written variables contain no value that looks like a secret. In place of each secret, there is the name of a vault variable,
-    which an operator has to create. RV(vault) has the names of these vault variables.
+  - In place of each value that looks like a secret, the variables contain the name of a vault variable (RV(vault)), which an
+    operator has to create.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -23,9 +22,8 @@ options:
     description: Name or ID of the container. Required if C(tritonserver) runs in more than one container.
     type: str
   dest:
-    description:
-      - Directory on the controller to write to. Without this option, the task writes no files, and the plan compares the container
-        with the current inventory.
+    description: >-
+      Directory on the controller to write to. Without this option, the plan compares the container with the current inventory.
     type: path
 attributes:
   check_mode:
@@ -42,9 +40,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 container:
-  description:
-    - Name, ID and image of the container, and version, command line and process ID of the server. C(started_manually) is true if
-      the container's own command did not start the server.
+  description: >-
+    Name, ID and image of the container, and version, command line and process ID of the server. C(started_manually) is true if the
+    container's own command did not start the server.
   returned: success
   type: dict
 managed:

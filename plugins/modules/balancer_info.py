@@ -9,10 +9,8 @@ module: balancer_info
 short_description: Read the servers of a load balancer and their traffic
 description:
   - Reads the servers of the HAProxy that the role C(load_balancer) has configured. Run the module on the balancer.
-  - With O(since), the module also returns the requests that finished since that time, by server and protocol. They are
-    counted from the lines that HAProxy keeps in its memory, one for each finished request.
-  - To measure a time window, call the module at the start of the window. Call it again at the end, with RV(now) of the first call
-    as O(since).
+  - With O(since), the module also counts the requests that finished since that time, by server and protocol. HAProxy keeps one
+    line for each finished request in its memory.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -40,23 +38,17 @@ EXAMPLES = r"""
   npufleet.triton.balancer_info:
     since: "{{ start.now }}"
   register: traffic
-
-- name: Show the failed requests of each server
-  ansible.builtin.debug:
-    msg: "{{ item.key }}: {{ item.value.traffic.http.failed }}"
-  loop: "{{ traffic.servers | dict2items }}"
 """
 
 RETURN = r"""
 now:
   description: >-
     End of the windows in seconds since 1970, by the clock of the balancer. The end is 50 ms before the call, because HAProxy can
-    still be writing lines about the last moments. If the next window starts at this time, each request is counted once.
+    still be writing lines about the last moments.
   returned: success
   type: float
 running:
-  description: >-
-    Whether HAProxy answers. If HAProxy does not answer, RV(servers) is empty, and the other values are null or not returned.
+  description: Whether HAProxy answers. If not, RV(servers) is empty, and the other values are null or not returned.
   returned: success
   type: bool
 reason:
@@ -80,44 +72,26 @@ records_flaw:
   returned: success
   type: str
 servers:
-  description: The servers by name. Empty if the configuration of HAProxy is not from the role C(load_balancer).
+  description:
+    - The servers by name. Empty if the configuration of HAProxy is not from the role C(load_balancer).
+    - C(state) is V(ready), V(drained) or V(maintenance). A server with a weight of 0 counts as V(drained).
+    - C(weight) is the weight. C(health) is V(up) or V(down) by the last health checks, or V(unknown) for a server without checks.
+    - C(in_flight) is the number of requests and streams in flight, of both protocols and in all workers of HAProxy.
+    - C(drained) has C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. It is null for a ready server, and for a
+      server that was drained directly on the runtime socket.
+    - C(counters) has HAProxy's counters for C(http) and for C(grpc) since the current worker started. The counters are
+      C(requests), C(responses_4xx), C(responses_5xx), C(connection_errors), C(response_errors), C(client_aborts) and
+      C(server_aborts).
+    - With O(since), C(traffic) has one window for C(http) and one for C(grpc). A window counts finished inference requests.
+    - In a window, C(requests) is the number of requests, and C(streams) is the number of streams among them. C(other) has the
+      C(requests) and C(failed) of all calls that are no inference requests.
+    - In a window, C(failed) is the number of failed requests by kind. The kinds are C(4xx), C(5xx), C(connect) (no connection to
+      the server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than 0 in the headers),
+      C(client) (the client gave up) and C(closed) (a drain closed the request).
+    - In a window, C(latency) is a histogram of the successful requests that are not streams. Its keys are upper bounds of the
+      latency in ms, and its values are numbers of requests. C(by_model) has the same numbers for each model, of HTTP requests only.
   returned: success
   type: dict
-  contains:
-    state:
-      description: V(ready), V(drained) or V(maintenance). A server with a weight of 0 counts as V(drained).
-      type: str
-    weight:
-      description: Weight of the server.
-      type: int
-    health:
-      description: V(up) or V(down) by the last health checks. V(unknown) for a server that is not checked.
-      type: str
-    in_flight:
-      description: Requests and streams in flight, of both protocols and in all workers of HAProxy.
-      type: int
-    drained:
-      description: >-
-        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for a server that was
-        drained directly on the runtime socket.
-      type: dict
-    counters:
-      description: >-
-        For C(http) and C(grpc), HAProxy's counters since the current worker started - C(requests), C(responses_4xx),
-        C(responses_5xx), C(connection_errors), C(response_errors), C(client_aborts) and C(server_aborts).
-      type: dict
-    traffic:
-      description:
-        - With O(since), one window for C(http) and one for C(grpc). A window counts finished inference requests.
-        - C(requests) is the number of requests, and C(streams) is the number of streams among them.
-        - C(failed) is the number of failed requests by kind. The kinds are C(4xx), C(5xx), C(connect) (no connection to the
-          server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than 0 in the headers),
-          C(client) (the client gave up) and C(closed) (a drain closed the request).
-        - C(latency) is a histogram of the successful requests that are not streams. Its keys are upper bounds of the latency in
-          ms, and its values are numbers of requests.
-        - C(by_model) has the same numbers for each model. It covers HTTP requests only.
-        - C(other) has C(requests) and C(failed) of all other calls, which are not inference requests.
-      type: dict
 unserved:
   description: With O(since), one window for C(http) and one for C(grpc). They count the requests that no server received.
   returned: with O(since), if HAProxy runs

@@ -10,10 +10,8 @@ short_description: Drain or undrain a server of a load balancer
 description:
   - Drains a server of the HAProxy that the role C(load_balancer) has configured, makes it ready again, or sets its weight. Run the
     module on the balancer.
-  - A drained server finishes its requests and streams in flight, and gets no new requests. HTTP and gRPC are drained together,
-    because HAProxy's server for gRPC tracks its server for HTTP.
-  - Records who drained the server and why. If an owner of a higher kind has drained the server, the server stays drained (see
-    O(kind)). Drains survive reloads and restarts of HAProxy.
+  - A drained server finishes its requests and streams in flight, and gets no new requests. HTTP and gRPC are drained together.
+  - Records who drained the server and why. Drains survive reloads and restarts of HAProxy.
   - Fails if HAProxy does not have the desired state afterwards.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -32,8 +30,7 @@ options:
     choices: [ready, drained]
   weight:
     description:
-      - Weight of the server, from 1 to 256. HAProxy distributes new requests in proportion to the weights of the servers. The role
-        gives each server the weight 100.
+      - Weight of the server, from 1 to 256. HAProxy distributes new requests in proportion to the weights. The role sets 100.
       - With O(state=ready), the weight is set before the server becomes ready.
     type: int
   kind:
@@ -60,9 +57,8 @@ options:
     default: ""
   wait:
     description:
-      - Longest time in seconds that O(state=drained) waits until no request or stream of the server is in flight. V(0) does not
-        wait.
-      - Requests in old workers, which are processes that a reload of HAProxy has replaced, also count as in flight.
+      - Longest time in seconds that O(state=drained) waits until no request or stream of the server is in flight. Requests in old
+        workers (see O(master_socket)) also count as in flight.
     type: int
     default: 0
   close:
@@ -77,10 +73,9 @@ options:
     default: false
   up_within:
     description:
-      - Longest time in seconds that O(state=ready) waits for new health checks of the server. The server becomes ready after these
-        checks have passed. If they do not pass, the task fails, and the server stays drained.
-      - V(0) does not wait. HAProxy sends requests at once if the last health check of the server has passed, even if the check is
-        older than the last change of the server.
+      - Longest time in seconds that O(state=ready) waits for new health checks of the server. If they do not pass, the task fails,
+        and the server stays drained.
+      - With V(0), the server becomes ready at once, even if its last health check is older than its last change.
     type: int
     default: 0
 attributes:
@@ -118,27 +113,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 server:
-  description: The server after the call. In check mode, the server as the call would leave it.
+  description: >-
+    The server after the call, in the form of RV(npufleet.triton.balancer_info#module:servers) without counters and traffic. In
+    check mode, the server as the call would leave it.
   returned: success
   type: dict
-  contains:
-    state:
-      description: V(ready), V(drained) or V(maintenance). A server with a weight of 0 counts as V(drained).
-      type: str
-    weight:
-      description: Weight of the server.
-      type: int
-    health:
-      description: V(up) or V(down) by the last health checks. V(unknown) for a server that is not checked.
-      type: str
-    in_flight:
-      description: Requests and streams in flight, of both protocols and in all workers of HAProxy.
-      type: int
-    drained:
-      description: >-
-        C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. Null for a ready server, and for a server that was
-        drained without this module.
-      type: dict
 kept:
   description: True if the drain keeps its owner, because that owner has a higher kind (see O(kind)). The server stays drained.
   returned: success

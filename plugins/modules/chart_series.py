@@ -10,8 +10,7 @@ short_description: Read the time series for the charts of the report from Promet
 description:
   - Reads requests and latency of each model, and temperature and memory of the cards, from the Prometheus of a monitoring host.
     M(npufleet.triton.fleet_report) draws the charts.
-  - At most 12 cards have their own series. Faulted cards take precedence, followed by the hottest cards. The series of the whole
-    fleet cover all cards.
+  - At most 12 cards have their own series, first faulted cards, then the hottest cards. The series of the fleet cover all cards.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -47,8 +46,8 @@ step:
   type: int
 series:
   description: >-
-    For each chart, a list of series. Each series has C(labels), and C(values) with one number for each point. A number is null
-    if Prometheus has no value for the point. The dictionary is empty if RV(flaw) is not null.
+    For each chart, a list of series. Each series has C(labels), and C(values) with one number or null for each point. Empty if
+    RV(flaw) is not null.
   returned: success
   type: dict
 flaw:

@@ -8,10 +8,9 @@ DOCUMENTATION = r"""
 module: fleet_report
 short_description: Write the report of a fleet
 description:
-  - Combines the results of the playbooks C(status) and C(check) on the controller, and renders them as one HTML page. Hosts with
-    problems come first. If the results of one playbook are missing, the page shows only the results of the other playbook.
-  - The variable C(npufleet_charts) of a host in C(monitoring_hosts) has the result of M(npufleet.triton.chart_series). The page
-    shows the charts of this result, or the reason why the charts are missing.
+  - Renders the results of the playbooks C(status) and C(check) as one HTML page. Hosts with problems come first.
+  - The page shows the charts that M(npufleet.triton.chart_series) has read into the variable C(npufleet_charts) of a host in
+    C(monitoring_hosts).
   - Run the module once for all hosts of a play.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -23,8 +22,8 @@ options:
       - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Use it before a check,
         so that the page does not show old results for hosts that are unreachable or in maintenance.
       - V(read) writes the states of the hosts of the play to O(status_file), and renders the page. An earlier task must have read
-        the states with M(npufleet.triton.host_state) and O(npufleet.triton.host_state#module:details=report). For a host that could
-        not be read, the variable C(npufleet_state) has the failed result. Hosts outside of the play keep their entry in the file.
+        the states with O(npufleet.triton.host_state#module:details=report). For a host that could not be read, the variable
+        C(npufleet_state) has the failed result. Hosts outside of the play keep their entry in the file.
       - V(rendered) renders the page from the existing files.
     type: str
     choices: [reset, read, rendered]
@@ -32,7 +31,7 @@ options:
   status_file:
     description:
       - JSON file with the state of each host. Only its owner can read it. Required unless O(state=reset).
-      - The page also shows the last ten rollouts. Their records are in the directory C(rollouts) next to this file.
+      - The page also shows the last ten rollouts, from the directory C(rollouts) next to this file.
     type: path
   results_dir:
     description: Directory in which the playbook C(check) writes C(<host>.json).
@@ -51,19 +50,11 @@ EXAMPLES = r"""
     results_dir: build/check
     report_file: build/report/index.html
   run_once: true
-
-- name: Remove the previous results of all hosts of the play
-  npufleet.triton.fleet_report:
-    state: reset
-    results_dir: build/check
-  run_once: true
 """
 
 RETURN = r"""
 differs:
-  description: >-
-    For each host of the play that is not in sync, sentences about its differences or its maintenance, or the reason why the host
-    was not read.
+  description: Sentences about the differences, the maintenance or the failure of each host of the play that is not in sync.
   returned: with O(state=read)
   type: dict
 hosts_not_in_sync:
@@ -73,9 +64,8 @@ hosts_not_in_sync:
   elements: str
 metrics:
   description:
-    - Metrics for the textfile collector of node exporter, from the latest state of each host in O(status_file).
-    - C(npufleet_drift_items) counts the differences of a host by concern. C(npufleet_status_timestamp_seconds) is the time of
-      this run.
+    - Metrics for the textfile collector of node exporter. C(npufleet_drift_items) counts the differences of each host in
+      O(status_file) by concern. C(npufleet_status_timestamp_seconds) is the time of this run.
   returned: with O(state=read)
   type: str
 path:

@@ -9,15 +9,14 @@ module: host_lease
 short_description: Lock a host while one run changes it
 description:
   - Takes the lease of a host, or renews the lease if this run already has it. The lease is a file on the host. While a run has the
-    lease, other runs wait, or fail with a message that names the owner, and the watchdog takes no action. Only the owner releases
-    the lease.
+    lease, other runs wait, or fail with a message that names the owner, and the watchdog takes no action.
   - The lease is live while its run calls a module on the host, and for C(npufleet_lease_timeout) seconds after the last call. No
     other run can take over a live lease.
-  - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. If another
-    run needs the host earlier, the other run takes over the lease, and restores a container whose replacement was interrupted.
-  - The module also installs the library, which is the Python code of the modules on the host, and the systemd unit that runs the
+  - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. A run that
+    needs the host earlier takes over the lease, and restores a container whose replacement was interrupted.
+  - The module also installs the library, which is the Python code of the modules on the host, and a systemd unit, which runs the
     library at boot.
-  - If the host is in maintenance, the task fails. With O(unless_maintenance), the task returns RV(maintenance) instead.
+  - If the host is in maintenance, the task fails.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -37,15 +36,12 @@ options:
     type: bool
     default: false
   wait:
-    description:
-      - Longest time in seconds to wait until another run releases the lease.
-      - The action uses C(npufleet_lease_wait) if the task does not set this option.
+    description: >-
+      Longest time in seconds to wait until another run releases the lease. Without this option, C(npufleet_lease_wait) applies.
     type: int
     default: 0
   seen:
-    description:
-      - The value RV(npufleet.triton.host_state#module:seen) of an earlier call. RV(fresh) reports whether the result of that call
-        is still valid.
+    description: The value RV(npufleet.triton.host_state#module:seen) of an earlier call, which RV(fresh) judges.
     type: dict
     default: {}
   install:
@@ -54,7 +50,7 @@ options:
     default: true
   rollout:
     description:
-      - The rollout that changes the host, for the file C(rollouts.json) on the host. This file has the last 50 rollouts.
+      - The rollout that changes the host, for the file C(rollouts.json) on the host, which has the last 50 rollouts.
       - The keys with O(state=held) are C(playbook), C(commit), C(release), C(concerns), C(batch) and C(batches).
       - The keys with O(state=released) are C(failure), C(verdict), C(in_flight) and C(closed).
     type: dict
@@ -78,7 +74,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 taken:
-  description: True if this call took the lease. Then the caller has to release it. False if the run already had the lease.
+  description: True if this call took the lease. Then the caller has to release the lease. False if the run already had it.
   returned: O(state=held)
   type: bool
 taken_over:
@@ -86,9 +82,7 @@ taken_over:
   returned: O(state=held)
   type: dict
 settled:
-  description:
-    - Text about the container that this call restored. The call restores the container if an earlier run was interrupted while it
-      replaced the container. Null if nothing was restored.
+  description: Text about the container that this call restored after an interrupted replacement. Null if nothing was restored.
   returned: O(state=held)
   type: str
 fresh:

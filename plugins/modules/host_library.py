@@ -8,10 +8,9 @@ DOCUMENTATION = r"""
 module: host_library
 short_description: Install the code of this collection's modules on a host
 description:
-  - Unpacks the code below C(/usr/local/lib/npufleet/library), and compiles it to bytecode. Later module calls load the code from
-    there.
-  - Every action of this collection calls this module if a host does not have the controller's version of the code. Playbooks need
-    not call this module.
+  - Unpacks the code below C(/usr/local/lib/npufleet/library), and compiles it to bytecode. Later module calls load this code.
+  - Every action of this collection calls this module if a host lacks the controller's version of the code. Playbooks need not call
+    it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -10,10 +10,8 @@ short_description: Read the state of a host and compare it with the desired stat
 description:
   - Reads kernel, vendor tool, Docker engine, model store, Triton server, HAProxy and Prometheus of a host in one call, and compares
     them with the desired state. The module changes nothing.
-  - The controller computes the desired state from the inventory, the release row (C(files/releases.yml)) and the manifests of the
-    models. A manifest lists the files of a model with their digests.
-  - In check mode, the result is C(changed) if the plan is not empty and the host is not in maintenance. C(--diff) prints the plan.
-    C(--check) works in this way in all playbooks of the project.
+  - The controller computes the desired state from the inventory, the release row (C(files/releases.yml)) and the files of the
+    models.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -27,14 +25,13 @@ options:
     elements: str
     choices: [driver, engine, image, models, server, watchdog, probe, metrics, traffic, balancer, monitoring]
   prove:
-    description:
-      - Read the host repeatedly until it is in sync, and fail with the remaining differences after O(timeout).
+    description: Read the host repeatedly until it is in sync, and fail with the remaining differences after O(timeout).
     type: bool
     default: false
   current_releases:
     description:
-      - Compare the server with the releases to which the links in C(served/) of the model store point, and ignore container and
-        models of the inventory. Use this option for a host that was rolled back or restored.
+      - Compare the server with the releases to which the links in C(served/) of the model store point, not with the inventory. Use
+        this option for a host that was rolled back or restored.
     type: bool
     default: false
   timeout:
@@ -42,8 +39,7 @@ options:
     type: int
     default: 0
   known:
-    description: >-
-      Name of a variable with an earlier result of this module. The task returns that result and RV(known) without calling the host.
+    description: Name of a variable with an earlier result of this module. The task returns that result without calling the host.
     type: str
   store:
     description: Also return RV(store), the releases and the history of the model store.
@@ -70,9 +66,7 @@ options:
         required: true
   details:
     description:
-      - Whether the result has the details RV(actual), RV(desired) and RV(origins), which contain most of the data. A playbook for a
-        large fleet should leave the details out, because it needs the details of only a few hosts.
-      - V(always) returns the details.
+      - V(always) also returns the details RV(actual), RV(desired) and RV(origins), which contain most of the data.
       - V(changes) leaves the details out for a host that is RV(in_sync).
       - V(report) leaves the details out, and stores the state of the host for M(npufleet.triton.fleet_report) until the run ends.
     type: str
@@ -82,24 +76,19 @@ options:
     description:
       - Only return RV(desired), with every secret in clear text, and do not call the host. Use this option if a later task applies
         the desired state. Set C(no_log) for both tasks.
-      - By default, values that may be secret are sealed, which means that they are replaced by digests. Each call uses a
-        new key for the digests, so the digests of two calls differ.
+      - By default, values that may be secret are replaced by digests. Each call uses a new key, so the digests of two calls differ.
     type: bool
     default: false
 attributes:
   check_mode:
     support: full
-    description: Reads, and reports a plan that is not empty as a change.
+    description: Reads as usual. The result is C(changed) if the plan is not empty and the host is not in maintenance.
   diff_mode:
     support: full
     description: Prints the plan.
 """
 
 EXAMPLES = r"""
-- name: Read the differences
-  npufleet.triton.host_state:
-  register: state
-
 - name: Read the differences and the reasons against the plan
   npufleet.triton.host_state:
     preflight: true
@@ -112,12 +101,6 @@ EXAMPLES = r"""
     rollback: {to: previous}
   register: state
 
-- name: Read the history of the model store
-  npufleet.triton.host_state:
-    concerns: []
-    store: true
-  register: state
-
 - name: Wait until the server is in sync, and fail if it is not
   npufleet.triton.host_state:
     concerns: [server]
@@ -127,16 +110,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The differences in the order in which they would be applied.
+  description:
+    - The differences in the order in which they would be applied.
+    - Each difference has its C(concern), the C(name) of the setting, the C(current) and the C(desired) value (null if there is
+      none), and the C(action) that a run would take. The action C(inspect) needs an operator.
   returned: success
   type: list
   elements: dict
-  contains:
-    concern: {description: The part of the host that differs., type: str}
-    name: {description: The setting of the concern that differs., type: str}
-    current: {description: "The current value, or null if there is none.", type: raw}
-    desired: {description: "The desired value, or null if there is none.", type: raw}
-    action: {description: "The action that a run would take. C(inspect) needs an operator.", type: str}
 report:
   description: The plan as sentences.
   returned: success
@@ -147,13 +127,12 @@ maintenance:
   returned: success
   type: dict
 mark:
-  description: Path of the file that marks maintenance on the host. The file exists only while the host is in maintenance.
+  description: Path of the file on the host that exists only while the host is in maintenance.
   returned: success
   type: str
 seen:
   description:
-    - Time of this call, and the last run that had the lease of the host. Pass this value to
-      O(npufleet.triton.host_lease#module:seen).
+    - Time of this call, and the last run that had the lease of the host, for O(npufleet.triton.host_lease#module:seen).
     - Empty if another run is changing the host, or if the server is not among the concerns.
   returned: success
   type: dict
@@ -175,8 +154,8 @@ known:
   type: bool
 held:
   description:
-    - Models that a manual rollback holds at an older release, although the inventory still has the newer release. Each model has
-      C(by), C(when), C(why) and the facts of its release. A held model counts as in sync, and causes a warning.
+    - Models that a manual rollback holds at an older release, with C(by), C(when), C(why) and the facts of the release.
+    - A held model counts as in sync, and causes a warning.
   returned: success
   type: dict
 held_by:
@@ -216,45 +195,33 @@ pause:
   returned: with O(preflight), O(rollback) or O(current_releases), if that variable is valid
   type: str
 traffic:
-  description: Settings of a rollout behind load balancers.
+  description:
+    - Settings of a rollout behind load balancers.
+    - C(hook) is the value of C(npufleet_drain_hook). With an empty list in O(concerns), only C(hook) is returned.
+    - C(effect) is the effect of the plan on clients. V(none) means that the server does not change, or that the host has no drain
+      hook. With V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is
+      drained.
+    - C(limited) is true if the host still has less traffic than usual, because an earlier rollout did not restore its share.
+    - C(accept_within) is the longest time in seconds that a proven change waits for the verdict about the traffic. It is 0 if the
+      rollout makes no verdicts.
   returned: >-
     with O(preflight), O(rollback), O(current_releases) or V(traffic) in O(concerns), if the host is not in sync and the settings
-    are valid. With an empty list in O(concerns), only RV(traffic.hook).
+    are valid
   type: dict
-  contains:
-    hook: {description: The value of C(npufleet_drain_hook)., type: str}
-    effect:
-      description: >-
-        Effect of the plan on clients. V(none) means that the server does not change, or that the host has no drain hook. With
-        V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is drained.
-      type: str
-    limited:
-      description: Whether the host still has less traffic than usual, because an earlier rollout did not restore its share.
-      type: bool
-    accept_within:
-      description: >-
-        Longest time in seconds that a proven change waits for the verdict about the traffic. 0 if the rollout makes no verdicts.
-      type: int
 store:
-  description: The model store of the host.
+  description:
+    - The model store of the host.
+    - C(history) has every recorded change, oldest first, with C(when), C(who), C(model), C(what), C(from), C(to), C(result) and
+      C(why).
+    - C(holds) has the models that are held at an older release, with C(by), C(when) and C(why).
+    - C(transaction) is the open transaction, or null. C(releases) has the labels of the releases of each model, newest first.
+    - C(damaged) has the flaw of each damaged file, by its path. The next change tries to repair these files.
+    - C(rollouts) has the last rollouts of this host, newest first, with C(began), C(ended), C(by), C(playbook), C(verdict) and
+      more.
   returned: with O(store)
   type: dict
-  contains:
-    history:
-      description: "Every recorded change, oldest first: C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why)."
-      type: list
-      elements: dict
-    holds: {description: "Models that are held at an older release, with C(by), C(when) and C(why).", type: dict}
-    transaction: {description: "The open transaction, or null if there is none.", type: dict}
-    damaged: {description: "The flaw of each damaged file, by its path. The next change tries to repair the files.", type: dict}
-    releases: {description: "Labels of the releases of each model, newest first.", type: dict}
-    rollouts:
-      description: "The last rollouts of this host, newest first: C(began), C(ended), C(by), C(playbook), C(verdict) and more."
-      type: list
-      elements: dict
 origins:
-  description:
-    - Source of each large file of the models, by its SHA-256. Logins and signatures in addresses are removed.
+  description: Source of each large file of the models, by its SHA-256. Logins and signatures in addresses are removed.
   returned: success, depending on O(details)
   type: dict
 """

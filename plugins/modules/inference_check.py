@@ -8,22 +8,20 @@ DOCUMENTATION = r"""
 module: inference_check
 short_description: Prove with inference requests that a Triton server works
 description:
-  - Sends the requests of check files to a Triton server over HTTP, gRPC, gRPC streams and raw gRPC. Compares names, dtype,
-    shape, finiteness, values, texts and labels of the answers with the check files. A check file can also expect an error.
-  - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. The host
-    needs neither an open firewall nor a client, and nothing is left on the host.
+  - Sends the requests of check files to a Triton server over HTTP and gRPC, and compares the answers with the check files.
+  - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. Nothing
+    is left on the host.
   - The probe is a timer on the host that sends the checks regularly. If all checks pass, but the last run of the probe failed, the
     probe runs again, so that its result is up to date.
   - Default values come from the variables of the role C(inference_check) and from the ports of the server.
-  - Check files and their data are read on the controller. If a check file is invalid, no request is sent, and the task fails with
-    all findings, each with its file and field.
+  - The controller reads check files and their data. If a check file is invalid, no request is sent, and the task fails with all
+    findings, each with its file and field.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   image:
-    description:
-      - ID or name of an image with python3, numpy and tritonclient. It has to be on the host, because it is never pulled.
-      - Default is the variable C(inference_check_image).
+    description: >-
+      ID or name of an image on the host with python3, numpy and tritonclient. Default is the variable C(inference_check_image).
     type: str
   models:
     description: Models to check. Default is every model of the variable C(triton_models) that is placed on the host.
@@ -59,8 +57,7 @@ options:
         description: URL of the metrics, if the server does not publish them at O(server.address) and O(server.metrics_port).
         type: str
       http_tls:
-        description:
-          - Use HTTPS, which a proxy in front of Triton provides. Default is plain HTTP. The PEM files are on the controller.
+        description: Use HTTPS, which a proxy in front of Triton provides. Default is HTTP. The PEM files are on the controller.
         type: dict
         suboptions: &tls
           ca:
@@ -79,25 +76,23 @@ options:
         suboptions: *tls
       headers:
         description:
-          - Headers of every request, such as the key of a restricted API. Over gRPC, each header is sent twice, under its own name
-            and as C(triton-grpc-protocol-<name>), the name under which Triton expects such a key.
+          - Headers of every request, such as the key of a restricted API. Over gRPC, each header is also sent as
+            C(triton-grpc-protocol-<name>), the name under which Triton expects such a key.
           - The key that the role C(triton_server) has generated is always sent, unless a header of the same name is set here.
         type: dict
   timeout:
     description:
-      - Seconds that one request may take. After a timeout, the model gets no more requests over the same protocol. If the
-        server does not report within 5 seconds that it is live, no request is sent.
+      - Seconds that one request may take. After a timeout, the model gets no more requests over the same protocol.
+      - If the server does not report within 5 seconds that it is live, no request is sent.
     type: int
     default: 30
   latency:
-    description: >-
-      Run the load tests, which are the checks with the key C(latency). They keep the server busy for the time in their check file.
+    description: Run the load tests, which are the checks with the key C(latency).
     type: bool
     default: true
   keep:
     description:
-      - Send no request. Instead, write the checks with their data into a file on the host, which the host's probe uses. Only root
-        can read the file.
+      - Send no request. Instead, write the checks with their data for the probe into a file on the host that only root can read.
     type: dict
     suboptions:
       path:
@@ -112,9 +107,9 @@ options:
     description:
       - Run the checks that M(npufleet.triton.server_change) stored on the host when it kept the current releases. Without stored
         checks, the check files are used. RV(msg) names the kind of checks that ran.
-      - Stored checks use the ports, the address and the key of the actual container, which can differ from the inventory.
-        Headers and TLS files come from the inventory. If the inventory or the task sets an address, that address is used.
       - Use this option after a failed change has restored older releases, because older releases can fail newer checks.
+      - Stored checks use ports and key of the actual container, and its address unless the inventory or the task sets one. Headers
+        and TLS files come from the inventory.
     type: bool
     default: false
   host_index:
@@ -124,41 +119,37 @@ options:
   checks_dir:
     description:
       - Directories on the controller with one check file C(<model>.yml) for each model. The first directory that has the file is
-        used. The directory C(files/checks) of the collection comes last.
+        used, and C(files/checks) of the collection comes last.
     type: list
     elements: path
     default: []
   golden_dir:
     description:
-      - Directories on the controller with the data that check files name. The first directory that has a file is used. The
-        directory C(files/golden) of the collection comes last.
+      - Directories on the controller with the data that check files name. The first directory that has a file is used, and
+        C(files/golden) of the collection comes last.
     type: list
     elements: path
     default: []
   results_dir:
     description:
-      - Directory on the controller for the results, C(<host>.json). The results are also written if checks fail, and in check mode.
-        Earlier results are removed first, so that no report shows them for a host that has become unreachable.
-      - By default, no results are written.
+      - Directory on the controller for the results, C(<host>.json). By default, no results are written.
+      - The results are also written if checks fail, and in check mode. Earlier results are removed before the checks.
     type: path
 attributes:
   check_mode:
     support: full
     description: Sends the requests as usual, because they change nothing. With O(keep), reports whether the file would change.
 notes:
-  - The examples show the format of a check file.
+  - The examples show the format of a check file. C(docs/checks.md) of the collection explains it.
   - Without C(rows), one request contains each array unchanged. Use this for models with C(max_batch_size 0).
   - If C(rows) has the key C(spread), the fields C(argmax) and C(label) have the labels of several blocks. A block has C(count)
     rows. Each combination of host and protocol sends the next block.
-  - C(stream) is a gRPC stream. C(raw) uses the generated gRPC code and sends bytes in C(raw_input_contents), like clients in other
-    languages.
-  - The responses of a stream are joined along their first dimension in the order of arrival, and compared as one answer.
-  - If a check of a stream has C(error), its C(expect) covers the responses before the error. Triton 24.01 sends no status for an
-    error of a stream, so only the text of the error is compared.
-  - After the cancellation of a stream, gRPC delivers no further responses. To prove that the model stops, set C(times) higher than
-    the number of requests that the model can process at once. If the model did not stop, later requests would get no response.
-  - A load test runs in threads of one Python process. It has a resolution of milliseconds and reaches about 1,500 requests per
-    second. If C(client_cores) is near 1, the client was the bottleneck. Use C(perf_analyzer) for higher loads.
+  - C(raw) uses the generated gRPC code and sends bytes in C(raw_input_contents), like clients in other languages.
+  - The responses of a gRPC stream (C(stream)) are joined along their first dimension, and compared as one answer. If the check has
+    C(error), its C(expect) covers the responses before the error. Triton 24.01 sends no status for an error of a stream, so only
+    the text of the error is compared.
+  - To prove that a model stops after the cancellation of a stream, set C(times) higher than the number of requests that the model
+    can process at once. If the model did not stop, later requests would get no response.
   - Triton does not report which instance has answered. C(instances) reads the counter C(rbln_requests_total) of the backend
     C(rbln), so it does not work for models of other backends.
 """
@@ -172,9 +163,6 @@ EXAMPLES = r"""
   npufleet.triton.inference_check:
     image: "{{ npufleet_image }}"
     models: [resnet50]
-    server:
-      http_port: 9000
-      grpc_port: 9001
     checks_dir: ["{{ inventory_dir }}/checks"]
     golden_dir: ["{{ inventory_dir }}/golden"]
     results_dir: "{{ inventory_dir }}/results"
@@ -238,28 +226,20 @@ accepted:
   returned: with O(accepted)
   type: bool
 checks:
-  description: One result for each request, in the order in which they were sent.
+  description:
+    - One result for each request, in the order in which they were sent.
+    - C(name) consists of model, protocol and request. C(model), C(check) and C(protocol) have the single names.
+    - C(ok) is true if the answer was as expected. Otherwise, C(why) has all reasons.
+    - C(unanswered) is true if the request was not sent, or if the model did not answer it. C(ms) is the time that the client
+      measured, in milliseconds. It is null without an answer.
+    - C(expected) and C(got) are the expected and the actual label, a list of labels for a batch, or the texts in one line.
+    - C(label) is the actual label of a single row. The file in O(results_dir) has the row itself as C(image).
+    - C(instances) is the number of instances of the model, if the check has C(instances).
+    - C(latency) has the measurements of a load test. They are C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms),
+      C(max_ms), C(infer_per_s), and C(client_cores), the CPU cores that the client used.
   returned: when the checks could be read
   type: list
   elements: dict
-  contains:
-    name: {description: "Model, protocol and request.", type: str}
-    model: {description: Name of the model., type: str}
-    protocol: {description: "V(http), V(grpc), V(stream) or V(raw).", type: str}
-    ok: {description: Whether the answer was as expected., type: bool}
-    why: {description: "All reasons why the check failed, or an empty text for a passed check.", type: str}
-    ms: {description: "Milliseconds that the client measured, or null without an answer.", type: float}
-    expected: {description: "The expected label, a list of labels for a batch, or the expected texts in one line.", type: raw}
-    got: {description: "The actual label, a list of labels for a batch, or the actual texts in one line.", type: raw}
-    label: {description: "The actual label of a single row. The file in O(results_dir) has the row itself as C(image).", type: raw}
-    instances: {description: "Number of instances of the model, if the check has C(instances).", type: int}
-    latency:
-      description:
-        - Measurements of a load test, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms),
-          C(infer_per_s), and C(client_cores), the CPU cores that the client used.
-      type: dict
-    check: {description: Name of the check in its check file., type: str}
-    unanswered: {description: "True if the request was not sent, or if the model did not answer it.", type: bool}
 """
 
 import hashlib

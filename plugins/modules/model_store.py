@@ -10,8 +10,6 @@ short_description: End the holds of models, or remove the model store of a host
 description:
   - A manual rollback holds a model at an older release. The hold lasts until the files of the model on the controller or its
     compiled files in the inventory change, or until this module ends the hold.
-  - M(npufleet.triton.server_change) switches models to new releases and rolls models back. M(npufleet.triton.host_state) reads the
-    store.
   - To end holds, the run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

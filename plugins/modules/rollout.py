@@ -12,29 +12,25 @@ description:
     rollout. The plans and sizes come from the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
   - For a rollout of more than 20 hosts, the announcement names only the first and the last host of each batch, and the size
     of the batch.
-  - At the end of a host change, the task gives up the lease of the host, which is the right of a run to change the host. The task
-    fails if the rollout has to stop.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(begun) announces this batch and all later batches. The first batch also begins the record of the rollout. Run V(begun)
-        once for each batch.
+      - V(begun) announces this batch and all later batches. Run it once for each batch.
       - For the second batch, V(begun) also returns the pause of the rollout, which is the longest C(npufleet_rollout_pause) of the
-        hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, a
-        rollout that needs this confirmation fails at its first batch.
-      - V(ended) ends the change of a host. Run V(ended) for each host of the batch. The task records the duration of each host
-        change, which starts at the time in the variable C(npufleet_began). The task also adds the batch to the record of the
-        rollout in the directory C(rollouts) of O(output_dir). At most 100 records are kept.
+        hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, such
+        a rollout fails at its first batch.
+      - V(ended) ends the change of a host, which began at the time in the variable C(npufleet_began). Run it for each host of the
+        batch. It records the duration and the batch. O(output_dir) keeps at most 100 records of rollouts in C(rollouts).
       - V(listed) returns the last five rollouts.
     type: str
     choices: [begun, ended, listed]
     default: begun
   output_dir:
     description:
-      - Directory on the controller in which the durations are recorded as C(durations.json).
-      - If more than 20 hosts change, C(rollout.txt) has the names of all these hosts.
+      - Directory on the controller for the durations (C(durations.json)) and the records. If more than 20 hosts change, their names
+        are in C(rollout.txt).
     type: path
     required: true
   serial:
@@ -45,13 +41,13 @@ options:
     type: bool
     default: true
   release:
-    description: With O(state=ended), give up the lease of the host. The task fails if the lease cannot be released.
+    description: With O(state=ended), release the lease of the host (M(npufleet.triton.host_lease)).
     type: bool
     default: false
   failed:
     description:
-      - With O(state=ended), the reason why the host is not in sync. If the reason is not empty, the task fails with it, so that no
-        further batch starts. The task first gives up the lease if O(release) is true.
+      - With O(state=ended), the reason why the host is not in sync. If the reason is not empty, the task releases the lease if
+        O(release) is true, and then fails, so that no further batch starts.
     type: str
     default: ""
   lost:
@@ -64,7 +60,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: In check mode, no lease is given up.
+    description: In check mode, no lease is released.
 """
 
 EXAMPLES = r"""

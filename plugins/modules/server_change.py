@@ -10,14 +10,14 @@ short_description: Change the server and its models, prove the change, and keep 
 description:
   - Performs the whole change of a host in one task.
   - The host creates the releases of the models and switches to them. A release is a directory with the files of one model, which
-    never change. The host compares the server with the inventory. Depending on the differences, the host replaces, starts or
-    restarts the container, or loads and unloads models.
+    never change. Depending on the differences from the inventory, the host replaces, starts or restarts the container, or loads
+    and unloads models.
   - Then the host verifies the served models and runs the checks. If the server is in sync and the checks pass, releases and
     container are kept. Otherwise the previous state is restored and verified, too.
-  - With O(accept_within), a proven change waits for a second call, which accepts the change or restores the previous state. Between
-    the two calls, an operator can observe the traffic, and the run keeps the lease of the host.
-  - The change runs in its own process, which does not depend on the connection. If the connection to the controller is lost, the
-    host finishes the change, or restores the previous state, within the time limits of the inventory.
+  - With O(accept_within), a proven change waits for a second call, which accepts the change or restores the previous state. Until
+    then, the run keeps the lease of the host.
+  - The change runs in its own process. If the connection to the controller is lost, the host finishes the change, or restores the
+    previous state, within the time limits of the inventory.
   - Before the call, the host must have the large files of the models (M(npufleet.triton.model_blobs)). If the container has to be
     replaced, the new container must exist with the name C(<name>-next) (M(community.docker.docker_container)).
   - The run must have the lease of the host (M(npufleet.triton.host_lease)).
@@ -28,8 +28,7 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(changed) makes the change and proves it by reading the host again and by running the checks. The host keeps a proven
-        change. If the change is not proven, the host restores the previous state.
+      - V(changed) makes the change and proves it.
       - V(accepted) accepts a proven change that waits for acceptance. The task fails if the host has already restored the
         previous state.
       - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
@@ -42,14 +41,13 @@ options:
     default: ""
   release:
     description:
-      - Names of the models that get a new release. If a model is held at an older release, its new release is a copy of the
-        held release.
-      - In the plan of M(npufleet.triton.host_state), these models have the action C(release).
+      - Models that get a new release. In the plan of M(npufleet.triton.host_state), they have the action C(release).
+      - If a model is held at an older release, its new release is a copy of the held release.
     type: list
     elements: str
     default: []
   withdraw:
-    description: Names of the models to remove from the server. In the plan, they have the action C(withdraw).
+    description: Models to remove from the server. In the plan, they have the action C(withdraw).
     type: list
     elements: str
     default: []
@@ -63,9 +61,9 @@ options:
         elements: str
         default: []
       to:
-        description:
-          - The release to return to. V(previous) is the last proven release before the served release. Other values are a label
-            such as V(0003-0123456789ab), or the first four or more digits of the digest in a label.
+        description: >-
+          The release to return to. V(previous) is the last proven release before the served release. Other values are a label such
+          as V(0003-0123456789ab), or the first four or more digits of the digest in a label.
         type: str
         default: previous
       why:
@@ -74,8 +72,7 @@ options:
         default: ""
   current_releases:
     description:
-      - Serve the releases that the links in C(served/) point to, not the models of the inventory.
-      - O(rollback) requires this option, because the inventory names other releases than the rollback.
+      - Serve the releases that the links in C(served/) point to, not the models of the inventory. O(rollback) requires this option.
     type: bool
     default: false
   run_checks:
@@ -93,15 +90,14 @@ options:
     default: restored
   release_host:
     description: >-
-      Release the lease of the host when the change is kept. Use this option for the last step of a run. The host then releases the
-      lease even if the connection to the controller is lost.
+      Release the lease of the host when the change is kept, even if the connection to the controller is lost. Use this option for
+      the last step of a run.
     type: bool
     default: false
   manual_server:
     description: >-
-      Use this option if C(docker exec) has started the server in the container that the change replaces. C(pid) is the process ID
-      of this server. C(options) are the options of the C(docker exec) that starts the server again if the previous state is
-      restored.
+      The server in the container that the change replaces, if C(docker exec) has started this server. C(pid) is its process ID.
+      C(options) are the options of the C(docker exec) that starts it again if the previous state is restored.
     type: dict
     default: {}
 attributes:
@@ -142,9 +138,7 @@ released:
   returned: when the change has ended
   type: bool
 accepted:
-  description: >-
-    Whether the proven change was accepted. Null for a change that needs no acceptance. While the change waits to be accepted, the
-    value is V(false), and RV(seconds_to_accept) is also returned.
+  description: Whether the proven change was accepted. False while the change waits. Null for a change that needs no acceptance.
   returned: when the change has ended, or waits to be accepted
   type: bool
 seconds_to_accept:
@@ -157,14 +151,11 @@ checks:
   type: list
   elements: dict
 moves:
-  description: >-
-    For each switched model, its old release as C(from), its new release as C(to) (null for no release), and the kind of change as
-    C(what).
+  description: For each switched model, its releases C(from) and C(to) (null for no release), and the kind of change as C(what).
   returned: when the change has ended
   type: dict
 steps:
-  description: >-
-    The steps of the change that have begun, oldest first. Each step has its name as C(step) and the time of its start as C(at).
+  description: The steps of the change that have begun, oldest first, with the name as C(step) and the start time as C(at).
   returned: success
   type: list
   elements: dict

@@ -8,16 +8,14 @@ DOCUMENTATION = r"""
 module: support_bundle
 short_description: Collect data for a support ticket from a host, without its secrets
 description:
-  - Writes an archive on the controller. The archive has the output of the vendor tool, the kernel log, journals, the state of
-    engine and container, the server's model index, configs, statistics and metrics, a listing of the model store, and the
+  - Writes an archive with mode 0600 on the controller. The archive has the output of the vendor tool, the kernel log, journals, the
+    state of engine and container, the server's model index, configs, statistics and metrics, a listing of the model store, and the
     differences from the desired state.
-  - The module changes nothing. A short-lived container of the server's image, without network and cards, lists the functions of the
-    SDK and inspects one compiled file.
+  - The module changes nothing on the host. A short-lived container of the server's image, without network and cards, lists the
+    functions of the SDK and inspects one compiled file.
   - An item that cannot be collected becomes a line in C(errors.txt) of the archive. So the module also works on a host without
     driver, engine or server.
-  - Secrets are removed on the host before anything is written. Secrets are the values of host variables with the name of a
-    secret, and all texts that have the form of a secret. C(redaction.txt) lists the variables and the forms.
-  - The archive has mode 0600. The controller verifies its digest. Nothing is left on the host.
+  - Secrets are removed on the host before anything is written. C(redaction.txt) lists the kinds of removed texts.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -25,9 +23,8 @@ extends_documentation_fragment:
 options:
   concerns:
     description:
-      - Concerns to collect in addition to the host itself. A concern is a part of the host with its own desired state. The concerns
-        are C(driver), C(engine), C(image), C(models), C(server) and C(monitoring).
-      - Default is every concern of the groups of the host.
+      - Concerns to collect in addition to the host itself, from C(driver), C(engine), C(image), C(models), C(server) and
+        C(monitoring). Default is every concern of the groups of the host.
     type: list
     elements: str
   dest:
@@ -83,11 +80,6 @@ EXAMPLES = r"""
 - name: Collect the data for a ticket
   npufleet.triton.support_bundle:
     dest: "{{ inventory_dir }}/tickets"
-  register: bundle
-
-- name: Show the path of the bundle
-  ansible.builtin.debug:
-    msg: "{{ bundle.msg }}"
 """
 
 RETURN = r"""

@@ -9,7 +9,7 @@ module: triton_container
 short_description: Stop the container of the server
 description:
   - Stops the container and records the stop. The stopped server then counts as a difference until M(npufleet.triton.server_change)
-    starts it again and proves it. M(npufleet.triton.server_change) also makes all other changes of the server.
+    starts it again and proves it.
   - The run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

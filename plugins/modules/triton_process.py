@@ -9,8 +9,7 @@ module: triton_process
 short_description: Run tritonserver in the container in which Ansible runs
 description:
   - Use this module if the host is itself a Triton container, such as a session of Backend.AI. The module needs no container engine,
-    systemd or ssh. It needs root if no other user can open the device nodes of the cards. The same variables
-    as on other hosts configure server and models.
+    systemd or ssh. It needs root if no other user can open the device nodes of the cards.
   - A small supervisor process restarts the server if the server ends. The log, the process ID and the start parameters of the
     server are in C(run/) below O(root).
   - A change is kept if the server serves the releases and the checks pass. Otherwise the previous state is restored.
@@ -34,11 +33,6 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Read the plan and the reasons against it
-  npufleet.triton.triton_process:
-    state: planned
-    root: "{{ npufleet_root }}"
-
 - name: Start the server
   npufleet.triton.triton_process:
     root: "{{ npufleet_root }}"

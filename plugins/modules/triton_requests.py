@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 module: triton_requests
 short_description: Read the requests that a Triton server has counted
 description:
-  - Reads Triton's metrics on the host, and returns the successful, failed and waiting requests of each model since the server
-    started.
+  - Reads the successful, failed and waiting requests of each model since the start of the server from Triton's metrics.
   - If the server does not answer, the module returns no models, and does not fail.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
