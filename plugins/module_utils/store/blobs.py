@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import stat
 import time
 from contextlib import contextmanager, suppress
@@ -20,12 +19,11 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, history, record_path, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
-DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# File in incoming/ with the name of the controller that transfers blobs. While the controller works, it
-# renews the time stamp of this file.
+# File in incoming/ with the name of the controller that transfers blobs. The controller renews its time stamp.
 CONTROLLER = ".controller"
 # File in incoming/ with the number of bytes that the host downloads itself, without the controller
 TOTAL = ".total"
@@ -222,22 +220,21 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
             if label in kept:
                 continue
             freed += _remove_release(root, os.path.join(home, label), unlinked)
-            if os.path.exists(record_path(root, name, label)):
-                os.unlink(record_path(root, name, label))
+            trees.remove(record_path(root, name, label))
             removed.append(f"release {name}/{label}")
     linked = _linked(releases)
     for digest in store.listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
         # A young blob without a link can belong to another run, which has not made its release yet. A blob in `unlinked` is removed
         # at any age, because its release was removed above.
-        if digest in linked or (digest not in unlinked and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
+        stamp = _stamp_path(root, digest)
+        arrival = os.lstat(stamp if os.path.lexists(stamp) else path).st_ctime
+        if digest in linked or (digest not in unlinked and time.time() - arrival <= STAGED_AGE):
             continue
-        freed += os.lstat(path).st_size
-        os.unlink(path)
-        if os.path.exists(_stamp_path(root, digest)):
-            os.unlink(_stamp_path(root, digest))
+        freed += trees.remove(path)
+        trees.remove(stamp)
         removed.append(f"blob {digest[:12]}")
-    # Interrupted runs have left the old files in tmp/, and interrupted transfers those in incoming/.
+    # Interrupted runs leave files in tmp/, and interrupted transfers leave files in incoming/.
     for path in [*_expired(os.path.join(root, "tmp"), STAGED_AGE), *_expired(os.path.join(root, "incoming"), PARTIAL_AGE)]:
         freed += trees.remove(path)
         removed.append(os.path.relpath(path, root))
@@ -305,25 +302,13 @@ def _remove_release(root: str, release: str, unlinked: Set[str]) -> int:
 
 def _linked(directory: str) -> Set[str]:
     """Return the digests of the blobs that links below a directory point to."""
-    found = set()
-    for base, _names, files in trees.walk(directory):
-        for file in files:
-            path = os.path.join(base, file)
-            if os.path.islink(path):
-                found.add(os.path.basename(os.readlink(path)))
-    return found
-
-
-def _older(stamp: str, path: str, age: float) -> bool:
-    """Return True if a blob came into the store more than `age` seconds ago."""
-    return time.time() - os.lstat(stamp if os.path.lexists(stamp) else path).st_ctime > age
+    paths = (os.path.join(base, file) for base, _names, files in trees.walk(directory) for file in files)
+    return {os.path.basename(os.readlink(path)) for path in paths if os.path.islink(path)}
 
 
 def _expired(directory: str, age: float) -> List[str]:
-    """Return the entries of a directory that are older than `age` seconds, or an empty list if another run has locked it."""
-    if not os.path.isdir(directory):
-        return []
-    found = []
+    """Return the entries of a directory that are older than `age` seconds. Skip a missing or locked directory."""
+    found: List[str] = []
     try:
         with locked(directory, wait=False):
             for name in store.listed(directory):
@@ -332,6 +317,6 @@ def _expired(directory: str, age: float) -> List[str]:
                 with suppress(FileNotFoundError):
                     if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)
-    except Busy:
+    except (Busy, FileNotFoundError):
         pass
     return found

@@ -79,12 +79,10 @@ def mend(root: str, forget: bool = False) -> List[str]:
         opened.pop("flaw", None)
         _replace(root, store.TRANSACTION, json.dumps(opened))
     if store.HOLDS in flaws:
-        holds = store.holds_from_history(root)
-        _replace(
-            root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.mismatch(hold, store.HOLD) is None})
-        )
+        holds = {name: hold for name, hold in store.holds_from_history(root).items() if not shapes.mismatch(hold, store.HOLD)}
+        _replace(root, store.HOLDS, json.dumps(holds))
     if store.HUNG in flaws:
-        # The lost content is not needed: if a load still hangs, a later run detects this and writes the file again.
+        # If a load still hangs, a later run detects this and writes the file again.
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
         lines = history.read_history(root)
@@ -120,5 +118,5 @@ def _replace(root: str, name: str, text: Optional[str]) -> None:
         shutil.copyfile(path, copy, follow_symlinks=False)
     if text is not None:
         store.write_text(root, path, text)
-    elif os.path.lexists(path):
-        os.unlink(path)
+    else:
+        trees.remove(path)

@@ -98,13 +98,10 @@ def make_directories(root: str) -> None:
 def prepare(root: str) -> None:
     """Create the directories, and remove old files in tmp/. The caller holds the lock of the store."""
     make_directories(root)
-    # The caller holds the lock, so no other run uses the files in tmp/. Killed runs have left them.
+    # Killed runs have left these files.
     for name in os.listdir(os.path.join(root, "tmp")):
-        path = os.path.join(root, "tmp", name)
-        if name.startswith(("release-", "retired-")):
-            trees.remove(path)
-        elif name.startswith(("link-", "json-")):
-            os.unlink(path)
+        if name.startswith(("release-", "retired-", "link-", "json-")):
+            trees.remove(os.path.join(root, "tmp", name))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from typing import Any, Dict, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HOLDS, Run, StoreError, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
@@ -42,8 +43,8 @@ def write_holds(root: str, holds: Mapping[str, Any]) -> None:
         return
     if actual_holds and actual_holds != read_holds(root):
         write_json(root, path, actual_holds)
-    elif not actual_holds and os.path.lexists(path):
-        os.unlink(path)
+    elif not actual_holds:
+        trees.remove(path)
 
 
 def holds_after(root: str, run: Run, link_moves: Mapping[str, Move], why: str) -> Dict[str, Any]:

@@ -46,7 +46,7 @@ def read_record(root: str, name: str, label: str) -> Record:
     found = shapes.read(record_path(root, name, label), records.SHAPE)
     if found.flaw or not found.exists:
         raise StoreError(f"model {name}: the record of release {label} cannot be used: {found.flaw or 'it is gone'}")
-    record = found.content
+    record: Record = found.content
     base = release_path(root, name, label)
     if not record.get("versions"):
         # Older records have no versions. Their releases serve the latest version, which is Triton's default.
@@ -54,15 +54,10 @@ def read_record(root: str, name: str, label: str) -> Record:
         record["versions"] = [str(max(numbers))] if numbers else []
     for path, file in record["files"].items():
         file.setdefault("blob", os.path.islink(os.path.join(base, path)))
-    return {
-        "release": record["release"],
-        "source": record["source"],
-        "versions": record["versions"],
-        "steps": record.get("steps") or [],
-        "cached": bool(record.get("cached")),
-        "shape": record.get("shape"),
-        "files": record["files"],
-    }
+    record["steps"] = record.get("steps") or []
+    record["cached"] = bool(record.get("cached"))
+    record.setdefault("shape", None)
+    return record
 
 
 def facts_of(record: Record) -> Dict[str, Any]:
@@ -116,8 +111,7 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
     except BaseException:
         with suppress(OSError):
             trees.remove(staging)
-        with suppress(OSError):
-            os.unlink(record_path(root, name, label))
+            trees.remove(record_path(root, name, label))
         raise
     return label
 
@@ -184,8 +178,7 @@ def move_links(root: str, targets: Mapping[str, Optional[str]]) -> List[str]:
     """
     for name, label in targets.items():
         new_link = os.path.join(root, "tmp", "link-" + name)
-        if os.path.lexists(new_link):
-            os.unlink(new_link)
+        trees.remove(new_link)
         if label is not None:
             os.symlink(os.path.join("..", "releases", name, label), new_link)
     moved: List[str] = []

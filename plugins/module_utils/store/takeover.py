@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import signal
-import stat
 import time
 from typing import Any, BinaryIO, Dict
 
@@ -158,19 +157,13 @@ def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.MA
         sha256 = foreign.digest(source, limit)
         directory = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
+            os.replace(path, name, dst_dir_fd=directory)
+        except IsADirectoryError:
             # A rename can replace a link, but not a directory.
-            if _is_directory(directory, name):
-                trees.remove(os.path.join(incoming, name))
+            trees.remove(os.path.join(incoming, name))
             os.replace(path, name, dst_dir_fd=directory)
         finally:
             os.close(directory)
         os.fchmod(source.fileno(), 0o600)
         os.fchown(source.fileno(), user.pw_uid, user.pw_gid)
     return sha256
-
-
-def _is_directory(parent: int, name: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False

@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import histo
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import holds_from_history, read_holds, write_holds
-from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move, Record
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
     make_release,
     move_links,
@@ -95,7 +95,7 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
     """Return a line of the history for each model of a transaction."""
     lines = []
     for name, move in sorted(models.items()):
-        record: Optional[Record] = None
+        record: Mapping[str, object] = {}
         with suppress(StoreError):
             record = read_record(root, name, move["to"] or move["from"] or "")
         lines.append(
@@ -108,8 +108,8 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
                 "what": move["what"],
                 "from": move.get("failed", move["from"]),
                 "to": move["to"],
-                "source": record["source"] if record else None,
-                "release": record["release"] if record else None,
+                "source": record.get("source"),
+                "release": record.get("release"),
                 "result": result,
                 "why": why,
             }
