@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
-from ansible_collections.npufleet.triton.plugins.filter import driver_load_steps, driver_reboot_helps
+from ansible_collections.npufleet.triton.plugins.filter import driver_load_steps
+from test_house import load, tasks_of
 
 TASKS = Path(__file__).resolve().parents[2] / "roles/rbln_driver/tasks"
 steps_of = driver_load_steps.FilterModule().filters()["driver_load_steps"]
-helps = driver_reboot_helps.FilterModule().filters()["driver_reboot_helps"]
 
 
 def item(name: str, action: str = "") -> dict[str, Any]:
@@ -86,15 +87,7 @@ def test_the_role_uses_every_step() -> None:
     assert used == set(steps(state()))
 
 
-@pytest.mark.parametrize(
-    ("plan", "expected"),
-    [
-        ([item("module", "reload")], True),
-        ([item("module", "reload"), item("package", "install")], False),
-        ([item("module", "load")], False),
-        ([item("other", "reload")], False),
-        ([], False),
-    ],
-)
-def test_a_reboot_helps_only_if_the_kernel_has_another_module(plan: list[Any], expected: bool) -> None:
-    assert helps(plan) is expected
+@pytest.mark.parametrize(("actions", "fails"), [(["reload"], False), (["reload", "install"], True), (["load"], True), ([], True)])
+def test_a_reboot_helps_only_if_the_kernel_has_another_module(actions: list[str], fails: bool) -> None:
+    (task,) = [task for task in tasks_of(load(TASKS / "load_and_prove.yml")) if task["name"] == "Fail if a reboot does not help"]
+    assert jinja2.Environment().compile_expression(task["when"])(rbln_driver_actions=actions) is fails

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
+from ansible_collections.npufleet.triton.plugins.filter.refusal_table import table
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import device_access
@@ -382,15 +382,15 @@ def test_an_engine_that_changes_is_not_asked_for_its_registry(
 
 def test_table_says_a_shared_reason_once() -> None:
     reasons = {"npu1": ["found A", "found B"], "npu2": ["found B"], "npu3": []}
-    assert refusal_table(reasons) == (
+    assert table(reasons) == (
         "2 of 3 hosts refused, 2 reasons, nothing was changed:\n  - npu1: found A\n  - npu1, npu2: found B"
     )
 
 
 def test_table_of_every_host_and_of_none() -> None:
-    assert refusal_table({"npu1": ["found A"], "npu2": ["found A"]}).endswith("\n  - every host: found A")
-    assert refusal_table({"npu1": ["found A"]}).endswith("1 reason, nothing was changed:\n  - npu1: found A")
-    assert refusal_table({"npu1": [], "npu2": []}) == refusal_table({}) == ""
+    assert table({"npu1": ["found A"], "npu2": ["found A"]}).endswith("\n  - every host: found A")
+    assert table({"npu1": ["found A"]}).endswith("1 reason, nothing was changed:\n  - npu1: found A")
+    assert table({"npu1": [], "npu2": []}) == table({}) == ""
 
 
 def test_a_system_that_the_vendor_has_not_fully_tested_is_a_remark(tmp_path: Path) -> None:
