@@ -382,9 +382,7 @@ def test_an_engine_that_changes_is_not_asked_for_its_registry(
 
 def test_table_says_a_shared_reason_once() -> None:
     reasons = {"npu1": ["found A", "found B"], "npu2": ["found B"], "npu3": []}
-    assert table(reasons) == (
-        "2 of 3 hosts refused, 2 reasons, nothing was changed:\n  - npu1: found A\n  - npu1, npu2: found B"
-    )
+    assert table(reasons) == ("2 of 3 hosts refused, 2 reasons, nothing was changed:\n  - npu1: found A\n  - npu1, npu2: found B")
 
 
 def test_table_of_every_host_and_of_none() -> None:
