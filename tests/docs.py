@@ -159,7 +159,7 @@ def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
 
 
 def fragment_options(plugins: Path, name: str) -> Mapping[str, Any]:
-    """Return the options of a documentation fragment of this collection, such as npufleet.triton.project.controller."""
+    """Return the options of a documentation fragment of this collection, such as npufleet.triton.project.balancer."""
     _namespace, _collection, file, *part = name.split(".")
     tree = ast.parse((plugins / f"doc_fragments/{file}.py").read_text())
     texts = [

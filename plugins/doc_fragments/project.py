@@ -16,12 +16,20 @@ options:
     default: /var/lib/npufleet
 """
 
-    # For modules whose action does all work on the controller
-    CONTROLLER = r"""
+    # For modules that change no host
+    READER = r"""
 attributes:
   check_mode:
     support: full
-    description: Runs on the controller and changes no host.
+    description: Runs as usual, because the module changes no host.
+"""
+
+    # For modules that change a host, and report the change in check mode
+    WRITER = r"""
+attributes:
+  check_mode:
+    support: full
+    description: Reports what would change.
 """
 
     # For modules that run on a load balancer

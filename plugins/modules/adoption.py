@@ -17,18 +17,17 @@ description:
     operator has to create.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.reader
 options:
   name:
     description: Name or ID of the container. Required if C(tritonserver) runs in more than one container.
     type: str
   dest:
     description: >-
-      Directory on the controller to write to. Without this option, the plan compares the container with the current inventory.
+      Directory on the controller to write to, also in check mode. Without this option, the plan compares the container with the
+      current inventory.
     type: path
-attributes:
-  check_mode:
-    support: full
-    description: The task never changes the host. It writes O(dest) also in check mode.
 """
 
 EXAMPLES = r"""

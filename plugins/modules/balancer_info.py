@@ -15,6 +15,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project.balancer
+  - npufleet.triton.project.reader
 options:
   since:
     description: Start of the window in seconds since 1970, by the clock of the balancer.
@@ -23,10 +24,6 @@ options:
     description: Path of HAProxy's configuration file. RV(config) returns its digest.
     type: path
     default: /etc/haproxy/haproxy.cfg
-attributes:
-  check_mode:
-    support: full
-    description: Reads as usual, because reading changes nothing.
 """
 
 EXAMPLES = r"""

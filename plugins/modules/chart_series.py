@@ -13,6 +13,8 @@ description:
   - At most 12 cards have their own series, first faulted cards, then the hottest cards. The series of the fleet cover all cards.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.reader
 options:
   port:
     description: Port of Prometheus, which has to answer HTTP on the loopback address.
@@ -22,10 +24,6 @@ options:
     description: Length of the charts in hours, from 1 to 720.
     type: int
     default: 6
-attributes:
-  check_mode:
-    support: full
-    description: Reads as usual, because reading changes nothing.
 """
 
 EXAMPLES = r"""

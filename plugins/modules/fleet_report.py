@@ -15,7 +15,7 @@ description:
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
-  - npufleet.triton.project.controller
+  - npufleet.triton.project.reader
 options:
   state:
     description:

@@ -140,27 +140,25 @@ FRESH_SECONDS = 60.0
 
 def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     """Apply state `held`: take or renew the lease. Return the result of the module."""
-    root, settings = params["root"], params["container"]
+    root, host, settings = params["root"], params["host"], params["container"]
     maintenance = lease.maintenance(os.path.join(root, lease.MAINTENANCE_FILE)) if params["unless_maintenance"] else None
     if maintenance:
         return {**UNCHANGED, "maintenance": maintenance}
     owner = lease.Holder(params["run"], params["by"], params["allow_maintenance"])
     last_run, seen = lease.last_run(root), params["seen"]
     taken, previous = lease.acquire(root, owner, params["patience"], settings, params["wait"], params["ended"])
-    changed = params["install"] and _install(params)
+    # With a list, `any` does not skip install_unit if activate has changed something.
+    changed = params["install"] and any([library.activate(params["version"]), commands.install_unit(root)])
     if taken and params["rollout"]:
         try:
             rollouts.begin(root, owner.run, owner.by, params["rollout"])
         except (OSError, ValueError) as error:
             # A missing record must not prevent the change.
-            warn("{}: the rollout is not recorded on the host: {}".format(params["host"], error))
-    settled = None
+            warn(f"{host}: the rollout is not recorded on the host: {error}")
+    settled = taken_over = None
     if previous is not None:
-        warn(
-            "{}: the run of {} since {} ended during its change. This run takes over the lease".format(
-                params["host"], previous["by"], previous["since"]
-            )
-        )
+        taken_over = {"by": previous["by"], "since": previous["since"]}
+        warn("{}: the run of {by} since {since} ended during its change. This run takes over the lease".format(host, **taken_over))
     if taken and replacement.interrupted(root):
         # Only a call after an interrupted replacement needs this import.
         from ansible_collections.npufleet.triton.plugins.module_utils.change import container
@@ -171,17 +169,9 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
             lambda: container.restore(container.Docker(), root, settings["name"], settings),
             lambda error: failures.reason(error, (container.ContainerError, lease.LeaseError, OSError)),
         )
-        warn(
-            "{}: a replacement of the container was interrupted: {}".format(params["host"], settled or "there was no server before")
-        )
-    taken_over = {"by": previous["by"], "since": previous["since"]} if previous else None
+        warn(f"{host}: a replacement of the container was interrupted: {settled or 'there was no server before'}")
     result = {**UNCHANGED, "changed": changed or settled is not None, "taken": taken, "taken_over": taken_over, "settled": settled}
     return {**result, "fresh": taken and previous is None and _is_fresh(seen, last_run)}
-
-
-def _install(params: Mapping[str, Any]) -> bool:
-    # With a list, `any` does not skip install_unit if activate has changed something.
-    return any([library.activate(params["version"]), commands.install_unit(params["root"])])
 
 
 def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
@@ -203,9 +193,9 @@ def run(module: request.Module) -> None:
             module.exit_json(changed=False, released=released)
         module.exit_json(**hold(params, module.warn))
     except lease.Held as error:
-        module.fail_json(msg="{}: {}".format(params["host"], error), held_by=error.run)
+        module.fail_json(msg=f"{params['host']}: {error}", held_by=error.run)
     except (lease.LeaseError, OSError, ValueError) as error:
-        module.fail_json(msg="{}: {}".format(params["host"], error))
+        module.fail_json(msg=f"{params['host']}: {error}")
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project
+  - npufleet.triton.project.writer
 options:
   state:
     description:
@@ -29,10 +30,6 @@ options:
     type: list
     elements: str
     default: []
-attributes:
-  check_mode:
-    support: full
-    description: Reports what would change.
 """
 
 EXAMPLES = r"""

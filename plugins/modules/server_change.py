@@ -25,6 +25,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project
+  - npufleet.triton.project.writer
 options:
   state:
     description:
@@ -100,10 +101,6 @@ options:
       C(options) are the options of the C(docker exec) that starts it again if the previous state is restored.
     type: dict
     default: {}
-attributes:
-  check_mode:
-    support: full
-    description: Reports whether anything would be changed.
 """
 
 EXAMPLES = r"""

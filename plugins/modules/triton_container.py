@@ -15,16 +15,13 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project
+  - npufleet.triton.project.writer
 options:
   state:
     description: V(stopped) stops the container if it runs, for example to install another driver.
     type: str
     choices: [stopped]
     required: true
-attributes:
-  check_mode:
-    support: full
-    description: Reports a change without making it.
 """
 
 EXAMPLES = r"""

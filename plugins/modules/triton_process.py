@@ -17,6 +17,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project
+  - npufleet.triton.project.writer
 options:
   state:
     description:
@@ -26,10 +27,6 @@ options:
     type: str
     choices: [planned, started, stopped]
     default: started
-attributes:
-  check_mode:
-    support: full
-    description: Reports whether there would be a change.
 """
 
 EXAMPLES = r"""

@@ -12,6 +12,8 @@ description:
   - If the server does not answer, the module returns no models, and does not fail.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.reader
 options:
   address:
     description: Address of the server on the host. The variables of the host set the default.
@@ -19,10 +21,6 @@ options:
   port:
     description: Port of Triton's metrics. Default is the variable C(npufleet_metrics_port).
     type: int
-attributes:
-  check_mode:
-    support: full
-    description: Reads as usual, because reading changes nothing.
 """
 
 EXAMPLES = r"""

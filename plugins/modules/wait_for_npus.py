@@ -13,6 +13,8 @@ description:
     If the container runs and another process has a card open, the task fails at once.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.reader
 options:
   container:
     description: Name of the container of the server. Default is the variable C(triton_server_name).
@@ -26,10 +28,6 @@ options:
       driver's kernel module removes these entries.
     type: bool
     default: false
-attributes:
-  check_mode:
-    support: full
-    description: Waits as usual, because waiting changes nothing.
 """
 
 EXAMPLES = r"""
