@@ -143,12 +143,12 @@ def test_rules_of_kernels_are_read_alike(rule: str, fits: bool) -> None:
     rows = yaml.safe_load((ROOT / "files/releases.yml").read_text())
     rows["npufleet_releases"]["24.01"]["systems"] = {"ubuntu-22.04": rule}
     assert (flaws(RELEASES, rows) == []) is fits
-    row = rows["npufleet_releases"]["24.01"]
+    row, spec = rows["npufleet_releases"]["24.01"], values.inventory_specs()["npufleet_extra_releases"]
     if fits:
-        assert values.converted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})["site"] == row
+        assert values.converted("npufleet_extra_releases", {"site": row}, spec)["site"] == row
         return
     with pytest.raises(Refusal) as refusal:
-        values.converted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})
+        values.converted("npufleet_extra_releases", {"site": row}, spec)
     found = rule or '""'
     assert refusal.value.reasons == [
         f"npufleet_extra_releases[site].systems[ubuntu-22.04] is {found}, expected a rule such as ==6.8.0,<=6.8.0-138. Correct it."

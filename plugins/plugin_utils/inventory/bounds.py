@@ -90,8 +90,10 @@ def _bytes(value: str) -> int:
     return len(value.encode("utf-8", "surrogatepass"))
 
 
-def _is_short_enough(path: str) -> bool:
-    return _bytes(path) <= MAX_PATH_BYTES and all(_bytes(part) <= MAX_NAME_BYTES for part in path.split("/"))
+def _is_plain_path(path: str) -> bool:
+    """Return True if a path has no control characters and does not exceed the limits of its length."""
+    is_short = _bytes(path) <= MAX_PATH_BYTES and all(_bytes(part) <= MAX_NAME_BYTES for part in path.split("/"))
+    return is_short and not CONTROL.search(path)
 
 
 def _is_below(path: str, trees: Any) -> bool:
@@ -105,8 +107,7 @@ def is_system_path(path: str) -> bool:
 
 def _is_host_path(path: str) -> bool:
     """Return True for an absolute and normalised path on a host."""
-    plain = HOST_PATH.fullmatch(path) is not None and not path.startswith("//")
-    return plain and os.path.normpath(path) == path and _is_short_enough(path)
+    return HOST_PATH.fullmatch(path) is not None and os.path.normpath(path) == path and _is_plain_path(path)
 
 
 HOST_PATH_FORM = "an absolute path of letters, digits and . _ + @ -, without `..` and without a slash at its end"
@@ -146,11 +147,11 @@ def file_on_host(*endings: str) -> Bound:
 
 
 def _is_package_path(path: str) -> bool:
-    return os.path.basename(path) not in (".", "..") and _is_short_enough(path) and not CONTROL.search(path)
+    return os.path.basename(path) not in (".", "..") and _is_plain_path(path)
 
 
 def _is_controller_path(path: str) -> bool:
-    return path.startswith(("/", "~/")) and _is_short_enough(path) and not CONTROL.search(path)
+    return path.startswith(("/", "~/")) and _is_plain_path(path)
 
 
 CONTROLLER_FILE = Bound("an absolute path on the controller, in one line", _is_controller_path, "Write the whole path")
@@ -181,12 +182,11 @@ def _is_volume(value: str) -> bool:
 
 
 def _is_absolute(path: str) -> bool:
-    return path.startswith("/") and ".." not in path.split("/") and _is_short_enough(path)
+    return path.startswith("/") and ".." not in path.split("/") and _is_plain_path(path)
 
 
 def _is_repository(value: str) -> bool:
-    is_named = bool(value.strip("/")) and ".." not in value.split("/")
-    return is_named and _is_short_enough(value) and not CONTROL.search(value)
+    return bool(value.strip("/")) and ".." not in value.split("/") and _is_plain_path(value)
 
 
 def _is_size(value: str) -> bool:
@@ -207,9 +207,9 @@ def _is_artefact_path(path: str) -> bool:
     """Return True for a file in a version directory, such as 1/model.rbln. Files with RESERVED_ENDINGS are excluded."""
     parts = path.split("/")
     version, last = re.fullmatch("0|[1-9][0-9]{0,17}", parts[0]), parts[-1].lower()
-    plain = len(parts) > 1 and os.path.normpath(path) == path and not CONTROL.search(path)
+    is_normal = len(parts) > 1 and os.path.normpath(path) == path
     # The record of the file has the same path with .json at its end.
-    return bool(version) and plain and _is_short_enough(path + ".json") and not last.endswith(RESERVED_ENDINGS)
+    return bool(version) and is_normal and _is_plain_path(path + ".json") and not last.endswith(RESERVED_ENDINGS)
 
 
 SIZE = Bound("a size of at most 1 PiB, such as 512m or 1g", _is_size)
@@ -230,7 +230,7 @@ def _are_daemon_options(options: Mapping[str, Any]) -> bool:
     """Return True if each directory in the engine's options is the default or is not a directory of the system."""
     paths = [options[key] for key in ("data-root", "exec-root", "graph") if key in options]
     defaults = ("/var/lib/docker", "/var/run/docker", "/run/docker")
-    return all(isinstance(path, str) and (path in defaults or (_is_host_path(path) and not is_system_path(path))) for path in paths)
+    return all(isinstance(path, str) and (path in defaults or DIRECTORY.fits(path)) for path in paths)
 
 
 # Keys are variables and their parts: `[]` is an entry of a list, and `.key` is the value of a declared key of a map. For a map
@@ -239,10 +239,8 @@ BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("rbln_release", "npufleet_extra_releases{}", "npufleet_release_rows{}"), LABEL),
     "npufleet_npus": number(1, MAX_NPUS),
     "npufleet_card": name(NAME_PATTERN, "letters, digits and . _ -", 60),
-    "triton_models[].name": Bound(
-        f"the name of a directory of at most {MAX_STEM_BYTES} bytes, without control characters",
-        lambda value: NAME.fullmatch(value) is not None and not CONTROL.search(value) and _bytes(value) <= MAX_STEM_BYTES,
-        "Give the model a shorter or plainer name",
+    "triton_models[].name": name(NAME.pattern, "the name of a directory, without control characters,")._replace(
+        next_step="Give the model a shorter or plainer name"
     ),
     "triton_models[].instances": number(1, 128),
     "triton_models[].npus": entries(MAX_NPUS, distinct=True),
@@ -383,13 +381,9 @@ def bounded(field: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
         inner = field + ("[]" if kind == "list" else "")
         result["options"] = {key: bounded(f"{inner}.{key}", option) for key, option in spec["options"].items()}
     if kind == "list":
-        result["element"] = bounded(f"{field}[]", element(result))
+        element = {key: spec[key] for key in ("options", "no_log", "choices") if key in spec}
+        result["element"] = bounded(f"{field}[]", {**element, "type": spec.get("elements", "raw")})
     if "values" in spec:
         result["values"] = bounded(f"{field}[*]", spec["values"])
         result["key"] = BOUNDS.get(field + "{}", BY_TYPE["str"])
     return result
-
-
-def element(spec: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the spec of an entry of a list."""
-    return {key: spec[key] for key in ("options", "no_log", "choices") if key in spec} | {"type": spec.get("elements", "raw")}

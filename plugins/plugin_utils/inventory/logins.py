@@ -3,8 +3,7 @@
 """Refusal of logins in the values of an inventory.
 
 A login would reach command lines, lists of package sources and messages of other programs, which all users of a host can read.
-Variables that are allowed to contain secrets are not checked. These
-variables are marked with `no_log`, or with `secret` in bounds.BOUNDS.
+Variables with `no_log`, or with `secret` in bounds.BOUNDS, may contain secrets and are not checked.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ def _set_login(login: str) -> str:
     return f"set {login}_user and {login}_password instead"
 
 
-REGISTRY, PROXY = (
-    _set_login("triton_image_registry"),
-    "set npufleet_http_proxy and npufleet_https_proxy instead, which may contain logins",
-)
+REGISTRY = _set_login("triton_image_registry")
+PROXY = "set npufleet_http_proxy and npufleet_https_proxy instead, which may contain logins"
 MIRROR = "name a mirror without a login"
 HEADERS = "set inference_check_headers instead"
 STORE = "set triton_server_cloud_credentials instead"

@@ -30,6 +30,9 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
     """Return the conditions that a host must meet, from its variables, its release row and the manifests of its models."""
     row, rows = variables["npufleet_release_row"], variables["npufleet_release_rows"]
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
+    builds = variables["npufleet_build_host"] == variables["inventory_hostname"]
+    # A host that only pulls the image gets no archive of it.
+    archive_gib = int(variables["preflight_disk_transfer"]) if builds or not variables["triton_image_delivery_repository"] else 0
     return {
         "release": variables["rbln_release"],
         "rows": {name: {"systems": entry["systems"], "cards": entry["cards"]} for name, entry in rows.items()},
@@ -50,7 +53,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "disk": {
             "/var/lib/docker": {"image": int(variables["preflight_disk_engine"]) * GIB},
             variables["npufleet_root"]: {
-                "image": _archive_bytes(variables),
+                "image": archive_gib * GIB,
                 "models": int(variables["preflight_disk_models"]) * GIB,
             },
         },
@@ -58,13 +61,6 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "models": {name: manifest["memory"] for name, manifest in manifests.items() if any(manifest["memory"])},
         "downloads": _downloads(variables, manifests),
     }
-
-
-def _archive_bytes(variables: Mapping[str, Any]) -> int:
-    """Return the bytes that the archive of the image needs on the host. A host that only pulls the image needs 0 bytes."""
-    if variables["triton_image_delivery_repository"] and variables["npufleet_build_host"] != variables["inventory_hostname"]:
-        return 0
-    return int(variables["preflight_disk_transfer"]) * GIB
 
 
 def _downloads(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
@@ -218,11 +214,8 @@ def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator
     except Refusal as refusal:
         yield from refusal.reasons
         return
-    disabled = [
-        name
-        for name in ("inference_check_latency", "monitoring_probe_latency")
-        if not variables[name] and (variables["monitoring_probe"] or "probe" not in name)
-    ]
+    switches = ["inference_check_latency", *(["monitoring_probe_latency"] if variables["monitoring_probe"] else [])]
+    disabled = [name for name in switches if not variables[name]]
     for entry in document["checks"]:
         if disabled and all("latency" in check for check in entry["checks"]):
             yield (
@@ -242,8 +235,8 @@ def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]
     kind = cache(variables)
     if kind in (None, "local"):
         return
-    for name in sorted(served):
-        if served[name].get("in_place"):
+    for name, entry in sorted(served.items()):
+        if entry.get("in_place"):
             yield (
                 f"model {name}: a served version would change, but with response_cache the {kind} cache would return the old "
                 "answers, expected a new version. Add a version directory (2/ beside 1/), or turn response_cache off."
@@ -253,7 +246,7 @@ def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]
 def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of the driver package."""
     row = variables["npufleet_release_row"]["driver"]
-    path, digest = variables["rbln_driver_package_file"], variables["rbln_driver_package_sha256"]
+    path = variables["rbln_driver_package_file"]
     if not path and not variables["rbln_driver_package_url"]:
         yield (
             f"the driver package is missing, expected {row['package']} {row['version']} (.{row['form']}). Get it from the vendor's "
@@ -274,7 +267,7 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
     elif ending in (".deb", ".rpm", ".run") and ending != "." + variables["rbln_driver_form"]:
         yield f"the driver package is {name}, expected a .{variables['rbln_driver_form']}. {todo}"
     elif path:
-        yield from _file("the driver package", path, digest, "rbln_driver_package_file", "rbln_driver_package_sha256")
+        yield from _file(variables, "the driver package", "rbln_driver_package_file", "rbln_driver_package_sha256")
 
 
 def _image(variables: Mapping[str, Any]) -> Iterator[str]:
@@ -284,14 +277,13 @@ def _image(variables: Mapping[str, Any]) -> Iterator[str]:
         yield f"the controller has no directory {wheels}, expected the wheels of the SDK in it. Correct triton_image_wheelhouse."
     archive = variables["triton_image_base_archive"]
     if archive and "://" not in archive:
-        digest = variables["triton_image_base_archive_sha256"]
-        yield from _file(
-            "the archive of the base image", archive, digest, "triton_image_base_archive", "triton_image_base_archive_sha256"
-        )
+        digest_variable = "triton_image_base_archive_sha256"
+        yield from _file(variables, "the archive of the base image", "triton_image_base_archive", digest_variable)
 
 
-def _file(name: str, path: str, digest: str, path_variable: str, digest_variable: str) -> Iterator[str]:
+def _file(variables: Mapping[str, Any], name: str, path_variable: str, digest_variable: str) -> Iterator[str]:
     """Yield the error of a file on the controller that is missing or has another digest."""
+    path, digest = variables[path_variable], variables[digest_variable]
     if not os.path.isfile(path):
         yield f"the controller has no {path}, expected {name}. Correct {path_variable}."
     elif digest:

@@ -15,18 +15,14 @@ VLLM_ONLY = ("RBLN-CR13",)
 def warnings(variables: Mapping[str, Any]) -> List[str]:
     """Return the warnings about the release row of a host: its known vulnerabilities, and the result of `untested_remarks`."""
     vulnerabilities = variables["npufleet_release_row"].get("vulnerabilities") or {}
-    if not vulnerabilities.get("bulletins"):
+    bulletins = vulnerabilities.get("bulletins")
+    if not bulletins:
         return untested_remarks(variables)
-    steps = _fixes(variables, vulnerabilities["bulletins"])
     return [
-        "release {} runs a Triton with {} known vulnerabilities as of {} (NVIDIA security bulletins {}): {}. Until this host "
-        "runs such a version, keep its ports away from untrusted networks.".format(
-            variables["rbln_release"],
-            len(vulnerabilities["bulletins"]),
-            vulnerabilities["as_of"],
-            ", ".join(vulnerabilities["bulletins"]),
-            "; ".join(steps),
-        ),
+        f"release {variables['rbln_release']} runs a Triton with {len(bulletins)} known vulnerabilities as of "
+        f"{vulnerabilities['as_of']} (NVIDIA security bulletins {', '.join(bulletins)}): "
+        f"{'; '.join(_fixes(variables, bulletins))}. Until this host runs such a version, keep its ports away from untrusted "
+        "networks.",
         *untested_remarks(variables),
     ]
 

@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, FrozenSet, Iterable, Iterator, List, Optional
+from typing import Any, FrozenSet, Iterable, Iterator, List
 
 from ansible import context
 from ansible.playbook.block import Block
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guard import entries
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, own_yaml
 
-# A file that a rollout includes. The tags of its tasks are not visible in the playbook.
-INCLUDED_FILE = os.path.join(COLLECTION, "playbooks/tasks/{}")
 Tags = FrozenSet[str]
 
 
@@ -58,8 +56,10 @@ def _steps(playbook: Any) -> List[Tags]:
             if not os.path.realpath(task.get_path()).startswith(COLLECTION + os.sep):
                 return []
             steps.append(frozenset(map(str, task.tags)))
-        for change in play.vars.get("rollout_changes") or ():
-            steps += [tags for tags in _tags_of_file(change.get("tasks")) if tags]
+        # A rollout includes these files. The tags of their tasks are not visible in the playbook.
+        for name in filter(None, (change.get("tasks") for change in play.vars.get("rollout_changes") or ())):
+            included = entries(own_yaml(os.path.join(COLLECTION, "playbooks/tasks", name)))
+            steps += [frozenset(entry["tags"]) for entry in included if entry.get("tags")]
     return [tags for tags in steps if "always" not in tags]
 
 
@@ -70,11 +70,6 @@ def _tasks(blocks: Iterable[Any]) -> Iterator[Any]:
             yield from _tasks([*entry.block, *entry.rescue, *entry.always])
         elif not entry.implicit:
             yield entry
-
-
-def _tags_of_file(name: Optional[str]) -> List[Tags]:
-    """Return the tags of each entry of a file in playbooks/tasks/."""
-    return [frozenset(entry.get("tags") or ()) for entry in entries(own_yaml(INCLUDED_FILE.format(name)))] if name else []
 
 
 def _matches(tag: str, step: Tags) -> bool:

@@ -136,12 +136,13 @@ def _convert(location: str, value: Any, spec: Mapping[str, Any], reasons: List[s
             f"{location} is {_out_of_bounds(result, spec)}, expected {spec['bound'].expected}. {spec['bound'].next_step}."
         )
     elif kind == "list":
-        element = spec.get("element") or bounds.element(spec)
-        return [_convert(f"{location}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(result)]
+        return [
+            _convert(f"{location}[{_label(entry, number)}]", entry, spec["element"], reasons) for number, entry in enumerate(result)
+        ]
     elif kind == "dict" and "options" in spec:
         return _convert_options(location, result, spec["options"], reasons)
     elif kind == "dict" and "values" in spec:
-        for key in (str(key) for key in result if "key" in spec and not spec["key"].fits(str(key))):
+        for key in (str(key) for key in result if not spec["key"].fits(str(key))):
             reasons.append(f"{location} has the key {_line(key)}, expected {spec['key'].expected}. {spec['key'].next_step}.")
         return {
             str(key): _convert(f"{location}[{_line(str(key))}]", entry, spec["values"], reasons) for key, entry in result.items()
@@ -153,8 +154,7 @@ def _login_reason(location: str, value: Any, kind: str, spec: Mapping[str, Any])
     """Return the error of a value that contains a login, or "". The parts of lists and maps are checked one by one."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and not ("@" in value or "%" in value)):
         return ""
-    bound = spec.get("bound")
-    if spec.get("no_log") or (bound and bound.secret) or "variable" not in spec:
+    if spec.get("no_log") or ("bound" in spec and spec["bound"].secret):
         return ""
     parts = isinstance(value, (list, tuple, Mapping)) and (kind == "list" or "options" in spec or "values" in spec)
     return "" if parts else logins.refusal(location, spec["variable"], value)

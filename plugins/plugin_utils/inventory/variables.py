@@ -33,8 +33,6 @@ REQUIRED = {
     "triton_models": "the list of models to serve",
 }
 ROWS = "npufleet_release_rows"
-# Variables of Ansible that are not templated
-NOT_TEMPLATED = {"hostvars", "groups"}
 
 
 def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
@@ -175,7 +173,8 @@ class Templated(Mapping[str, Any]):
         self._raw = raw
         self._template = template
         self._computed = computed
-        self._converted = set(NOT_TEMPLATED)
+        # These variables of Ansible are not templated.
+        self._converted = {"hostvars", "groups"}
         self.type_errors: List[str] = []
         for name in sorted(entry for entry in names if entry in inventory_specs()):
             if _is_value(raw[name]):
