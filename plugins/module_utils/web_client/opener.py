@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import http.client
 import ssl
+import types
 import urllib.parse
 import urllib.request
-from typing import Any, BinaryIO, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, head, incoming
 
@@ -26,8 +27,7 @@ def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca
     handlers: List[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler(dict(proxies)),
         _RedirectHandler(),
-        _HttpHandler(budget),
-        _HttpsHandler(budget, functools.partial(_trust, ca)),
+        _Handler(budget, ca),
     ]
     try:
         return urllib.request.build_opener(*handlers).open(request, timeout=budget.remaining())
@@ -56,23 +56,18 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         return redirected
 
 
-class _HttpHandler(urllib.request.HTTPHandler):
-    def __init__(self, budget: Budget) -> None:
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """A handler of http and https addresses whose connections have one budget."""
+
+    def __init__(self, budget: Budget, ca: Optional[str]) -> None:
         super().__init__()
-        self._budget = budget
+        self._budget, self._ca = budget, ca
 
     def http_open(self, req: urllib.request.Request) -> Any:
         return self.do_open(functools.partial(_Connection, budget=self._budget), req)
 
-
-class _HttpsHandler(urllib.request.HTTPSHandler):
-    def __init__(self, budget: Budget, trust: Any) -> None:
-        super().__init__()
-        self._budget, self._trust = budget, trust
-
     def https_open(self, req: urllib.request.Request) -> Any:
-        secure = functools.partial(_Connection, budget=self._budget, context=self._trust())
-        return self.do_open(secure, req)
+        return self.do_open(functools.partial(_Connection, budget=self._budget, context=_trust(self._ca)), req)
 
 
 class _Connection(http.client.HTTPConnection):
@@ -124,15 +119,6 @@ def _open_tunnel(connected: Any, host: str, port: int, headers: Mapping[str, str
 
 
 def _response(connected: Any, *arguments: Any, budget: Budget, **options: Any) -> http.client.HTTPResponse:
-    return http.client.HTTPResponse(_ReceivingSocket(connected, budget), *arguments, **options)  # type: ignore[arg-type]
-
-
-class _ReceivingSocket:
-    """A replacement for a socket. It only has `makefile`, because HTTPResponse calls no other method."""
-
-    def __init__(self, connected: Any, budget: Budget) -> None:
-        self._connected, self._budget = connected, budget
-
-    def makefile(self, _mode: str) -> BinaryIO:
-        """Return a file that reads from the connection within the budget."""
-        return incoming(self._connected, self._budget)
+    # HTTPResponse calls no other method of its socket than `makefile`.
+    source: Any = types.SimpleNamespace(makefile=lambda _mode: incoming(connected, budget))
+    return http.client.HTTPResponse(source, *arguments, **options)
