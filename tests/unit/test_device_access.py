@@ -184,7 +184,7 @@ def test_groups_are_the_tools(monkeypatch: pytest.MonkeyPatch, answer: tuple[int
     said = vendor_tool.query_groups()
     assert said == {"groups": found} if isinstance(found, dict) else found in said["error"]
     monkeypatch.setattr(vendor_tool, "find_tool", lambda: None)
-    assert vendor_tool.query_groups() == {"error": "there is no vendor's tool"}
+    assert vendor_tool.query_groups() == {"error": "the vendor's tool is in none of /usr/bin, /usr/local/bin"}
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ def card(device: Mapping[str, Any]) -> Card:
     pci, memory = _object(device, "pci"), _object(device, "memory")
     status = text(device.get("status")).lower()
     used, size = memory_bytes(memory.get("used"), memory.get("total"))
-    width = quantity(str(pci.get("link_width", "")).lstrip("xX"), {"": 1.0})
+    width = quantity(str(pci.get("link_width")).lstrip("xX"), {"": 1.0})
+    # The kernel adds the word `PCIe` to the speed of a link.
+    speed = quantity(str(pci.get("link_speed")).replace(" PCIe", ""), SPEED)
     return Card(
         npu=_number_text(device.get("npu")),
         device=text(device.get("device")),
@@ -87,7 +89,7 @@ def card(device: Mapping[str, Any]) -> Card:
         memory_used=used,
         memory_size=size,
         utilization=_within(quantity(device.get("util"), PERCENT), 0, 1),
-        link_speed=_within(quantity(_without_pcie(pci.get("link_speed")), SPEED), 0.1, MAX_SPEED),
+        link_speed=_within(speed, 0.1, MAX_SPEED),
         link_width=_within(width, 1, MAX_WIDTH),
     )
 
@@ -103,22 +105,17 @@ def text(value: Any) -> str:
     return "" if line.lower() in ("n/a", "none", "null") else line
 
 
-def quantity(value: Any, units: Mapping[str, float], lower: bool = False) -> Optional[float]:
-    """Return the number in `value` in the base unit. Return None if `value` has no number, or a unit that is not in `units`.
-
-    If `lower` is True, the unit is converted to lower case before it is looked up.
-    """
-    number, unit = _split(value)
-    factor = units.get(unit.lower() if lower else unit)
-    return None if number is None or factor is None else number * factor
+def quantity(value: Any, units: Mapping[str, float]) -> Optional[float]:
+    """Return the number in `value` in the base unit. Return None if `value` has no number, or a unit that is not in `units`."""
+    return _convert(*_split(value), units)
 
 
 def celsius(value: Any) -> Optional[float]:
     """Return a temperature in degrees Celsius. For a number without a unit, see MILLI_CELSIUS."""
     number, unit = _split(value)
-    if number is None or unit:
-        return _within(quantity(value, TEMPERATURE, lower=True), MIN_CELSIUS, MAX_CELSIUS)
-    return _within(number / 1000 if abs(number) >= MILLI_CELSIUS else number, MIN_CELSIUS, MAX_CELSIUS)
+    if number is not None and not unit:
+        unit = "mc" if abs(number) >= MILLI_CELSIUS else "c"
+    return _within(_convert(number, unit.lower(), TEMPERATURE), MIN_CELSIUS, MAX_CELSIUS)
 
 
 def watts(value: Any) -> Optional[float]:
@@ -128,9 +125,9 @@ def watts(value: Any) -> Optional[float]:
     unknown, so the result is None.
     """
     number, unit = _split(value)
-    if number is None or unit:
-        return _within(quantity(value, POWER), 0, MAX_WATTS)
-    return _within(number / 1e6 if number >= MICROWATTS else number, 0, MAX_WATTS)
+    if number is not None and not unit:
+        unit = "uW" if number >= MICROWATTS else "W"
+    return _within(_convert(number, unit, POWER), 0, MAX_WATTS)
 
 
 def memory_bytes(used: Any, size: Any) -> Tuple[Optional[float], Optional[float]]:
@@ -153,6 +150,10 @@ def _split(value: Any) -> Tuple[Optional[float], str]:
     return (float(found[1]), found[2]) if found else (None, "")
 
 
+def _convert(number: Optional[float], unit: str, units: Mapping[str, float]) -> Optional[float]:
+    return number * units[unit] if number is not None and unit in units else None
+
+
 def _within(value: Optional[float], least: float, most: float) -> Optional[float]:
     return value if value is not None and least <= value <= most else None
 
@@ -160,11 +161,6 @@ def _within(value: Optional[float], least: float, most: float) -> Optional[float
 def _number_text(value: Any) -> str:
     """Return a whole number as text, or an empty text for any other value. The tool prints some numbers as strings."""
     return str(int(value)) if shapes.mismatch(value, (int, re.compile("[0-9]{1,9}"))) is None and int(value) >= 0 else ""
-
-
-def _without_pcie(value: Any) -> Any:
-    """Return the speed of a link without the word `PCIe` that the kernel adds."""
-    return value.replace(" PCIe", "") if isinstance(value, str) else value
 
 
 def _object(device: Mapping[str, Any], name: str) -> Mapping[str, Any]:
