@@ -211,12 +211,12 @@ def test_each_program_has_a_digest_of_its_own_sources(home: Path, tmp_path: Path
     digests = json.loads(Path(on_host.programs()).read_text())
     assert digests == {name: archive.digest(entry) for name, entry in on_host.ENTRIES.items()}
     assert len(set(digests.values())) == len(on_host.ENTRIES)
-    files = archive._files("watch.watchdog")
+    files = archive._collect("watch.watchdog", {})
     names = {name.partition("module_utils/")[2] for name in files}
     assert {"watch/judge.py", "change/lease.py", "triton/stuck_load.py", "exchange.py"} <= names
     # A change of another part of the library restarts no watchdog.
     assert not {"commands.py", "watch/probe.py", "change/detached.py", "concerns/server/__init__.py", "store/blobs.py"} & names
-    monkeypatch.setattr(archive, "_files", lambda _entry: {**files, "x.py": ""})
+    monkeypatch.setattr(archive, "_collect", lambda _entry, _files: {**files, "x.py": ""})
     assert archive.digest.__wrapped__("watch.watchdog") != digests["watchdog"]
 
 

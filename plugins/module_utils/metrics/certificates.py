@@ -7,6 +7,7 @@ from __future__ import annotations
 import calendar
 import re
 import subprocess
+import time
 from typing import Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, which
@@ -16,8 +17,6 @@ HELP = {"npufleet_certificate_expiry_timestamp_seconds": "The earliest expiry ti
 # Limits: bytes of a file, certificates of a file, seconds and bytes of output of one call of openssl
 MAX_SIZE, MAX_CERTIFICATES, TIMEOUT_SECONDS, MAX_OUTPUT = 1 << 20, 20, 5.0, 1 << 12
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]{1,65536}-----END CERTIFICATE-----")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_END = re.compile(rf"notAfter=({'|'.join(_MONTHS)}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{{4}}) GMT")
 
 
 class Unreadable(Exception):
@@ -65,11 +64,7 @@ def _end(openssl: str, block: str) -> float:
 
 def parse_end(output: str) -> Optional[float]:
     """Return the time in the output of openssl, in seconds since 1970, or None for any other text."""
-    found = _END.fullmatch(output.strip())
-    if found is None:
-        return None
-    month, (day, hour, minute, second, year) = _MONTHS.index(found[1]) + 1, map(int, found.groups()[1:])
     try:
-        return float(calendar.timegm((year, month, day, hour, minute, second)))
+        return float(calendar.timegm(time.strptime(output.strip(), "notAfter=%b %d %H:%M:%S %Y GMT")))
     except ValueError:
         return None

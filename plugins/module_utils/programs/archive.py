@@ -28,14 +28,14 @@ MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {mai
 @functools.cache
 def program(entry: str) -> bytes:
     """Return a program that runs a module, such as `engine.check_client`. It contains the modules that this module imports."""
-    return pack_program(_files(entry), PREFIX + entry)
+    return pack_program(_collect(entry, {}), PREFIX + entry)
 
 
 @functools.cache
 def digest(entry: str) -> str:
     """Return the SHA-256 of the sources of a program."""
     content = hashlib.sha256()
-    for name, source in sorted(_files(entry).items()):
+    for name, source in sorted(_collect(entry, {}).items()):
         content.update(f"{name}\0{source}\0".encode())
     return content.hexdigest()
 
@@ -45,12 +45,11 @@ def pack_program(files: Mapping[str, str], main: str) -> bytes:
     # This import is slow, and only the controller needs it.
     import zipfile
 
-    names = dict(files)
+    names = {"__main__.py": MAIN.format(main=main)}
     for path in files:
         parts = path.split("/")[:-1]
         names.update({f"{'/'.join(parts[:depth])}/__init__.py": "" for depth in range(1, len(parts) + 1)})
     names.update(files)
-    names["__main__.py"] = MAIN.format(main=main)
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as target:
         for name in sorted(names):
@@ -58,15 +57,8 @@ def pack_program(files: Mapping[str, str], main: str) -> bytes:
     return sink.getvalue()
 
 
-def _files(entry: str) -> Dict[str, str]:
-    """Return {path in the archive: source} of a program."""
-    files: Dict[str, str] = {}
-    _collect(entry, files)
-    return files
-
-
-def _collect(module: str, files: Dict[str, str]) -> None:
-    """Add a module, its packages, and all modules that these import from module_utils."""
+def _collect(module: str, files: Dict[str, str]) -> Dict[str, str]:
+    """Add a module, its packages, and all modules that these import to `files`, which is {path in the archive: source}."""
     parts = module.split(".")
     for depth in range(1, len(parts)):
         _collect(".".join(parts[:depth]), files)
@@ -74,11 +66,12 @@ def _collect(module: str, files: Dict[str, str]) -> None:
     path = base + ("/__init__.py" if os.path.isdir(os.path.join(HOME, base)) else ".py")
     name = PREFIX.replace(".", "/") + path
     if name in files or not os.path.exists(os.path.join(HOME, path)):
-        return
+        return files
     with open(os.path.join(HOME, path), encoding="utf-8") as source:
         files[name] = source.read()
     for imported in sorted(imports(files[name])):
         _collect(imported, files)
+    return files
 
 
 def imports(source: str) -> Set[str]:

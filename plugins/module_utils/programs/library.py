@@ -9,6 +9,7 @@ the directory of its version, so that other runs do not remove files that the pr
 
 from __future__ import annotations
 
+import fcntl
 import os
 from contextlib import suppress
 from typing import List
@@ -40,8 +41,6 @@ def programs(directory: str = "") -> str:
 
 def lock_version(directory: str) -> int:
     """Lock a version until this process ends, so that it is not removed. Return the descriptor of the lock. Raises OSError."""
-    import fcntl
-
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
@@ -51,7 +50,6 @@ def install(version: str, packed: bytes) -> bool:
     """Unpack the archive of a version. Return False if the host already has the version. Raises OSError."""
     if os.path.isdir(path(version)):
         return False
-    import fcntl
     import shutil
     import tempfile
 
@@ -118,8 +116,6 @@ def _removable(*needed: str) -> List[str]:
 
 def _is_locked(directory: str) -> bool:
     """Return True if a run is unpacking a directory, or a process runs from it."""
-    import fcntl
-
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
