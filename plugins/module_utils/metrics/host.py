@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.textfile import Families
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import load_failures, versions_in
 
 HELP = {
     "npufleet_change_running": "Whether a run of a playbook changes the host (1).",
@@ -23,8 +24,6 @@ HELP = {
 }
 # Number of characters of a release's digest, as in the names of releases
 DIGEST_LENGTH = 12
-# Triton's reasons for a model that was unloaded on request. Any other reason means that a load failed.
-UNLOAD_REASONS = ("", "unloaded")
 # Gauge of the backend: 1 if an NPU of an instance does not answer
 FAULT_METRIC = "rbln_device_fault"
 
@@ -76,14 +75,12 @@ def families(facts: Facts) -> Families:
             for version in entry["versions"]
         ],
         "npufleet_model_load_failed": [
-            ({"model": model}, any(_failed(version) for version in versions.values()))
-            for model, versions in (facts.served or {}).items()
+            ({"model": model}, bool(load_failures(versions))) for model, versions in (facts.served or {}).items()
         ],
         "npufleet_model_loaded": [
-            (_release(model, number, version["release"]), 1)
+            (_release(model, number, versions[number]["release"]), 1)
             for model, versions in (facts.served or {}).items()
-            for number, version in versions.items()
-            if version["state"] == "READY"
+            for number in versions_in(versions, "READY")
         ],
         "npufleet_shm_size_bytes": [({}, facts.shm[0])] if facts.shm else [],
         "npufleet_shm_used_bytes": [({}, facts.shm[1])] if facts.shm else [],
@@ -97,10 +94,6 @@ def families(facts: Facts) -> Families:
 
 def _release(model: str, version: str, release: Optional[str]) -> Dict[str, str]:
     return {"model": model, "version": version, "digest": (release or "")[:DIGEST_LENGTH]}
-
-
-def _failed(version: Mapping[str, Any]) -> bool:
-    return version["state"] == "UNAVAILABLE" and version["reason"] not in UNLOAD_REASONS
 
 
 def count_stubs(

@@ -23,6 +23,11 @@ def netloc(address: str, port: Any) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
+def local_address(listens: str) -> str:
+    """Return the address at which a host reaches its server that listens on the address `listens`."""
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listens, listens)
+
+
 def is_url_safe(model: str) -> bool:
     """Return True if a URL can contain the name of this model."""
     return bool(model) and not _URL_UNSAFE_CHARACTER.search(model)

@@ -67,12 +67,10 @@ def flaw(path: str, desired: Optional[str] = None, group: int = 0, group_must_re
     for entry, owner_mode, group_mode in ((os.path.dirname(path), 0o700, 0o050), (path, 0o600, 0o040)):
         state = os.lstat(entry)
         mode, by_group = stat.S_IMODE(state.st_mode), group and state.st_gid == group
-        kind = "a link" if stat.S_ISLNK(state.st_mode) else f"mode {mode:04o} of user {state.st_uid} and group {state.st_gid}"
-        if (
-            mode & ~(owner_mode | group_mode if by_group else owner_mode)
-            or state.st_uid != os.geteuid()
-            or stat.S_ISLNK(state.st_mode)
-        ):
+        is_link = stat.S_ISLNK(state.st_mode)
+        kind = "a link" if is_link else f"mode {mode:04o} of user {state.st_uid} and group {state.st_gid}"
+        allowed = owner_mode | group_mode if by_group else owner_mode
+        if is_link or mode & ~allowed or state.st_uid != os.geteuid():
             # Another account may have read the key, so a generated key is replaced. A key that the operator has set stays.
             return {"flaw": f"{kind} at {entry}", "rewrite": not desired}
         if group_must_read and not (by_group and mode & group_mode == group_mode):

@@ -9,6 +9,7 @@ import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import local_address
 
 SERVER = "tritonserver"
 # Options of tritonserver 24.01 to 26.07 (`tritonserver --help`)
@@ -120,8 +121,7 @@ def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]
     pairs = options(argv[1:])[0]
     port = int(last_value(pairs, "http-port", "8000"))
     if inspect["HostConfig"].get("NetworkMode") == "host":
-        listen = listen_address(pairs, "http")
-        return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
+        return local_address(listen_address(pairs, "http")), port
     networks = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).values()
     addresses = [network.get(key) for key in ("IPAddress", "GlobalIPv6Address") for network in networks]
     return next(filter(None, addresses), "127.0.0.1"), port

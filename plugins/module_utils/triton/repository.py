@@ -5,18 +5,22 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE, http_json, is_url_safe
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import in_sync, loaded_versions, read_served, steps_of
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import (
+    in_sync,
+    load_failures,
+    read_served,
+    steps_of,
+    versions_in,
+)
 
 # Shortest and longest pause between two queries, in seconds. The first pauses are short, because most loads end soon.
 MIN_PAUSE, MAX_PAUSE = 0.02, 0.2
-# Largest number of characters of an error message
-MAX_MESSAGE = 4000
 # Time limit in seconds of a request that the server answers from memory
 MEMORY_TIMEOUT = 5.0
 # Seconds within which the index has to show the result of an accepted request
@@ -72,20 +76,17 @@ def pauses() -> Iterator[float]:
         pause = min(2 * pause, MAX_PAUSE)
 
 
-class Server:
-    """The repository API of one server. `run` runs a command in the server's container.
+class Server(NamedTuple):
+    """The repository API of one server. `timeout` is the limit of one load or unload in seconds.
 
-    With `run`, requests to load and unload use gRPC. Without `run`, they use HTTP.
+    `run` runs a command in the server's container. With `run`, requests to load and unload use gRPC. Without `run`, they use HTTP.
     """
 
-    def __init__(
-        self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
-    ) -> None:
-        self.address = address
-        self.port = port
-        self.timeout = timeout
-        self.key = key
-        self.run = run
+    address: str
+    port: int
+    timeout: float
+    key: Optional[Mapping[str, str]] = None
+    run: Optional[control.Runner] = None
 
     def served(self) -> Dict[str, Any]:
         """Return {model: {version: {"state", "reason", "release"}}}. Raises Refused if the server does not answer."""
@@ -96,7 +97,7 @@ class Server:
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
         """Return the models that a loaded ensemble calls, or an empty list for other models."""
-        if not is_url_safe(name) or not any(version["state"] == "READY" for version in versions.values()):
+        if not is_url_safe(name) or not versions_in(versions, "READY"):
             return []
         status, config = self._http("GET", f"/v2/models/{name}/config")
         return steps_of(config) if status == 200 else []
@@ -126,13 +127,13 @@ class Server:
         if not is_url_safe(name):
             raise Refused(f"{URL_UNSAFE}, so no request can {verb} it. Restart the container, which loads the models in served/")
         status, answer = self._http("POST", f"/v2/repository/models/{name}/{verb}", self.timeout, "{}")
-        return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)[:MAX_MESSAGE]
+        return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)[: control.MAX_MESSAGE]
 
     def unload(self, name: str) -> None:
         """Unload a model, and wait until no version is loaded any more. Raises Refused or Hung."""
         self.request(name, "unload")
         deadline, waits = time.monotonic() + self.timeout, pauses()
-        while any(entry["state"] in ("READY", "UNLOADING", "LOADING") for entry in self.served().get(name, {}).values()):
+        while versions_in(self.served().get(name, {}), "READY", "UNLOADING", "LOADING"):
             if time.monotonic() >= deadline:
                 raise Hung(f"the unload did not end within {self.timeout:.0f} s: only a restart of the server ends it")
             time.sleep(next(waits))
@@ -160,12 +161,7 @@ class Server:
             versions = self.served().get(name, {})
             if in_sync(versions, model):
                 return True
-            failed = [
-                version["reason"]
-                for version in versions.values()
-                if version["state"] == "UNAVAILABLE" and version["reason"] not in ("", "unloaded")
-            ]
-            busy = any(version["state"] in ("LOADING", "UNLOADING") for version in versions.values())
+            failed, busy = load_failures(versions), versions_in(versions, "LOADING", "UNLOADING")
             if failed and not busy:
                 raise Refused(plain("; ".join(failed)))
             if not busy or time.monotonic() >= deadline:
@@ -192,9 +188,9 @@ class Change:
         self.loaded: List[str] = []
         self.unloaded: List[str] = []
         served = server.served()
-        self.surplus = sorted(name for name in set(served) - set(models) if loaded_versions(served[name]))
+        self.surplus = sorted(name for name in set(served) - set(models) if versions_in(served[name], "READY", "LOADING"))
         outdated = [name for name in models if not in_sync(served.get(name, {}), models[name])]
-        ready = {name for name in outdated if any(entry["state"] == "READY" for entry in served.get(name, {}).values())}
+        ready = {name for name in outdated if versions_in(served.get(name, {}), "READY")}
         unload_first = {name for name in ready if models[name].get("switch") == "unload_first"}
         if any(any(models[name].get("memory") or []) for name in ready - unload_first):
             devices = vendor_tool.in_process_order(vendor_tool.query_tool().get("devices") or [])

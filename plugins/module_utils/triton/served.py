@@ -19,8 +19,7 @@ TIMEOUT_SECONDS = 60.0
 VERSION = re.compile(r"[0-9]{1,19}")
 # Largest length of a state, and of Triton's reason for the state
 MAX_STATE, MAX_REASON = 40, 2000
-# Shapes of a server's metadata, of the config of a release, and of an ensemble's config
-METADATA = {"version": str}
+# Shapes of the config of a release, and of an ensemble's config
 RELEASE_CONFIG = {"parameters": {RELEASE: {"string_value": str}}}
 ENSEMBLE = {"ensemble_scheduling": {"step": [{"model_name": str}]}}
 
@@ -59,9 +58,15 @@ def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     return served
 
 
-def loaded_versions(versions: Mapping[str, Any]) -> List[str]:
-    """Return the versions of a model that are READY or LOADING."""
-    return [number for number, version in versions.items() if version["state"] in ("READY", "LOADING")]
+def versions_in(versions: Mapping[str, Any], *states: str) -> List[str]:
+    """Return the versions of a model that are in one of these states of Triton, such as READY."""
+    return [number for number, version in versions.items() if version["state"] in states]
+
+
+def load_failures(versions: Mapping[str, Any]) -> List[str]:
+    """Return Triton's reasons for the versions that failed to load. Versions that were unloaded on request are left out."""
+    reasons = [version["reason"] for version in versions.values() if version["state"] == "UNAVAILABLE"]
+    return [reason for reason in reasons if reason not in ("", "unloaded")]
 
 
 def in_sync(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
@@ -70,14 +75,14 @@ def in_sync(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
     A model that Triton itself reads from an object store has no release. It is in sync if one version is READY.
     """
     if model["release"] is None:
-        return any(version["state"] == "READY" for version in versions.values())
-    ready = {number for number, entry in versions.items() if entry["state"] == "READY" and entry["release"] == model["release"]}
-    return ready == set(model["versions"]) and ready.issuperset(loaded_versions(versions))
+        return bool(versions_in(versions, "READY"))
+    ready = {number for number in versions_in(versions, "READY") if versions[number]["release"] == model["release"]}
+    return ready == set(model["versions"]) and ready.issuperset(versions_in(versions, "READY", "LOADING"))
 
 
 def version_of(metadata: Any) -> Optional[str]:
     """Return Triton's version from a server's metadata, or None if the metadata has none."""
-    return None if shapes.mismatch(metadata, METADATA) else str(metadata["version"])
+    return None if shapes.mismatch(metadata, {"version": str}) else str(metadata["version"])
 
 
 def steps_of(config: Any) -> List[str]:
@@ -89,11 +94,12 @@ def steps_of(config: Any) -> List[str]:
 
 def served_without_release(served: Mapping[str, Any]) -> List[str]:
     """Return the READY models without a release. The server reads them from another source, such as an object store."""
-    ready = {
-        name: [version["release"] for version in versions.values() if version["state"] == "READY"]
-        for name, versions in served.items()
-    }
-    return sorted(name for name, releases in ready.items() if releases and not any(releases))
+    found = []
+    for name, versions in served.items():
+        ready = versions_in(versions, "READY")
+        if ready and not any(versions[number]["release"] for number in ready):
+            found.append(name)
+    return sorted(found)
 
 
 def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:

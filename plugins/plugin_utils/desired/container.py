@@ -9,7 +9,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import local_address, netloc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import parsed_ip
 
@@ -79,8 +79,7 @@ def listen_address(variables: Mapping[str, Any], service: str = "http") -> str:
 
 def address(variables: Mapping[str, Any], service: str = "http") -> str:
     """Return the address at which the host itself reaches a service of the server."""
-    listen = listen_address(variables, service)
-    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
+    return local_address(listen_address(variables, service))
 
 
 def command(variables: Mapping[str, Any], models: List[str], release_options: Sequence[str] = ()) -> List[str]:

@@ -12,10 +12,9 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import local_address
 
 DEFAULT_PORTS = {"http": "8000", "grpc": "8001", "metrics": "8002"}
-# The address at which a host reaches a server that listens on every address
-_LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 # The part of the command line that names the HTTP header with the API key. The controller writes this part (server_key.py).
 _KEY_NAME = re.compile(r'"--http-restricted-api=[^:"]+:([a-z0-9-]+)=\$key"')
 
@@ -32,11 +31,10 @@ def endpoint(inspect: Mapping[str, Any], service: str = "http") -> Optional[Tupl
     if not port.isascii() or not port.isdigit():
         return None
     if host.get("NetworkMode") == "host":
-        return _LOCAL[""], int(port)
+        return "127.0.0.1", int(port)
     for entry in (host.get("PortBindings") or {}).get(f"{port}/tcp") or []:
         with suppress(ValueError, KeyError):
-            address = entry.get("HostIp") or ""
-            return _LOCAL.get(address, address), int(entry["HostPort"])
+            return local_address(entry.get("HostIp") or ""), int(entry["HostPort"])
     return None
 
 
@@ -58,7 +56,7 @@ def of_process(settings: Mapping[str, Any], command: Sequence[str], key_file: st
     if not port.isascii() or not port.isdigit():
         return dict(settings)
     key = api_key(command, key_file) or settings.get("key")
-    return {**settings, "address": _LOCAL.get(address, address), "http_port": int(port), "key": key}
+    return {**settings, "address": local_address(address), "http_port": int(port), "key": key}
 
 
 def api_key(command: Sequence[str], path: str) -> Optional[Dict[str, str]]:

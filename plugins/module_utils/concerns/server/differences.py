@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import in_sync
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import in_sync, versions_in
 
 CONCERN = "server"
 HANGING, VERSION = "loads", "version"
@@ -114,7 +114,7 @@ def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[I
         if not in_sync(versions, model):
             plan.append(item(CONCERN, name, _actual_versions(versions), _desired_versions(model), action))
     for name in sorted(set(served) - set(desired["models"])):
-        if any(entry["state"] == "READY" for entry in served[name].values()):
+        if versions_in(served[name], "READY"):
             unload = {"none": "restart", "poll": "wait", "explicit": "unload"}[desired["mode"]]
             plan.append(item(CONCERN, name, _actual_versions(served[name]), None, unload))
     return plan
