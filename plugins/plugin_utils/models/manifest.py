@@ -33,7 +33,6 @@ MAX_QUEUE = 256
 # The values that each `profile` in `triton_models` sets for a rbln model: its instances on each NPU, and the microseconds that its
 # batcher waits for a full batch. While one instance computes on the NPU, the other instance assembles the next batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
-STEP_LOCATION = ensemble.StepLocation("placed on this host", "Add it to `triton_models` for the same hosts")
 # Prefixes of the object stores from which Triton itself reads models
 CLOUD_PREFIXES = ("s3://", "gs://", "as://")
 
@@ -354,7 +353,7 @@ def lint_and_render(
             if not errors and not reasons(model_source.findings):
                 by_name[name] = result
     unread = [entry["name"] for entry in placed if entry["name"] not in read_models]
-    shared = ensemble.check(read_models, unread, STEP_LOCATION)
+    shared = ensemble.check(read_models, unread)
     return by_name, findings + [finding for finding in shared if not only or finding.model in only], other_errors
 
 

@@ -14,16 +14,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python
 RULE = "ensemble"
 
 
-class StepLocation(NamedTuple):
-    """Phrases for messages about a step whose model is missing.
-
-    `place` is where the models of all steps have to be, such as "in the repository". `todo` is what the user can do.
-    """
-
-    place: str
-    todo: str
-
-
 class TensorPort(NamedTuple):
     """An input or output of an ensemble or of a step. A tensor of the ensemble connects two or more ports."""
 
@@ -47,18 +37,14 @@ class TensorPort(NamedTuple):
         return f"{self.dtype} {self.shape_with_batch()} of {self.owner}"
 
 
-def check(
-    models: Mapping[str, Model], unread: Collection[str], location: StepLocation, refused: AbstractSet[str] = frozenset()
-) -> Iterator[Finding]:
+def check(models: Mapping[str, Model], unread: Collection[str], refused: AbstractSet[str] = frozenset()) -> Iterator[Finding]:
     """Yield the findings about the ensembles among the models.
 
     `unread` are existing models that could not be read. `refused` are models that Triton refuses for other reasons.
     """
-    findings_of: Dict[str, List[Finding]] = {
-        name: list(_ensemble_findings(model, models, unread, location)) for name, model in models.items()
-    }
-    with_errors = set(refused) | {
-        name for name, findings in findings_of.items() if any(finding.severity == ERROR for finding in findings)
+    findings_of = {name: list(_ensemble_findings(model, models, unread)) for name, model in models.items()}
+    with_errors = refused | {
+        finding.model for findings in findings_of.values() for finding in findings if finding.severity == ERROR
     }
     refused_models, further = set(with_errors), set(with_errors)
     while further:
@@ -79,12 +65,9 @@ def _step_names(model: Model) -> AbstractSet[str]:
     return {step.model_name for step in model.config.ensemble_scheduling.step}
 
 
-def _ensemble_findings(
-    model: Model, models: Mapping[str, Model], unread: Collection[str], location: StepLocation
-) -> Iterator[Finding]:
-    """Yield the findings about one ensemble."""
+def _ensemble_findings(model: Model, models: Mapping[str, Model], unread: Collection[str]) -> Iterator[Finding]:
     if model.config.HasField("ensemble_scheduling"):
-        yield from _steps(model, models, unread, location)
+        yield from _steps(model, models, unread)
         yield from _flow(model)
         yield from _check_ports(model, models)
         yield from _branches(model, models)
@@ -93,7 +76,7 @@ def _ensemble_findings(
         yield model.missing(RULE, "ensemble_scheduling", "the ensemble's steps", "Add them")
 
 
-def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], location: StepLocation) -> Iterator[Finding]:
+def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str]) -> Iterator[Finding]:
     """Yield the errors of steps: missing fields, unknown models and versions, and too small batches."""
     if not model.config.ensemble_scheduling.step:
         yield model.missing(RULE, "ensemble_scheduling.step", "one step or more", "Add them")
@@ -106,8 +89,12 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], l
         entry = models.get(step.model_name)
         if entry is None:
             if step.model_name and step.model_name not in unread:
-                actual = f"{step.model_name}, which is not {location.place}"
-                yield model.error(RULE, f"{field}.model_name", actual, f"a model {location.place}", location.todo)
+                place, todo = "in the repository", "Add it, or correct the name"
+                # Only a model of the inventory is complete.
+                if model.complete:
+                    place, todo = "placed on this host", "Add it to `triton_models` for the same hosts"
+                actual = f"{step.model_name}, which is not {place}"
+                yield model.error(RULE, f"{field}.model_name", actual, f"a model {place}", todo)
             continue
         if entry.has_all_files and step.model_version != -1 and step.model_version not in entry.served():
             expected = f"-1 for the latest, or one of {listed(entry.served())}, which {step.model_name} serves"

@@ -32,8 +32,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model, directory_version
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK, listing, walk
 
-STEP_LOCATION = ensemble.StepLocation("in the repository", "Add it, or correct the name")
-
 
 class Linted(NamedTuple):
     """The models that could be read, by name, and all findings."""
@@ -85,7 +83,7 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 model_findings += _without_config(name, directory, row)
             findings += model_findings if not only or name in only else []
     refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
-    together = ensemble.check(models, [name for name in by_name if name not in models], STEP_LOCATION, refused)
+    together = ensemble.check(models, [name for name in by_name if name not in models], refused)
     findings += [finding for finding in together if not only or finding.model in only]
     return Linted(models, findings)
 
