@@ -16,8 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python
 # Numbers of enum values in Triton's schema
 KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 FORMAT_NHWC, FORMAT_NCHW = 1, 2
-TIMEOUT_DELAY = 1
-CONTROL_SEQUENCE_CORRID = 3
+TIMEOUT_DELAY, CONTROL_SEQUENCE_CORRID = 1, 3
 # Backends that are Python programs, and the first Triton version that passes bfloat16 to such backends
 PYTHON_BACKENDS = ("python", "rbln")
 BFLOAT16_FROM = (2, 49)
@@ -29,7 +28,10 @@ FAILS_REQUESTS = "loads it, and its requests fail"
 def check(model: Model) -> Iterator[Finding]:
     """Yield the findings about a model's config."""
     if model.row:
-        yield from _release(model, model.row)
+        release = f"Triton {model.row.triton}, which release {model.row.name} has"
+        for unknown, name, since in schema.unknown(model.fields, model.row.triton):
+            actual, todo = f"{name}, new in Triton {since}", "Remove it, or choose a newer release"
+            yield model.error("release", unknown.path, actual, f"a field of {release}", todo, effects.REFUSES_TEXT)
     # `complete` changes the config, so that the other rules check the config that will be served.
     if model.record:
         for field, actual, expected in compiled.complete(model.config, model.record):
@@ -46,15 +48,7 @@ def check(model: Model) -> Iterator[Finding]:
     yield from _metrics(model)
 
 
-def _release(model: Model, row: Row) -> Iterator[Finding]:
-    """Yield an error for each field and each value that the Triton version of the release does not know."""
-    for unknown, name, since in schema.unknown(model.fields, row.triton):
-        actual, expected = f"{name}, new in Triton {since}", f"a field of Triton {row.triton}, which release {row.name} has"
-        yield model.error("release", unknown.path, actual, expected, "Remove it, or choose a newer release", effects.REFUSES_TEXT)
-
-
 def _identity(model: Model) -> Iterator[Finding]:
-    """Yield the errors of name, platform, backend and largest batch."""
     config, identity = model.config, model.identity
     platforms = backends.platforms(model.triton_version)
     if config.name and config.name != model.name:
@@ -86,18 +80,13 @@ def _identity(model: Model) -> Iterator[Finding]:
 
 def _ensemble(model: Model) -> Iterator[Finding]:
     """Yield an error for each field that an ensemble must not have."""
-    config = model.config
-    for field, present in (
-        ("instance_group", bool(config.instance_group)),
-        ("optimization", config.HasField("optimization")),
-        ("model_warmup", bool(config.model_warmup)),
-    ):
-        if present:
+    present = {field.name for field, _value in model.config.ListFields()}
+    for field in ("instance_group", "optimization", "model_warmup"):
+        if field in present:
             yield model.error("ensemble", field, "set", "not set in an ensemble", "Remove it, and set it in the steps")
 
 
 def _instances(model: Model) -> Iterator[Finding]:
-    """Yield the findings about instance groups."""
     groups = model.config.instance_group
     if groups and all(group.passive for group in groups):
         expected = "one group or more that is not passive, as passive groups answer no request"
@@ -129,7 +118,6 @@ def _instances(model: Model) -> Iterator[Finding]:
 
 
 def _tensors(model: Model) -> Iterator[Finding]:
-    """Yield the findings about names, data types and shapes of inputs and outputs."""
     tensorrt = model.identity.platform == "tensorrt_plan"
     names_seen: Set[Tuple[str, str]] = set()
     for side, field, tensor in model.tensors():
@@ -155,7 +143,7 @@ def _tensors(model: Model) -> Iterator[Finding]:
 
 
 def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
-    """Yield an error for each bfloat16 tensor, which older Tritons cannot pass to Python (python_backend, PR 371)."""
+    # Older Tritons cannot pass bfloat16 to Python (python_backend, PR 371).
     if backends.triton_version(row.triton) >= BFLOAT16_FROM:
         return
     for _side, field, tensor in model.tensors():
@@ -168,17 +156,14 @@ def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
 
 def _shape(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
     """Yield the errors of sizes in dims and reshape, and of a reshape to another number of elements."""
-    shapes = [("dims", list(tensor.dims))]
-    if tensor.HasField("reshape"):
-        shapes.append(("reshape.shape", list(tensor.reshape.shape)))
-    for name, sizes in shapes:
+    dims, shape = list(tensor.dims), list(tensor.reshape.shape)
+    for name, sizes in (("dims", dims), ("reshape.shape", shape)):
         if any(size < 1 and size != -1 for size in sizes):
             expected = "sizes of 1 or more, or -1 for any size"
             yield model.error("tensor", f"{field}.{name}", str(sizes), expected, "Correct it, without the batch dimension")
             return
-    if len(shapes) < 2:
+    if not tensor.HasField("reshape"):
         return
-    dims, shape = shapes[0][1], shapes[1][1]
     if not shape and model.config.max_batch_size == 0:
         yield model.error("tensor", f"{field}.reshape", "empty", "a shape, as a scalar needs batches", "Remove it")
     elif _products(dims) != _products(shape):
@@ -198,15 +183,14 @@ def _products(sizes: List[int]) -> List[int]:
 
 
 def _batching(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the dynamic batcher."""
     config, rule = model.config, "batch"
     batcher = config.dynamic_batching
     if not config.HasField("dynamic_batching"):
         return
     yield from _preferred(model, "dynamic_batching", batcher.preferred_batch_size)
     if config.max_batch_size == 0 and not batcher.preferred_batch_size:
-        actual = "without effect with max_batch_size 0"
-        yield model.warning(rule, "dynamic_batching", actual, "max_batch_size above 0", "Set it, or remove the batcher")
+        actual, expected = "without effect with max_batch_size 0", "max_batch_size above 0"
+        yield model.warning(rule, "dynamic_batching", actual, expected, "Set it, or remove the batcher")
     levels = batcher.priority_levels
     if levels and not 1 <= batcher.default_priority_level <= levels:
         field, actual = "dynamic_batching.default_priority_level", str(batcher.default_priority_level)
@@ -234,22 +218,17 @@ def _preferred(model: Model, batcher: str, sizes: Any) -> Iterator[Finding]:
     wrong = [size for size in sizes if not 1 <= size <= largest]
     if wrong:
         yield model.error("batch", field, listed(wrong), f"1 to {largest}, the max_batch_size")
-    compiled_sizes = _compiled_batches(model)
+    # The parameter `batches` has the batch sizes of the compiled file. Reading a missing parameter would add it.
+    parameters = model.config.parameters
+    batches = parameters["batches"].string_value if "batches" in parameters else ""
+    compiled_sizes = [int(number) for number in re.findall(r"\d+", batches)]
     uncompiled = [size for size in sizes if size not in compiled_sizes and size not in wrong]
     if compiled_sizes and uncompiled:
         todo = "Choose compiled sizes. The backend pads other batches up to the next compiled size"
         yield model.warning("batch", field, listed(uncompiled), f"some of {listed(compiled_sizes)}, the compiled batches", todo)
 
 
-def _compiled_batches(model: Model) -> List[int]:
-    """Return the batch sizes of the compiled file from the config's parameter `batches`, or [] if it is not set."""
-    if "batches" not in model.config.parameters:
-        return []
-    return [int(number) for number in re.findall(r"\d+", model.config.parameters["batches"].string_value)]
-
-
 def _sequences(model: Model) -> Iterator[Finding]:
-    """Yield the errors of the sequence batcher."""
     if not model.config.HasField("sequence_batching"):
         return
     batcher = model.config.sequence_batching
@@ -277,7 +256,6 @@ def _sequences(model: Model) -> Iterator[Finding]:
 
 
 def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Finding]:
-    """Yield the errors of the values of one control tensor."""
     lists = {name: len(getattr(control, name)) for name in ("int32_false_true", "fp32_false_true", "bool_false_true")}
     present = {name: count for name, count in lists.items() if count}
     if control.kind != CONTROL_SEQUENCE_CORRID:
@@ -295,11 +273,8 @@ def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Find
 
 
 def _cache(model: Model) -> Iterator[Finding]:
-    """Yield the findings about the response cache.
-
-    The cache finds an answer by the model's name, its version and the inputs. If only the files of a version change, the cache
-    still returns the old answers.
-    """
+    # The cache finds an answer by the model's name, its version and the inputs. If only the files of a version change, the cache
+    # still returns the old answers.
     config, rule, field = model.config, "response cache", "response_cache.enable"
     if not config.response_cache.enable:
         return
@@ -314,7 +289,6 @@ def _cache(model: Model) -> Iterator[Finding]:
 
 
 def _metrics(model: Model) -> Iterator[Finding]:
-    """Yield the errors of histograms without a family or without buckets."""
     for index, metric in enumerate(model.config.model_metrics.metric_control):
         field = f"model_metrics.metric_control[{index}]"
         if not metric.metric_identifier.family:
