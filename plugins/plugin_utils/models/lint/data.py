@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.compiled import fits
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import effects, schema
@@ -91,25 +91,16 @@ def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> It
             actual, expected = f"{name}, which does not exist", f"a file below {directory}/"
             yield model.error(rule, f"{field}.{key}", actual, expected, "Add the file, or correct its name")
         elif schema.enum_name(entry, "data_type") != "TYPE_STRING" and min(entry.dims, default=0) >= 0:
-            length, needed = (
-                _length(model, path),
-                ELEMENT_BYTES.get(schema.enum_name(entry, "data_type"), 0) * math.prod(entry.dims),
-            )
+            needed = ELEMENT_BYTES.get(schema.enum_name(entry, "data_type"), 0) * math.prod(entry.dims)
+            full = os.path.join(model.directory, path)
+            # The inventory adds a file that does not exist.
+            length = os.path.getsize(full) if os.path.exists(full) else None
             if length is not None and length < needed:
                 actual, expected = f"{name} of {length} bytes", f"{needed} bytes for its data type and dims"
                 yield model.error(rule, f"{field}.{key}", actual, expected, "Correct one of them")
 
 
-def _length(model: Model, path: str) -> Optional[int]:
-    """Return the size of a file in bytes, or None if the inventory adds the file."""
-    try:
-        return os.path.getsize(os.path.join(model.directory, path))
-    except OSError:
-        return None
-
-
 def _states(model: Model) -> Iterator[Finding]:
-    """Yield the findings about implicit states of sequences."""
     names = []
     for index, state in enumerate(model.config.sequence_batching.state):
         field = f"sequence_batching.state[{index}]"

@@ -36,11 +36,10 @@ def check(model: Model) -> Iterator[Finding]:
     if model.backend != "python" and not model.python_runtime:
         return
     for key in sorted(parameters):
-        for option in (ENVIRONMENT, CPU_ONLY):
-            if key not in (ENVIRONMENT, CPU_ONLY) and nearest(key, [option]):
-                yield model.warning(
-                    "files", f"parameters[{key}]", key, option, f"Did you mean {option}? Rename it", effects.IGNORES
-                )
+        option = nearest(key, (ENVIRONMENT, CPU_ONLY))
+        if option and option != key:
+            todo = f"Did you mean {option}? Rename it"
+            yield model.warning("files", f"parameters[{key}]", key, option, todo, effects.IGNORES)
     if ENVIRONMENT in parameters and parameters[ENVIRONMENT].string_value:
         yield from _environment(model, parameters[ENVIRONMENT].string_value)
     if CPU_ONLY in parameters and parameters[CPU_ONLY].string_value not in ("yes", "no"):
@@ -49,7 +48,6 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _batching(model: Model) -> Iterator[Finding]:
-    """Yield the error of the parameter for a library that forms batches."""
     field, path = f"parameters[{BATCH_STRATEGY}]", model.config.parameters[BATCH_STRATEGY].string_value
     if model.config.HasField("sequence_batching"):
         yield model.error("parameters", field, path or "empty", "not set with sequence_batching", "Remove one of them")
@@ -76,7 +74,10 @@ def _environment(model: Model, path: str) -> Iterator[Finding]:
         text = os.path.normpath(inner.lstrip("/")) if inner else "the model's directory"
         yield model.error("files", field, f"{text}, {problem}", expected, "Add it, or correct the path", triton)
     elif _leaves_model(inner):
-        yield _outside(model, field, inner)
+        actual, expected = f"{inner.lstrip('/')}, which is outside the model", "a path in the model"
+        make, triton = (model.error, "does not find it on a host") if model.complete else (model.warning, "")
+        finding = make("files", field, actual, expected, "Move it into the model's directory", triton)
+        yield finding._replace(store="keeps each model in its own directory, without the files beside it")
 
 
 def _leaves_model(path: str) -> bool:
@@ -88,15 +89,6 @@ def _leaves_model(path: str) -> bool:
             return True
     # Without a slash at its beginning, the path continues the name of the model's directory, so it names another directory.
     return not path.startswith("/") and path != ""
-
-
-def _outside(model: Model, field: str, inner: str) -> Finding:
-    """Return the finding about an environment outside the model's directory, which the store would not copy."""
-    actual, expected = f"{inner.lstrip('/')}, which is outside the model", "a path in the model"
-    make = model.error if model.complete else model.warning
-    triton = "does not find it on a host" if model.complete else ""
-    finding = make("files", field, actual, expected, "Move it into the model's directory", triton)
-    return finding._replace(store="keeps each model in its own directory, without the files beside it")
 
 
 def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:

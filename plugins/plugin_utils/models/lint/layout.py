@@ -140,10 +140,10 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
 def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
     """Yield the findings about a file of a version that the backend does not read, or that Git LFS has not fetched."""
     full = f"{directory}/{path}"
-    is_compiled = os.path.splitext(path)[1] in ENDINGS
-    if is_compiled and python_model.is_pointer(python_model.content(model, full) or b""):
+    owner = ENDINGS.get(os.path.splitext(path)[1])
+    if owner and python_model.is_pointer(python_model.content(model, full) or b""):
         yield model.file_error("files", full, "a pointer of Git LFS", "the compiled file", "Fetch it: git lfs pull")
-    owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(os.path.basename(path))[1])
+    owner = "python" if path == backends.MODEL_PY else owner
     unknown = not model.ensemble and model.backend not in backends.ALL_BACKENDS
     reads_python = unknown or model.backend == "python" or model.config.runtime == backends.MODEL_PY
     if path == CONFIG:
@@ -161,8 +161,7 @@ def _backend_file(model: Model) -> str:
         return ""
     if model.identity.file and model.backend != "vllm":
         return model.identity.file
-    backend = backends.ALL_BACKENDS.get(model.backend)
-    return backends.MODEL_PY if model.config.runtime == backends.MODEL_PY else backend.file if backend else ""
+    return backends.MODEL_PY if model.config.runtime == backends.MODEL_PY else model.backend_facts.file
 
 
 def _needs_file(model: Model) -> bool:

@@ -123,12 +123,16 @@ class Model:
         return self.identity.backend
 
     @property
+    def backend_facts(self) -> backends.Backend:
+        """The known facts of the backend. The facts of an unknown backend are empty."""
+        return backends.ALL_BACKENDS.get(self.backend, backends.Backend())
+
+    @property
     def python_runtime(self) -> bool:
         """True if the backend is a Python program, which is in the model or in the image."""
         if self.config.runtime:
             return bool(self.config.runtime == backends.MODEL_PY)
-        backend = backends.ALL_BACKENDS.get(self.backend)
-        return bool(backend and backend.runtimes[0] == backends.MODEL_PY)
+        return self.backend_facts.runtimes[:1] == (backends.MODEL_PY,)
 
     @property
     def has_all_files(self) -> bool:

@@ -29,16 +29,16 @@ def check(model: Model) -> Iterator[Finding]:
 
 def _model(model: Model) -> Iterator[Finding]:
     """Yield the error of a name that no request can contain, or that a shell misreads when Triton starts a Python model."""
-    rule, todo = "model name", "Rename its directory"
     python = model.backend in ("python", "rbln")
     if not is_url_safe(model.name):
         expected = "no space, control character, ? or #, as no HTTP request can contain them"
-        yield model.file_error(
-            rule, "", f"{model.name!r}", expected, todo, effects.HANGS if python else "loads it, and no request reaches it"
-        )
+        triton = effects.HANGS if python else "loads it, and no request reaches it"
     elif python and not re.fullmatch(r"[\w.+=@,:%~-]+", model.name, re.ASCII):
         expected = "ASCII letters, digits and . _ - + = @ , : % ~ in the name of a Python model, as a shell reads it"
-        yield model.file_error(rule, "", f"{model.name!r}", expected, todo, f"refuses the model, or {effects.HANGS}")
+        triton = f"refuses the model, or {effects.HANGS}"
+    else:
+        return
+    yield model.file_error("model name", "", f"{model.name!r}", expected, "Rename its directory", triton)
 
 
 def _own_libraries(model: Model) -> Set[str]:
@@ -100,9 +100,7 @@ def _runtime(model: Model) -> Iterator[Finding]:
     runtime, name = model.config.runtime, model.backend
     if not runtime or model.ensemble or runtime in _own_libraries(model):
         return
-    runtimes = (
-        backends.ALL_BACKENDS[name].runtimes if name in backends.ALL_BACKENDS else (f"libtriton_{name}.so", backends.MODEL_PY)
-    )
+    runtimes = model.backend_facts.runtimes or (f"libtriton_{name}.so", backends.MODEL_PY)
     if runtime not in runtimes:
         todo = f"Did you mean {runtimes[0]}? Write it, or remove the field, which has the same effect"
         yield model.error("backend", "runtime", runtime, f"{' or '.join(runtimes)}, the file of backend {name}", todo)

@@ -35,7 +35,7 @@ def github(findings: Sequence[Finding]) -> str:
     for finding in findings:
         location = {"file": relative(finding.file), "line": finding.line, "title": f"{TOOL}: {finding.rule}"}
         properties = ",".join(f"{name}={_property(str(value))}" for name, value in location.items() if value is not None)
-        lines.append(f"::{'error' if finding.severity == ERROR else 'warning'} {properties}::{_data(finding.message())}\n")
+        lines.append(f"::{finding.severity} {properties}::{_data(finding.message())}\n")
     return "".join(lines)
 
 
@@ -59,7 +59,7 @@ def sarif(findings: Sequence[Finding]) -> str:
             {
                 "ruleId": _id(finding.rule),
                 "ruleIndex": rules.index(finding.rule),
-                "level": "error" if finding.severity == ERROR else "warning",
+                "level": finding.severity,
                 "message": {"text": finding.message()},
                 "locations": [{"physicalLocation": location, "logicalLocations": [{"fullyQualifiedName": name}]}],
             }

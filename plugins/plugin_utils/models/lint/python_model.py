@@ -93,8 +93,7 @@ def image_python(model: Model) -> Optional[python_source.Version]:
 
 def completes(model: Model) -> bool:
     """Return True if the backend or the model's model.py can add inputs and outputs to the config."""
-    defined = backends.ALL_BACKENDS.get(model.backend)
-    if defined and defined.completes:
+    if model.backend_facts.completes:
         return True
     program = model.identity.file or backends.MODEL_PY
     for version in model.served():
@@ -106,8 +105,7 @@ def completes(model: Model) -> bool:
 
 def writes_config(model: Model) -> bool:
     """Return True if the model's backend can create the config of a model that has no config.pbtxt."""
-    defined = backends.ALL_BACKENDS.get(model.backend)
-    return model.backend == "python" or model.python_runtime or bool(defined and defined.completes)
+    return model.backend == "python" or model.python_runtime or model.backend_facts.completes
 
 
 def _parser_error(model: Model, path: str, error: BaseException) -> Finding:
@@ -168,7 +166,6 @@ def _always_evaluated(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Finding]:
-    """Yield the findings about the class TritonPythonModel and its methods."""
     names = _bound_names(tree.body)
     last = next((node for node in reversed(tree.body) if CLASS in _bound_or_deleted(node)), None)
     if isinstance(last, ast.Delete) or (isinstance(last, ast.Assign) and isinstance(last.value, ast.Constant)):

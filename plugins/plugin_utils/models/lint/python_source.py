@@ -47,20 +47,18 @@ def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
             tree = ast.parse(raw, feature_version=image if image and image < running else running)
             # The compiler finds further errors, such as `return` outside a function.
             compile(tree, "model.py", "exec", dont_inherit=True)
-        except SyntaxError:
+        except SyntaxError as error:
             # If the image's Python knows no newer syntax than the linter's Python, the error is final.
             if running >= NEW_SYNTAX or (image or NEW_SYNTAX) < NEW_SYNTAX:
                 raise
-            rewritten_text, rewritten = _without_new_syntax(_text(raw)), True
+            rewritten = True
             try:
-                tree = ast.parse(rewritten_text)
+                tree = ast.parse(_without_new_syntax(_text(raw)))
                 compile(tree, "model.py", "exec", dont_inherit=True)
             except ERRORS:
-                rewritten_text = ""
-            if not rewritten_text:
-                raise
+                raise error from None
     if image and image < NEW_SYNTAX <= running:
-        line = next(_new_strings(_text(raw)), 0)
+        line = next((line for _part, line, new in _text_and_strings(_text(raw)) if new), 0)
         if line:
             raise SyntaxError("f-string with its own quotes, a backslash or a comment inside", ("model.py", line, 0, ""))
     return Program(tree, rewritten)
@@ -93,11 +91,6 @@ def _closing(text: str, at: int) -> int:
         if text[index] == "\n":
             break
     return 0
-
-
-def _new_strings(text: str) -> Iterator[int]:
-    """Yield the line numbers of the f-strings that need Python 3.12."""
-    return (line for _part, line, new in _text_and_strings(text) if new)
 
 
 def _text_and_strings(text: str) -> Iterator[Tuple[str, int, bool]]:
