@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime, timezone
+import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.npufleet.triton.plugins.module_utils import system
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import (
     LOAD_BALANCER_HOSTS,
     MONITORING_HOSTS,
@@ -50,15 +51,17 @@ class ActionModule(ActionBase):
         groups: Mapping[str, List[str]] = variables["groups"]
         npu_hosts = list(groups.get(str(variables.get("npufleet_group", NPU_HOSTS)), []))
         fleet = list(dict.fromkeys([*npu_hosts, *groups.get(LOAD_BALANCER_HOSTS, []), *groups.get(MONITORING_HOSTS, [])]))
-        now = datetime.now(timezone.utc)
+        now = time.time()
         try:
             statuses, results = view.read(fleet, paths["status_file"], paths["results_dir"])
             if state == "read":
-                entries = [_entry(view.iso(now), host, variables["hostvars"]) for host in variables["ansible_play_hosts_all"]]
-                document = status.document(view.iso(now), list(statuses.values()), fleet, entries)
+                entries = [
+                    _entry(system.timestamp(now), host, variables["hostvars"]) for host in variables["ansible_play_hosts_all"]
+                ]
+                document = status.document(system.timestamp(now), list(statuses.values()), fleet, entries)
                 outputs.write(paths["status_file"], status.text(document))
                 statuses = {entry["host"]: entry for entry in document["hosts"]}
-                result["metrics"] = drift.metrics(now.timestamp(), document["hosts"])
+                result["metrics"] = drift.metrics(now, document["hosts"])
                 result["differs"] = {entry["host"]: entry["report"] for entry in entries if entry["state"] != "in sync"}
                 result["hosts_not_in_sync"] = [
                     entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Tuple
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
+from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret, system
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, needs_site
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.traffic import CONCERN
@@ -28,7 +27,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     collect_desired,
     desired,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, status, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, status
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import traffic
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
@@ -111,7 +110,7 @@ class ActionModule(FleetAction):
                 result = self._read_state(host, task_vars)
         if details == "report" and not result.get("failed"):
             release = self._templar.template(task_vars.get("rbln_release"))
-            host_states.write(status.host_entry(view.iso(datetime.now(timezone.utc)), host, result, release))
+            host_states.write(status.host_entry(system.timestamp(), host, result, release))
         brief = details == "report" or (details == "changes" and result.get("in_sync", False))
         return {name: value for name, value in result.items() if name not in LARGE_KEYS} if brief else result
 

@@ -52,6 +52,11 @@ def short(value: Any, most: int = MAX_LENGTH) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
+def count_of(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun, such as `1 host` or `2 hosts`. `plural` is the ending of the plural."""
+    return f"{number} {noun}{plural * (number != 1)}"
+
+
 def sentence(entry: Item, most: int = MAX_LENGTH) -> str:
     """Return a difference as a sentence."""
     actual = "missing" if entry["current"] is None else short(entry["current"], most)

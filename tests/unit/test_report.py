@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.report import drif
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import status as written
 from helpers import ROOT
 
-NOW = datetime(2026, 3, 2, 12, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 2, 12, tzinfo=timezone.utc).timestamp()
 RELEASE = "a" * 64
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime, timezone
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes, system
 from ansible_collections.npufleet.triton.plugins.module_utils.chart_series import QUERIES, STEPS
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report.view import iso, moment
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import count_of, short
 
 Values = Sequence[Optional[float]]
 # Size of a chart in units of its SVG picture
@@ -38,15 +36,6 @@ class Line(NamedTuple):
     kind: str
     name: str
     values: Values
-
-
-class Tile(NamedTuple):
-    """A tile with charts: its title, whether its model or card fails, and the number by which the tiles are sorted."""
-
-    title: str
-    is_wrong: bool
-    rank: float
-    charts: List[Dict[str, Any]]
 
 
 def view(hosts: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]] = ()) -> Dict[str, Any]:
@@ -93,7 +82,7 @@ def _charts(data: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> D
     return {
         "note": "",
         "hours": round(STEPS * data["step"] / 3600),
-        "end": datetime.fromtimestamp(end, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "end": system.timestamp(end),
         "size": {"width": WIDTH, "height": HEIGHT},
         "rollouts": _rollouts(rollouts, data["start"], end),
         "bands": _bands(_first_values(series["changes"])),
@@ -116,25 +105,18 @@ def _models(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
         failing = wrong > FAILING_SHARE * (requests + wrong)
         lines = [Line("main", "requests", rate), *([Line("wrong", "failed", failed)] if any(failed) else [])]
         charts = [_chart(lines, "/s"), _chart([Line("main", "latency", latencies.get(model, []))], " ms")]
-        tiles.append(Tile(model, failing, requests, charts))
-    return _tiles(tiles)
+        tiles.append({"title": model, "level": "wrong" if failing else "good", "rank": requests, "charts": charts})
+    return sorted(tiles, key=_order)
 
 
 def _fleet(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
     """Return the charts of all cards together."""
-    return [
-        _chart(
-            [Line("main", f"{most} card", _first_values(series[most])), Line("soft", "median", _first_values(series[median]))],
-            unit,
-            limit,
-            factor,
-        )
-        for most, median, unit, limit, factor in (
-            ("hottest", "typical_temperature", " °C", 100.0, 1.0),
-            ("fullest", "typical_memory", " %", 100.0, 100.0),
-        )
-        if series[most]
-    ]
+    charts = []
+    for most, median, unit, factor in (("hottest", "typical_temperature", " °C", 1.0), ("fullest", "typical_memory", " %", 100.0)):
+        if series[most]:
+            main, soft = _first_values(series[most]), _first_values(series[median])
+            charts.append(_chart([Line("main", f"{most} card", main), Line("soft", "median", soft)], unit, 100.0, factor))
+    return charts
 
 
 def _cards(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
@@ -149,14 +131,13 @@ def _cards(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
             _chart([Line("main", "memory", memories.get(name, []))], " %", 100.0, 100.0),
         ]
         hottest = max((value for value in values if value is not None), default=0.0)
-        tiles.append(Tile(name, faulted, hottest, charts))
-    return _tiles(tiles)
+        tiles.append({"title": name, "level": "wrong" if faulted else "good", "rank": hottest, "charts": charts})
+    return sorted(tiles, key=_order)
 
 
-def _tiles(tiles: Sequence[Tile]) -> List[Dict[str, Any]]:
-    """Return the tiles for the page. Wrong tiles come first, then the tiles with the highest rank."""
-    ordered = sorted(tiles, key=lambda tile: (not tile.is_wrong, -tile.rank))
-    return [{"title": tile.title, "level": "wrong" if tile.is_wrong else "good", "charts": tile.charts} for tile in ordered]
+def _order(tile: Mapping[str, Any]) -> Tuple[bool, float]:
+    """Return the sort key of a tile. Wrong tiles come first, then the tiles with the highest rank."""
+    return tile["level"] != "wrong", -tile["rank"]
 
 
 def _by_labels(series: Sequence[Mapping[str, Any]], *labels: str) -> Dict[str, List[Optional[float]]]:
@@ -190,18 +171,16 @@ def _chart(lines: Sequence[Line], unit: str, limit: float = 0.0, factor: float =
     scaled = [line._replace(values=[None if value is None else value * factor for value in line.values]) for line in lines]
     all_values = [value for line in scaled for value in line.values if value is not None]
     top = max([limit, *all_values]) or 1.0
-    legend = []
-    for line in scaled:
-        last = _last(line.values)
-        legend.append({"kind": line.kind, "name": line.name, "now": "no data" if last is None else _amount(last, unit)})
     return {
-        "legend": legend,
+        "legend": [{"kind": line.kind, "name": line.name, "now": _amount(_last(line.values), unit)} for line in scaled],
         "top": _amount(top, unit),
         "lines": [{"kind": line.kind, "parts": _parts(line.values, top)} for line in scaled],
     }
 
 
-def _amount(value: float, unit: str) -> str:
+def _amount(value: Optional[float], unit: str) -> str:
+    if value is None:
+        return "no data"
     digits = 0 if value >= 100 or unit in (" °C", " %") else 1
     return f"{value:,.{digits}f}{unit}"
 
@@ -225,12 +204,12 @@ def _rollouts(records: Sequence[Mapping[str, Any]], start: int, end: int) -> Lis
     """Return the position and the text of the last rollouts in the period of the charts, oldest first."""
     marks: List[Dict[str, str]] = []
     for record in records:
-        moment_of_end = moment(record["batches"][0]["ended"]) if record["batches"] else None
-        if moment_of_end and start <= moment_of_end.timestamp() <= end and len(marks) < MAX_ROLLOUTS:
-            hosts = len({host for batch in record["batches"] for host in batch["hosts"]})
-            count = f"{hosts} host{'' if hosts == 1 else 's'}"
-            text = f"{iso(moment_of_end)[11:16]} UTC {short(record['playbook'])} by {short(record['by'])}, {count}"
-            marks.append({"x": _x((moment_of_end.timestamp() - start) * STEPS / (end - start)), "text": text})
+        ended = system.seconds_since_1970(record["batches"][0]["ended"]) if record["batches"] else None
+        if ended is not None and start <= ended <= end and len(marks) < MAX_ROLLOUTS:
+            hosts = {host for batch in record["batches"] for host in batch["hosts"]}
+            about = f"{short(record['playbook'])} by {short(record['by'])}, {count_of(len(hosts), 'host')}"
+            text = f"{system.timestamp(ended)[11:16]} UTC {about}"
+            marks.append({"x": _x((ended - start) * STEPS / (end - start)), "text": text})
     return marks[::-1]
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.npufleet.triton.plugins.module_utils import system
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
@@ -36,9 +36,8 @@ def write(path: Optional[str], host: str, message: str, checks: List[Dict[str, A
         if picture_uri:
             check["picture"] = picture_uri
     if path:
-        when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            outputs.write(path, json.dumps({"host": host, "when": when, "msg": message, "checks": checks}))
+            outputs.write(path, json.dumps({"host": host, "when": system.timestamp(), "msg": message, "checks": checks}))
         except OSError as error:
             raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None
     for check in checks:

@@ -34,10 +34,9 @@ def read(host: str) -> Optional[Dict[str, Any]]:
     """Return the entry of a host, or None if its state was not read. Raises OSError."""
     try:
         with open(_path(host), encoding="utf-8") as source:
-            entry: Dict[str, Any] = json.load(source)
+            return dict(json.load(source))
     except FileNotFoundError:
         return None
-    return entry
 
 
 def _path(host: str) -> str:

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import count_of, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 # The prefix that Ansible adds to the message of a failed task
@@ -29,11 +29,8 @@ def by_sentence(sentences: Mapping[str, Sequence[str]], total: Optional[int] = N
     for host, host_sentences in sentences.items():
         for sentence in host_sentences:
             hosts.setdefault(sentence, []).append(host)
-    return [f"  - {_names(names, total or len(sentences))}: {sentence}" for sentence, names in hosts.items()]
-
-
-def _names(names: List[str], count: int) -> str:
-    return "every host" if len(names) == count > 1 else ", ".join(names)
+    count = total or len(sentences)
+    return [f"  - {'every host' if len(names) == count > 1 else ', '.join(names)}: {sentence}" for sentence, names in hosts.items()]
 
 
 def reason(host: str, result: Mapping[str, Any]) -> str:
@@ -82,7 +79,7 @@ class Summary:
         order = ("ok", "changed", "in maintenance", "refused", "failed", "unreachable")
         texts = [f"{counts[state]} {state}" for state in order if counts[state]]
         lines = [f"the run ended early: {text}" for text in dict.fromkeys(self._run_failures)]
-        lines.append(f"{_number(len(hosts), 'host')}: {', '.join(texts)}")
+        lines.append(f"{count_of(len(hosts), 'host')}: {', '.join(texts)}")
         if plan:
             lines.append(self._totals(hosts))
         bad = {host: [self._reason(host, state)] for host, state in states.items() if state in order[3:]}
@@ -118,8 +115,4 @@ class Summary:
         if not counts:
             return "plan: no host would change"
         texts = ", ".join(f"{concern} {action} {count}" for (concern, action), count in sorted(counts.items()))
-        return f"plan: {_number(sum(counts.values()), 'difference')} on {_number(len(changing), 'host')}: {texts}"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+        return f"plan: {count_of(sum(counts.values()), 'difference')} on {count_of(len(changing), 'host')}: {texts}"

@@ -8,18 +8,18 @@ import html
 import json
 import os
 import re
-from datetime import datetime, timedelta, timezone
 from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import system
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 Row = Dict[str, Any]
 
 # Numbers of this size or larger are not shown. No count of bytes or milliseconds is so large.
 MAX_NUMBER = 1e18
-# Status entries and check results that are older than this are shown as stale.
-MAX_AGE = timedelta(hours=24)
+# Older status entries and check results are shown as stale.
+MAX_AGE_HOURS = 24
 # States of a host, the most severe first, and their levels
 LEVELS = {
     "unreachable": "wrong",
@@ -64,7 +64,7 @@ def view(
     checked_hosts: Sequence[str],
     statuses: Mapping[str, Row],
     results: Mapping[str, Row],
-    now: datetime,
+    now: float,
     charts: Optional[Mapping[str, Any]] = None,
     rollouts: Sequence[Row] = (),
 ) -> Dict[str, Any]:
@@ -73,7 +73,8 @@ def view(
     If at least one host has a status, hosts without a status are shown as not read. Likewise, hosts without check results are shown
     as not checked if at least one host has check results.
 
-    `charts` is the result of charts.view(). `rollouts` has an entry for each of the last rollouts (record.cards).
+    `now` is in seconds since 1970. `charts` is the result of charts.view(). `rollouts` has an entry for each of the last rollouts
+    (record.cards).
     """
     rows = [
         _row(
@@ -92,9 +93,9 @@ def view(
     levels = [row["level"] for row in rows]
     missing = [name for name, entries in (("status", statuses), ("check", results)) if not entries]
     return {
-        "made": iso(now),
+        "made": system.timestamp(now),
         "charts": charts,
-        "stale_hours": int(MAX_AGE.total_seconds() // 3600),
+        "stale_hours": MAX_AGE_HOURS,
         "missing": missing,
         "models": models,
         "columns": [*FIRST_COLUMNS, *((model.split("\n")[0], "model") for model in models), *LAST_COLUMNS],
@@ -111,7 +112,7 @@ def view(
     }
 
 
-def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime) -> Row:
+def _row(host: str, status: Optional[Row], result: Optional[Row], now: float) -> Row:
     """Return the row of a host. `status` and `result` are {} if only other hosts have one, and None if no host has one."""
     actual = _value(status, "actual")
     plan = [item for item in _list(_value(status, "plan")) if isinstance(item, dict)]
@@ -133,7 +134,11 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         }
         for item in plan
     ]
-    times = {"read": moment(_value(status, "when")), "checked": moment(_value(result, "when"))}
+    times = []
+    for what, entry in (("read", status), ("checked", result)):
+        at = system.seconds_since_1970(str(_value(entry, "when")))
+        if at is not None:
+            times.append({"what": what, "when": system.timestamp(at), "stale": now - at > MAX_AGE_HOURS * 3600})
     cards = _cards(actual)
     row: Row = {
         "host": host,
@@ -152,13 +157,13 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "answers": _answers(checks),
         "checks": len(checks),
         "right": len(checks) - len(wrong),
-        "times": [{"what": what, "when": iso(at), "stale": now - at > MAX_AGE} for what, at in times.items() if at],
+        "times": times,
+        "stale": any(time["stale"] for time in times),
+        "seen": min((time["when"] for time in times), default=""),
     }
-    row["stale"] = any(time_["stale"] for time_ in row["times"])
     # Below the state of the host, the page shows only the first of these lines.
     lines = row["reasons"] + ["{what} is {actual}, expected {desired}".format(**step) for step in steps]
     row["first"], row["more"] = (lines[0] if lines else ""), max(len(lines) - 1, 0)
-    row["seen"] = min((time_["when"] for time_ in row["times"]), default="")
     return row
 
 
@@ -300,19 +305,6 @@ def _place_pictures(rows: Sequence[Row]) -> None:
                     first = answer["picture"] not in numbers
                     answer["number"] = numbers.setdefault(answer["picture"], len(numbers))
                     answer["picture"] = answer["picture"] if first else ""
-
-
-def moment(text: Any) -> Optional[datetime]:
-    """Return the time in a text of the form that iso() returns. Return None for any other value."""
-    try:
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    except ValueError:
-        return None
-
-
-def iso(when: datetime) -> str:
-    """Return a UTC time as text such as 2026-01-31T12:00:00Z."""
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def natural(name: str) -> List[Tuple[int, str]]:

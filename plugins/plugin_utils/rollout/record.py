@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, system
 from ansible_collections.npufleet.triton.plugins.module_utils.change import rollouts
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import count_of, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 DIRECTORY = "rollouts"
@@ -220,9 +220,9 @@ def headline(record: Mapping[str, Any]) -> str:
     """Return one line about a rollout."""
     hosts = [host for batch in record["batches"] for host in batch["hosts"].values()]
     failed = sum(bool(host["failure"]) for host in hosts)
-    parts = [f"{_count(len(hosts), 'host')} in {_count(len(record['batches']), 'batch', 'es')}"]
+    parts = [f"{count_of(len(hosts), 'host')} in {count_of(len(record['batches']), 'batch', 'es')}"]
     parts += [f"{failed} failed"] if failed else []
-    parts += [f"{_count(len(left(record)), 'host')} not changed"] if left(record) else []
+    parts += [f"{count_of(len(left(record)), 'host')} not changed"] if left(record) else []
     parts += [f"pause {record['pause']}"] if record["pause"] else []
     parts += (
         [f"inventory {short(record['commit'][:12])}{'-dirty' * record['commit'].endswith('-dirty')}"] if record["commit"] else []
@@ -271,7 +271,3 @@ def sentence(host: Mapping[str, Any]) -> str:
     parts += [f"{host['in_flight']} requests in flight, {host['closed']} closed"] if host["in_flight"] is not None else []
     parts += [f"{host['verdict']['verdict']}: {host['verdict']['text']}"] if host["verdict"] else []
     return short("; ".join(filter(None, parts)), MAX_TEXT)
-
-
-def _count(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count} {noun}{plural * (count != 1)}"

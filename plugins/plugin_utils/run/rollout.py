@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, count_of, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 MIB = 1 << 20
@@ -138,7 +138,7 @@ def announcement(
     names = "; then ".join(_batch([host.host for host in batch], len(hosts) > MAX_NAMES) for batch in remaining)
     changed = ", ".join(dict.fromkeys(concern for host in hosts for concern in host.concerns))
     begins = len(hosts) == total
-    action = f"changes {len(hosts)} host{'s' * (len(hosts) != 1)}" if begins else f"continues with {len(hosts)} of {total} hosts"
+    action = f"changes {count_of(len(hosts), 'host')}" if begins else f"continues with {len(hosts)} of {total} hosts"
     known_bytes = sum(host.bytes or 0 for host in hosts)
     sizes = [f"{known_bytes / MIB:.1f} MiB"] if known_bytes else []
     sizes += ["files of unknown size"] if any(host.bytes is None for host in hosts) else []
