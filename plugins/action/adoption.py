@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleActionFail
@@ -52,8 +53,7 @@ class ActionModule(FleetAction):
         self.arguments = {"name": self._task.args.get("name") or None}
         answer = self.call_module("adoption", self.arguments, task_vars, self.request)
         if answer.get("failed"):
-            exception = {"exception": answer["exception"]} if "exception" in answer else {}
-            return {"failed": True, "msg": f"{host}: {answer.get('msg')}", **exception}
+            return {**self.failed_change(answer), "msg": f"{host}: {answer.get('msg')}"}
         with host_text.rejecting_invalid_answers(host):
             return self.translate(host, answer["found"], fleet, task_vars)
 
@@ -119,9 +119,8 @@ class ActionModule(FleetAction):
         ]
         result.update(plan=plan, report=translation.masked(state["report"], secrets))
         if dest:
-            with open(os.path.join(dest, MARK_FILE), "w", encoding="utf-8") as target:
-                keys = ("container", "models", "left_out", "vault", "obstacles", "report")
-                json.dump({key: result[key] for key in keys}, target, indent=2)
+            keys = ("container", "models", "left_out", "vault", "obstacles", "report")
+            Path(dest, MARK_FILE).write_text(json.dumps({key: result[key] for key in keys}, indent=2), "utf-8")
         return result
 
     def write(
@@ -143,8 +142,7 @@ class ActionModule(FleetAction):
         reason = blobs.shortage(f"{dest} on the controller", shutil.disk_usage(dest).free, {}, sizes)
         if reason:
             raise AnsibleActionFail(f"{host}: {reason}")
-        with open(os.path.join(dest, MARK_FILE), "w", encoding="utf-8") as mark:
-            mark.write("{}\n")
+        Path(dest, MARK_FILE).write_text("{}\n", "utf-8")
         key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_release_row"]["sdk"]["shape"])
         entries = []
         for name, model in facts["models"].items():
@@ -157,11 +155,10 @@ class ActionModule(FleetAction):
                     target = host_text.path_below(f"{dest}/models/{name}", path)
                 if not os.path.exists(target):
                     self.copy_file(file, model["contents"].get(path), target, task_vars)
-            config = os.path.join(dest, "models", name, "config.pbtxt")
-            if model["config"] and not os.path.exists(config):
-                os.makedirs(os.path.dirname(config), exist_ok=True)
-                with open(config, "wb") as target_file:
-                    target_file.write(manifest.config_of(model["config"]))
+            config = Path(dest, "models", name, "config.pbtxt")
+            if model["config"] and not config.exists():
+                config.parent.mkdir(parents=True, exist_ok=True)
+                config.write_bytes(manifest.config_of(model["config"]))
             entries.append(entry)
         self.record_checks(dest, facts, translated, task_vars)
         variables = {
@@ -175,8 +172,8 @@ class ActionModule(FleetAction):
         secrets = translation.secrets(facts, translated.vault)
         notes += [f"Left out: {line}" for line in translation.masked(translated.left_out, secrets)]
         notes += [f"For the vault: {entry}" for entry in sorted(translated.vault)]
-        with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
-            out.write("---\n" + "".join(map(host_text.comment, notes)) + host_text.variables(variables))
+        text = "---\n" + "".join(map(host_text.comment, notes)) + host_text.variables(variables)
+        Path(dest, "host_vars.yml").write_text(text, "utf-8")
         return variables
 
     def copy_file(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
@@ -222,12 +219,12 @@ class ActionModule(FleetAction):
             except first_check.NoRequest as reason:
                 reasons[name] = str(reason)
                 continue
-            os.makedirs(os.path.join(dest, "golden", name))
-            os.makedirs(os.path.join(dest, "checks"), exist_ok=True)
+            golden, check_file = Path(dest, "golden", name), Path(dest, "checks", f"{name}.yml")
+            golden.mkdir(parents=True)
+            check_file.parent.mkdir(exist_ok=True)
             for path, array in files.items():
-                np.save(os.path.join(dest, "golden", name, path), array, allow_pickle=False)
-            with open(os.path.join(dest, "checks", f"{name}.yml"), "w", encoding="utf-8") as target:
-                target.write("---\n# Recorded before the adoption\n" + host_text.document(document))
+                np.save(golden / path, array, allow_pickle=False)
+            check_file.write_text("---\n# Recorded before the adoption\n" + host_text.document(document), "utf-8")
         for name, why in sorted(reasons.items()):
             translated.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -55,10 +55,9 @@ class ActionModule(ActionBase):
         try:
             statuses, results = view.read(fleet, paths["status_file"], paths["results_dir"])
             if state == "read":
-                entries = [
-                    _entry(system.timestamp(now), host, variables["hostvars"]) for host in variables["ansible_play_hosts_all"]
-                ]
-                document = status.document(system.timestamp(now), list(statuses.values()), fleet, entries)
+                when = system.timestamp(now)
+                entries = [_entry(when, host, variables["hostvars"]) for host in variables["ansible_play_hosts_all"]]
+                document = status.document(when, list(statuses.values()), fleet, entries)
                 outputs.write(paths["status_file"], status.text(document))
                 statuses = {entry["host"]: entry for entry in document["hosts"]}
                 result["metrics"] = drift.metrics(now, document["hosts"])
@@ -68,8 +67,10 @@ class ActionModule(ActionBase):
                 ]
             # The records of rollouts are next to the status file.
             rollouts = record.latest(os.path.join(os.path.dirname(paths["status_file"]), record.DIRECTORY))
-            chart_view = _charts(groups, variables["hostvars"], rollouts)
-            report = view.view(fleet, npu_hosts, statuses, results, now, chart_view, record.cards(rollouts[:MAX_ROLLOUTS]))
+            # This run has read the series of the charts from the monitoring hosts.
+            series = {host: variables["hostvars"][host].get("npufleet_charts") for host in groups.get(MONITORING_HOSTS, [])}
+            shown = charts.view(series, rollouts), record.cards(rollouts[:MAX_ROLLOUTS])
+            report = view.view(fleet, npu_hosts, statuses, results, now, *shown)
             outputs.write(paths["report_file"], page.page(view.escaped(report)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None
@@ -77,17 +78,8 @@ class ActionModule(ActionBase):
         return {**result, "path": os.path.realpath(paths["report_file"]), "counts": counts}
 
 
-def _charts(
-    groups: Mapping[str, List[str]], hostvars: Mapping[str, Mapping[str, Any]], rollouts: Sequence[Mapping[str, Any]]
-) -> Dict[str, Any]:
-    """Return the charts from the series that this run has read from the monitoring hosts."""
-    return charts.view({host: hostvars[host].get("npufleet_charts") for host in groups.get(MONITORING_HOSTS, [])}, rollouts)
-
-
 def _entry(when: str, host: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Return the status entry of a host: the entry that host_state has stored, otherwise an entry from its variables."""
     stored = host_states.read(host)
-    if stored is not None:
-        return stored
-    variables = hostvars[host]
-    return status.host_entry(when, host, variables.get("npufleet_state"), variables.get("rbln_release"))
+    # Ansible computes the variables of a host when `hostvars` is read. This takes long, so only the second case reads it.
+    return stored or status.host_entry(when, host, *(hostvars[host].get(name) for name in ("npufleet_state", "rbln_release")))

@@ -30,7 +30,7 @@ class ActionModule(FleetAction):
             raise
         with host_text.rejecting_invalid_answers(host):
             host_text.require_keys(result, "msg")
-            check_results.write(path, host, result.get("msg", ""), result.get("checks", []))
+            check_results.write(path, host, result["msg"], result.get("checks", []))
         return result
 
     def _prove(self, task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:

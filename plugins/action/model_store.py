@@ -11,8 +11,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """An action that calls the module once."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         arguments = {"root": self.variables(task_vars)["npufleet_root"], **self._task.args}
         return self.call_module("model_store", arguments, task_vars, runs.lease_owner(host))

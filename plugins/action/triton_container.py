@@ -11,8 +11,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):
-    """An action that calls the module once."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}

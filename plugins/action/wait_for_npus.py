@@ -10,13 +10,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 
 
 class ActionModule(FleetAction):
-    """An action that calls the module, which waits on the host."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
-        arguments = {
-            "container": variables["triton_server_name"],
-            "timeout": int(variables["npufleet_free_timeout"]),
-            **self._task.args,
-        }
-        return self.call_module("wait_for_npus", arguments, task_vars, {"host": host})
+        defaults = {"container": variables["triton_server_name"], "timeout": int(variables["npufleet_free_timeout"])}
+        return self.call_module("wait_for_npus", {**defaults, **self._task.args}, task_vars, {"host": host})

@@ -62,10 +62,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import comp
 
 
 class LookupModule(LookupBase):
-    """A lookup of the models that have to be compiled."""
-
     def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Dict[str, Any]]:
-        """Return a list with one dictionary (see RETURN)."""
         self.set_options(var_options=variables, direct=kwargs)
         card, sdk, directory = (self.get_option(name) for name in ("card", "sdk", "directory"))
         try:

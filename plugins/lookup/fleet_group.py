@@ -55,10 +55,8 @@ PATTERN_CHARACTERS = re.compile(r"[\s,:&!~*?\[\]]")
 
 
 class LookupModule(LookupBase):
-    """A lookup of the group of hosts with NPUs."""
-
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        """Return the name of the group, or one pattern. Raises AnsibleError if the group does not exist or the run must end."""
+        """Raise AnsibleError if the group does not exist or the run must end."""
         self.set_options(var_options=variables, direct=kwargs)
         task_vars = variables or {}
         run_guard.check(task_vars, role_defaults())

@@ -13,12 +13,6 @@ description:
   - Playbooks use this lookup as the default of C(npufleet_output_dir), because they do not see the defaults of roles.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
-options:
-  _terms:
-    description: Not used.
-    type: list
-    elements: str
-    default: []
 """
 
 EXAMPLES = r"""
@@ -45,9 +39,6 @@ CHECKOUT_FILE = "galaxy.yml"
 
 
 class LookupModule(LookupBase):
-    """A lookup of the directory for results."""
-
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        """Return a list with the path of the directory."""
         checkout = os.path.exists(os.path.join(COLLECTION, CHECKOUT_FILE))
         return [os.path.join(COLLECTION if checkout else os.getcwd(), "build")]

@@ -57,10 +57,8 @@ def pattern(names: Sequence[str], within: Optional[str], groups: Collection[str]
 
 
 class LookupModule(LookupBase):
-    """A lookup of the pattern for `hosts` of a play."""
-
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        """Return a list with one pattern. Raises AnsibleError if the run must end."""
+        """Raise AnsibleError if the run must end."""
         self.set_options(var_options=variables, direct=kwargs)
         task_vars = variables or {}
         run_guard.check(task_vars, role_defaults())

@@ -51,10 +51,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 
 class LookupModule(LookupBase):
-    """A lookup of the sentences from plugin_utils/inventory/release_change.py."""
-
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[str]]:
-        """Return a list that contains one list of sentences."""
         task_vars = variables or {}
         host, state = task_vars["inventory_hostname"], task_vars["npufleet_state"]
         try:

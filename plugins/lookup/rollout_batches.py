@@ -15,12 +15,6 @@ description:
   - Fails if these hosts have different values.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
-options:
-  _terms:
-    description: Not used.
-    type: list
-    elements: str
-    default: []
 """
 
 EXAMPLES = r"""
@@ -43,16 +37,12 @@ from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import rollout
 
-CHANGE_GROUP = "npufleet_in_rollout"
-
 
 class LookupModule(LookupBase):
-    """A lookup of the batch sizes, which the variable `npufleet_state` of each host contains."""
-
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[rollout.Size]]:
-        """Return a list that contains one list of sizes. Raises AnsibleError if the hosts have different values."""
+        """Raise AnsibleError if the hosts have different values."""
         task_vars = variables or {}
-        hosts = (task_vars.get("groups") or {}).get(CHANGE_GROUP) or []
+        hosts = (task_vars.get("groups") or {}).get("npufleet_in_rollout") or []
         try:
             return [rollout.common_serial({host: task_vars["hostvars"][host]["npufleet_state"]["serial"] for host in hosts})]
         except Refusal as refusal:
