@@ -18,13 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding
     pem,
     tls_context,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
-    WITHOUT_JSON,
-    _line,
-    _natural,
-    of_connection,
-    reason,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import WITHOUT_JSON, of_connection, one_line, reason
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
     Answer,
     Output,
@@ -147,10 +141,11 @@ class Service:
             str(entry.get("version") or "") for entry in entries if entry["name"] == model and entry.get("state") == "READY"
         ]
         if version and ready_versions and version not in ready_versions:
-            return f"version {version} of {model} is not ready, expected one of {', '.join(sorted(ready_versions, key=_natural))}"
+            ready_versions.sort(key=lambda number: (len(number), number))
+            return f"version {version} of {model} is not ready, expected one of {', '.join(ready_versions)}"
         states = ["{} {}".format(entry.get("state", ""), entry.get("reason", "")) for entry in entries if entry["name"] == model]
         ready = sorted({entry["name"] for entry in entries if entry.get("state") == "READY"})
-        return _line("; ".join(states)) or "it serves {}".format(", ".join(ready) or "no model")
+        return one_line("; ".join(states)) or "it serves {}".format(", ".join(ready) or "no model")
 
     def _tensors(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
         """Return (inputs, outputs) of a request as objects of the client library."""
@@ -159,9 +154,9 @@ class Service:
         for name, (dtype, array) in question.inputs.items():
             inputs.append(self.client_library.InferInput(name, list(array.shape), dtype))
             inputs[-1].set_data_from_numpy(array)
-        names = list(dict.fromkeys([*question.outputs, *question.classes]))
-        library = self.client_library
-        return inputs, [library.InferRequestedOutput(name, class_count=question.classes.get(name, 0)) for name in names] or None
+        requested = self.client_library.InferRequestedOutput
+        names = dict.fromkeys([*question.outputs, *question.classes])
+        return inputs, [requested(name, class_count=question.classes.get(name, 0)) for name in names] or None
 
 
 class Http(Service):
@@ -240,13 +235,8 @@ class Grpc(Service):
         """Return a new client of the server."""
         options: Dict[str, Any] = {"channel_args": CHANNEL}
         if self.tls is not None:
-            options = {
-                **options,
-                "ssl": True,
-                "root_certificates": self.tls.get("ca"),
-                "private_key": self.tls.get("key"),
-                "certificate_chain": self.tls.get("cert"),
-            }
+            options.update(ssl=True, root_certificates=self.tls.get("ca"))
+            options.update(private_key=self.tls.get("key"), certificate_chain=self.tls.get("cert"))
         return self.client_library.InferenceServerClient(self.url, **options)
 
     def live(self, timeout: float) -> Any:
@@ -258,9 +248,8 @@ class Grpc(Service):
         yield outputs_of(answer)
 
     def index(self) -> List[Dict[str, Any]]:
-        return list(
-            self.client.get_model_repository_index(as_json=True, client_timeout=self.timeout, **self.extra).get("models", [])
-        )
+        found = self.client.get_model_repository_index(as_json=True, client_timeout=self.timeout, **self.extra)
+        return list(found.get("models", []))
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout, **self.extra)
@@ -293,9 +282,7 @@ class Stream(Grpc):
             # With this header, newer servers also return the status of an error.
             headers = {**self.headers, "triton_grpc_error": "true"}
             client.start_stream(responses.put, stream_timeout=timeout, headers=headers)
-            client.async_stream_infer(
-                question.model, inputs, question.version, outputs, enable_empty_final_response=True
-            )  # fmt: skip
+            client.async_stream_infer(question.model, inputs, question.version, outputs, enable_empty_final_response=True)
             while True:
                 if time.monotonic() > deadline + 1:
                     raise TimeoutError(f"no end within {timeout:g} s")
@@ -360,22 +347,14 @@ class Raw(Service):
             if question.classes.get(output.name):
                 output.parameters["classification"].int64_param = question.classes[output.name]
         contents = [encode_array(dtype, array) for dtype, array in question.inputs.values()]
-        response = self.call(
-            "ModelInfer",
-            timeout,
-            model_name=question.model,
-            model_version=question.version,
-            inputs=inputs,
-            outputs=outputs,
-            raw_input_contents=contents,
-        )
+        model = {"model_name": question.model, "model_version": question.version}
+        response = self.call("ModelInfer", timeout, inputs=inputs, outputs=outputs, raw_input_contents=contents, **model)
         found = {}
         for number, tensor in enumerate(response.outputs):
             shape = [int(size) for size in tensor.shape]
-            data = response.raw_output_contents[number] if number < len(response.raw_output_contents) else None
-            found[tensor.name] = Output(
-                tensor.datatype, shape, None if data is None else decode_array(tensor.datatype, shape, data)
-            )
+            has_data = number < len(response.raw_output_contents)
+            array = decode_array(tensor.datatype, shape, response.raw_output_contents[number]) if has_data else None
+            found[tensor.name] = Output(tensor.datatype, shape, array)
         yield found
 
     def index(self) -> List[Dict[str, Any]]:

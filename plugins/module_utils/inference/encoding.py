@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
-    NUMPY,
-    Output,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import NUMPY, Output
 
 
 def pem(path: Optional[str]) -> Optional[bytes]:

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 # {gRPC status: HTTP status that Triton returns for the same error}
 STATUS = {
     "INVALID_ARGUMENT": "400", "NOT_FOUND": "404", "INTERNAL": "500", "UNIMPLEMENTED": "501", "UNAVAILABLE": "503",
@@ -45,15 +43,11 @@ def reason(error: Exception) -> str:
     """Return an error as one line: its message, or its status or type if the error has no message."""
     message = getattr(error, "message", None)
     if callable(message):
-        return _line(str(message())) or status_of(error) or type(error).__name__
+        return one_line(str(message())) or status_of(error) or type(error).__name__
     kind = "" if isinstance(error, (OSError, ValueError)) and str(error) else type(error).__name__ + ": "
-    return _line(kind + str(error)).strip(": ") or type(error).__name__
+    return one_line(kind + str(error)).strip(": ") or type(error).__name__
 
 
-def _natural(text: str) -> Tuple[int, str]:
-    """Return the sort key of a version number."""
-    return len(text), text
-
-
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a text with one space instead of each run of spaces and line breaks."""
     return " ".join(text.split())

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any, Iterator, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
@@ -248,10 +249,8 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
         if array is not None and array.dtype.kind in NUMBERS and kind == "argmax" and _has_rows(array, len(labels)):
             got = labels_of(array)
         elif array is not None and array.dtype.kind in BYTES and kind == "label":
-            try:
+            with suppress(ValueError):
                 got = _first_labels(classes_of(array))
-            except ValueError:
-                got = []
         if got:
             result["got"] = _single_or_list(got)
             if len(labels) == 1 and len(got) == 1:

@@ -51,11 +51,10 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     results: List[Result] = list(document.get("no_check_file", []))
     for entry in document["checks"]:
         model = entry["model"]
-        if not any(document.get("latency", True) or not raw.get("latency") for raw in entry["checks"]):
+        checks = [raw for raw in entry["checks"] if document.get("latency", True) or not raw.get("latency")]
+        if not checks:
             results.append(without_checks(model))
-        for raw in entry["checks"]:
-            if raw.get("latency") and not document.get("latency", True):
-                continue
+        for raw in checks:
             check = unpack_check(model, raw)
             all_requests = list(requests(model, raw, document["host_index"]))
             groups = [(request.name, [request]) for request in all_requests]
@@ -73,11 +72,11 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                 result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
                 if result["why"]:
                     result["unanswered"] = True
-                if not result["why"] and raw.get("instances"):
+                elif raw.get("instances"):
                     check_instances(document, check, group, result)
-                elif not result["why"] and raw.get("latency"):
+                elif raw.get("latency"):
                     check_latency(document, check, group, result)
-                elif not result["why"]:
+                else:
                     service_failure, model_failure = send(services[protocol], check, group[0], result)
                     given_up[protocol, ""], given_up[protocol, model] = service_failure, model_failure
                     if service_failure or model_failure:
@@ -105,10 +104,9 @@ def send(service: Service, check: Check, request: Request, result: Result) -> Tu
         if pixels is not None:
             result["picture"] = pixels
         answer = cancel_streams(service, question, check) if check.cancel else service.infer(question, check.timeout)
-        if answer.error is not None:
-            given_up = _complete_failure(service, check, answer, result)
-            if given_up is not None:
-                return given_up
+        given_up = _complete_failure(service, check, answer, result)
+        if given_up is not None:
+            return given_up
         result["ms"] = round(answer.ms, 2)
         reasons = judge_answer(check, request, answer)
         result.update(describe(answer.outputs, request, check.expect))
@@ -121,7 +119,7 @@ def send(service: Service, check: Check, request: Request, result: Result) -> Tu
 def _complete_failure(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
     """Complete the result of a failed request, and return the reasons to give up, as `send` does.
 
-    Return None if the answer still has to be judged, because the check expects an error.
+    Return None if the answer still has to be judged: the request did not fail, or the check expects an error.
     """
     error = answer.error
     if error is None:
