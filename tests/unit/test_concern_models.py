@@ -128,7 +128,7 @@ def _copy_for_link(release: Path, _store: Path) -> None:
 )
 def test_drift_below_a_served_release(store: Path, change: Callable[[Path, Path], Any], words: str) -> None:
     change(store / "releases/digits" / LABEL, store)
-    assert models.drift(str(store), "digits", LABEL, FILES) == [words]
+    assert models.drift(str(store), "digits", LABEL, FILES, {}) == [words]
     assert plan(store) == [found("digits", f"{LABEL}, {words}", "e" * 12, "release")]
 
 
@@ -144,7 +144,7 @@ def test_without_a_readable_record_sizes_are_not_judged(store: Path, record: str
     path = store / f"releases/digits/{LABEL}.json"
     path.unlink() if record is None else path.write_text(record)
     (store / "blobs/sha256" / DIGEST).write_bytes(b"cut")
-    assert models.drift(str(store), "digits", LABEL, FILES) == []
+    assert models.drift(str(store), "digits", LABEL, FILES, {}) == []
 
 
 def test_all_models_and_blobs_are_named_in_order(tmp_path: Path) -> None:

@@ -89,12 +89,9 @@ def _installed() -> Optional[str]:
 
 def _dkms() -> Optional[bool]:
     """Return True if DKMS has installed the module for the running kernel, False if not, and None if DKMS does not have it."""
-    dkms_directories = glob.glob(DKMS)
-    return (
-        any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in dkms_directories)
-        if dkms_directories
-        else None
-    )
+    directories = glob.glob(DKMS)
+    built = any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in directories)
+    return built if directories else None
 
 
 def _is_device(path: str) -> bool:
@@ -107,8 +104,8 @@ def _is_device(path: str) -> bool:
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return the differences of packages, units, module and cards."""
     plan = []
-    package, present = actual["package"] or {}, desired["form"] == PRESENT
-    if present:
+    package = actual["package"] or {}
+    if desired["form"] == PRESENT:
         plan += _diff_present(desired, actual)
     elif desired["form"] == RUN:
         plan += _diff_run(desired, actual)
@@ -129,7 +126,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
     # A module can be loaded if it is on the disk, or if this plan installs it. The plan does not install a PRESENT driver.
-    loadable = not present or same_version(actual["installed"], desired["version"])
+    loadable = desired["form"] != PRESENT or same_version(actual["installed"], desired["version"])
     stale_reason = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
     if loadable and not same_version(loaded, desired["version"]):
         plan.append(item(CONCERN, "module", loaded, desired["version"], "load" if loaded is None else "reload"))
@@ -171,15 +168,10 @@ def _diff_run(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Ite
 
 def _diff_firmware(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Return an item for the cards whose firmware does not match the driver. The firmware is unknown if no module is loaded."""
-    devices = actual["tool"].get("devices") or []
-    other = [
-        f"{card['device']} {card['firmware'] or 'unknown'}"
-        for card in devices
-        if not same_version(card["firmware"], desired["version"])
-    ]
-    if not other or actual["module"] is None:
-        return []
-    return [item(CONCERN, "firmware", ", ".join(other), desired["version"], INSPECT)]
+    cards = (actual["tool"].get("devices") or []) if actual["module"] is not None else []
+    other = [card for card in cards if not same_version(card["firmware"], desired["version"])]
+    listed = ", ".join(f"{card['device']} {card['firmware'] or 'unknown'}" for card in other)
+    return [item(CONCERN, "firmware", listed, desired["version"], INSPECT)] if other else []
 
 
 def _diff_cards(desired: Mapping[str, Any], actual: Mapping[str, Any], compare_listed: bool) -> List[Item]:

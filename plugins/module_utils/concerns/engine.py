@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
@@ -69,7 +70,6 @@ def missing_packages(desired: List[str], installed: List[str]) -> List[str]:
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the packages, files and flags of the engine, and the facts of the running engine."""
-    raw = read_text(DAEMON_JSON)
     actual: Dict[str, Any] = {
         "packages": sorted(installed_packages([name for package in desired["packages"] for name in package.split("|")])),
         "drop_ins": {path: read_text(path) for path in desired["drop_ins"]},
@@ -80,15 +80,12 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "ca": read_text(CA_FILE),
     }
     try:
-        actual["daemon"] = daemon_config.parse(raw)
+        actual["daemon"] = daemon_config.parse(read_text(DAEMON_JSON))
     except ValueError as error:
-        actual["daemon"] = None
-        actual["daemon_error"] = str(error)
-    try:
+        actual.update(daemon=None, daemon_error=str(error))
+    with suppress(OSError):
         info = Engine().get("/info") or {}
         actual["running"] = {"version": info.get("ServerVersion"), "log-driver": info.get("LoggingDriver")}
-    except OSError:
-        pass
     actual["private"] = has_secrets(actual["daemon"] or {})
     key = desired["digest_key"]
     return {**actual, **with_digests(actual, key), "proxies": _proxies(desired["proxy_file"], key)}
@@ -113,15 +110,15 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         missing = [CLIENT_PACKAGE]
     if missing:
         plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), missing, "install"))
+    merged = merge(actual["daemon"], desired["daemon"])
     if actual["daemon"] is None:
         broken = "not a JSON object ({})".format(actual["daemon_error"])
         plan.append(item(CONCERN, "daemon.json", broken, desired["daemon"], "repair by hand"))
-    elif merge(actual["daemon"], desired["daemon"]) != actual["daemon"]:
-        merged = merge(actual["daemon"], desired["daemon"])
+    elif merged != actual["daemon"]:
         # `current` also has the options that the merge removes, such as options of another log driver.
         current = {key: actual["daemon"].get(key) for key in (*desired["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
         plan.append(item(CONCERN, "daemon.json", current, desired["daemon"], "configure"))
-    clashes = daemon_config.clashes(merge(actual["daemon"], desired["daemon"]), actual["flags"])
+    clashes = daemon_config.clashes(merged, actual["flags"])
     if clashes:
         plan.append(item(CONCERN, FLAGS, ", ".join(clashes), f"options in {DAEMON_JSON} alone", INSPECT))
     for path, content in desired["drop_ins"].items():

@@ -6,24 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.store import (
-    DIRECTORIES,
-    StoreError,
-    blob_path,
-    blobs,
-    changes_version,
-    damage,
-    is_complete,
-    read_record,
-    read_transaction,
-    record_path,
-    served_label,
-    served_names,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 CONCERN = "models"
@@ -40,11 +29,11 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     digests = {file["sha256"] for model in desired["models"].values() for file in model["files"].values() if file["blob"]}
     flaws = {digest: blobs.flaw(root, digest, desired.get("verify", False)) for digest in sorted(digests)}
     damaged = damage.find(root)
-    for name in served_names(root):
-        release = served_label(root, name)
+    for name in store.served_names(root):
+        release = store.served_label(root, name)
         model = desired["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
-        if model and release and _record_path(root, name, release) in damaged:
+        if model and release and os.path.relpath(store.record_path(root, name, release), root) in damaged:
             record_flaw = damage.lost_record(root, name, release)
             differs += [f"its damaged record cannot be restored: {record_flaw}"] if record_flaw else []
         served[name] = {"release": release, "differs": differs}
@@ -54,7 +43,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         "served": served,
         "missing": [digest for digest in flaws if flaws[digest]],
         "transaction": _open_transaction(root),
-        "store": is_complete(root),
+        "store": store.is_complete(root),
     }
     if damaged:
         found.update(damaged=damaged, undecided=damage.holds_unknown(root))
@@ -63,30 +52,25 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def _record_path(root: str, name: str, label: str) -> str:
-    """Return the path of a release's record relative to the store, in the form that `damage.find` returns."""
-    return os.path.relpath(record_path(root, name, label), root)
-
-
 def _keeps_number(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
     """Return True if the new release changes the content of a version but keeps its number, or if the old record is unreadable."""
     try:
-        return changes_version(read_record(root, name, old), new)
-    except StoreError:
+        return store.changes_version(store.read_record(root, name, old), new)
+    except store.StoreError:
         return True
 
 
 def _open_transaction(root: str) -> Optional[Dict[str, Any]]:
     """Return the open transaction or None. "stale" lists models for which Triton's response cache can have outdated answers."""
-    opened = read_transaction(root)
+    opened = store.read_transaction(root)
     if opened is None:
         return None
     stale = []
     for name, move in opened["models"].items():
-        current = served_label(root, name)
+        current = store.served_label(root, name)
         try:
-            new = read_record(root, name, current) if current else None
-        except StoreError:
+            new = store.read_record(root, name, current) if current else None
+        except store.StoreError:
             continue
         if new and new["cached"] and move["from"] and _keeps_number(root, name, move["from"], new):
             stale.append(name)
@@ -94,11 +78,7 @@ def _open_transaction(root: str) -> Optional[Dict[str, Any]]:
 
 
 def drift(
-    root: str,
-    name: str,
-    release: str,
-    files: Mapping[str, Mapping[str, Any]],
-    flaws: Optional[Mapping[str, Optional[str]]] = None,
+    root: str, name: str, release: str, files: Mapping[str, Mapping[str, Any]], flaws: Mapping[str, Optional[str]]
 ) -> List[str]:
     """Return the differences between a release on the disk and its desired files: changed, missing, extra and unreadable files.
 
@@ -111,15 +91,15 @@ def drift(
         full_path = os.path.join(base, path)
         digest = files[path]["sha256"]
         if files[path]["blob"]:
-            blob = blob_path(root, digest)
+            blob = store.blob_path(root, digest)
             if os.path.realpath(full_path) != os.path.realpath(blob):
                 differs.append(path + " is not the blob " + digest[:12])
             elif not os.path.isfile(blob):
                 differs.append(path + ": its blob is gone")
             elif sizes.get(path) is not None and os.path.getsize(blob) != sizes[path]:
                 differs.append(f"{path}: its blob has {os.path.getsize(blob)} bytes, not {sizes[path]}")
-            elif (flaws or {}).get(digest):
-                differs.append(f"{path}: its blob {(flaws or {})[digest]}")
+            elif flaws.get(digest):
+                differs.append(f"{path}: its blob {flaws[digest]}")
         else:
             found = _digest(full_path)
             if found != digest:
@@ -134,24 +114,25 @@ def drift(
 
 def _read_problems(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """Return a message for each file of a release, and each of its parent directories, that only root can read."""
-    directories = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
+    directories = [os.path.join(root, directory) for directory in store.DIRECTORIES if directory != "tmp"] + [
+        os.path.dirname(base),
+        base,
+    ]
     directories += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
     desired = [*((directory, 0o005) for directory in directories), *((os.path.join(base, path), 0o004) for path in sorted(files))]
     found = []
     for path, mode in desired:
-        try:
+        # `drift` reports missing paths.
+        with suppress(OSError):
             if os.stat(path).st_mode & mode != mode:
                 found.append("others cannot read " + os.path.relpath(os.path.realpath(path), os.path.realpath(root)))
-        except OSError:
-            # `drift` reports missing paths.
-            continue
     return found
 
 
 def _recorded_sizes(root: str, name: str, release: str) -> Dict[str, int]:
     try:
-        return {path: file["size"] for path, file in read_record(root, name, release)["files"].items()}
-    except StoreError:
+        return {path: file["size"] for path, file in store.read_record(root, name, release)["files"].items()}
+    except store.StoreError:
         return {}
 
 
@@ -184,10 +165,7 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, path, f"damaged: {flaw}", "an undamaged file", MEND))
     opened = actual["transaction"]
     if opened:
-        found = "open since {since} by {by}: {models}".format(
-            **{**opened, "models": ", ".join(sorted(opened["models"])) or "no model"}
-        )
-        if "flaw" in opened:
-            found = "open, but unreadable: {}".format(", ".join(sorted(opened["models"])) or "no model")
-        plan.append(item(CONCERN, "transaction", found, "proven and closed", PROVE))
+        models = ", ".join(sorted(opened["models"])) or "no model"
+        state = "open, but unreadable" if "flaw" in opened else "open since {since} by {by}".format(**opened)
+        plan.append(item(CONCERN, "transaction", f"{state}: {models}", "proven and closed", PROVE))
     return plan

@@ -37,10 +37,6 @@ class HostSide(Protocol):
         """Return the differences between desired and actual state."""
 
 
-def _no_warning(_actual: Mapping[str, Any]) -> Optional[str]:
-    return None
-
-
 class Concern(NamedTuple):
     """A part of a host that is planned and applied on its own. It is proven by reading its actual state again."""
 
@@ -60,13 +56,11 @@ class Concern(NamedTuple):
     # True if the desired state can contain secrets. Queries to the host and plans then have digests in place of these secrets.
     sealed: bool = False
     # A function that returns a warning about something that is not in the plan but needs an operator, or None
-    warning: Callable[[Mapping[str, Any]], Optional[str]] = _no_warning
+    warning: Callable[[Mapping[str, Any]], Optional[str]] = lambda _actual: None
 
 
 # With either of these tags, site.yml applies the models, the server, the watchdog and the probe.
 SERVER_TAGS = ("server", "models")
-# The actions that models.yml may perform on the server
-SERVER_ACTIONS = ("load", "unload", "restart", "wait", "prove")
 CONCERNS: Dict[str, Concern] = {
     concern.host_side.CONCERN: concern
     for concern in (
@@ -79,7 +73,7 @@ CONCERNS: Dict[str, Concern] = {
             "triton_server",
             SERVER_TAGS,
             playbooks=("models", "recover", "rollback"),
-            models_actions=SERVER_ACTIONS,
+            models_actions=("load", "unload", "restart", "wait", "prove"),
             sealed=True,
         ),
         Concern(watchdog, "triton_server", SERVER_TAGS, unit=watchdog.UNIT, warning=watchdog.warning),
