@@ -81,5 +81,8 @@ class ActionModule(ActionBase):
 def _entry(when: str, host: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Return the status entry of a host: the entry that host_state has stored, otherwise an entry from its variables."""
     stored = host_states.read(host)
-    # Ansible computes the variables of a host when `hostvars` is read. This takes long, so only the second case reads it.
-    return stored or status.host_entry(when, host, *(hostvars[host].get(name) for name in ("npufleet_state", "rbln_release")))
+    if stored:
+        return stored
+    # Ansible computes the variables of a host at each access to `hostvars`, so this is the only access.
+    variables = hostvars[host]
+    return status.host_entry(when, host, variables.get("npufleet_state"), variables.get("rbln_release"))
