@@ -45,26 +45,43 @@ WantedBy=multi-user.target
 def main() -> int:
     """Run the command of the command line and return its exit code."""
     arguments = sys.argv[1:]
-    commands = {"change": change, "resume": resume, "watchdog": watchdog, "probe": probe, "metrics": metrics, "balancer": balancer}
-    if len(arguments) != 2 or arguments[0] not in commands:
+    if len(arguments) != 2 or arguments[0] not in ("change", "resume", "watchdog", "balancer", "metrics", "probe"):
         print(__doc__, file=sys.stderr)
         return 2
     library.lock_version(sys.path[0])
-    return commands[arguments[0]](arguments[1])
+    return run(*arguments)
 
 
-def change(root: str) -> int:
-    """Make the change that the controller requested."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.change import detached
+def run(command: str, argument: str) -> int:
+    """Run a command and return its exit code. Each command imports only the files that it needs."""
+    if command == "change":
+        from ansible_collections.npufleet.triton.plugins.module_utils.change import detached
 
-    return detached.perform(root)
+        return detached.perform(argument)
+    if command == "watchdog":
+        from ansible_collections.npufleet.triton.plugins.module_utils.watch import watchdog
+
+        return watchdog.run(argument)
+    if command == "balancer":
+        from ansible_collections.npufleet.triton.plugins.module_utils.balancer import state_file
+
+        return state_file.main(argument)
+    if command == "metrics":
+        from ansible_collections.npufleet.triton.plugins.module_utils.metrics import collect
+
+        return collect.run(argument)
+    if command == "probe":
+        from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe
+
+        return probe.run(argument)
+    return resume(argument)
 
 
 def resume(root: str) -> int:
     """Finish a change whose run is gone. Messages go to the journal, each with its syslog level."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.change.resume import resume as finish
+    from ansible_collections.npufleet.triton.plugins.module_utils.change import resume as change_resume
 
-    outcome = finish(root)
+    outcome = change_resume.resume(root)
     if outcome.busy:
         return library.BUSY
     if outcome.failed:
@@ -73,34 +90,6 @@ def resume(root: str) -> int:
     if outcome.did:
         print(f"<4>{outcome.did}", flush=True)
     return 0
-
-
-def watchdog(config: str) -> int:
-    """Watch the server until the process is ended."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.watch import watchdog as program
-
-    return program.run(config)
-
-
-def probe(config: str) -> int:
-    """Run the checks against the server once, and write the result."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
-
-    return program.run(config)
-
-
-def metrics(config: str) -> int:
-    """Write the metrics of the cards and of the host once."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.metrics import collect
-
-    return collect.run(config)
-
-
-def balancer(action: str) -> int:
-    """Save the state of a balancer's servers, or reload HAProxy with it."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.balancer import state_file
-
-    return state_file.main(action)
 
 
 def install_unit(root: str) -> bool:

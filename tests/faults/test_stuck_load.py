@@ -192,7 +192,13 @@ class Supervised(Scene):
     """A server as a process in the container in which Ansible runs, with its supervisor. A change requests the load."""
 
     def start(self) -> None:
-        config = supervised.configuration(self.command, self.environment, 5, archive.digest("process.supervisor"), LIMIT)
+        config = {
+            "command": self.command,
+            "environment": self.environment,
+            "stop_timeout": 5,
+            "program": archive.digest("process.supervisor"),
+            "stuck_load_limit": LIMIT,
+        }
         program = base64.b64encode(archive.program("process.supervisor")).decode()
         supervised.start(str(self.root), config, program, sys.executable)
 

@@ -111,7 +111,9 @@ def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(root: str, command: list[str], **more: Any) -> dict[str, Any]:
-    return {**supervised.configuration(command, {"PATH": os.environ["PATH"]}, 5, DIGEST), **more}
+    environment = {"PATH": os.environ["PATH"]}
+    config = {"command": command, "environment": environment, "stop_timeout": 5, "program": DIGEST, "stuck_load_limit": 0}
+    return {**config, **more}
 
 
 def start(root: str, command: list[str]) -> int:

@@ -225,9 +225,10 @@ def acquire(
                 return not is_renewal, None if is_renewal else before
         if time.monotonic() >= deadline:
             left = remaining(before)
+            until = f"ends in {left:.0f} s" if left else "ends with its last call on the host"
             raise Held(
                 f"another run is changing this host: {before['by']} since {before['since']}. Wait for it to end and run again; "
-                f"if it is dead, its lease {f'ends in {left:.0f} s' if left else 'ends with its last call on the host'}",
+                f"if it is dead, its lease {until}",
                 before["run"],
             )
         time.sleep(min(1.0, max(deadline - time.monotonic(), locks.POLL_SECONDS)))

@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server im
     diff_serving,
     hanging_loads,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, supervised
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -60,8 +60,13 @@ def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
     bins = [os.path.dirname(python_path(root)), os.path.dirname(program), conditions.PATHS]
     environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     environment.update(desired["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(root, "venv"))
-    program = desired["supervisor"]["digest"]
-    return supervised.configuration(line, environment, desired["stop_timeout"], program, desired["stuck_load_limit"])
+    return {
+        "command": line,
+        "environment": environment,
+        "stop_timeout": desired["stop_timeout"],
+        "program": desired["supervisor"]["digest"],
+        "stuck_load_limit": desired["stuck_load_limit"],
+    }
 
 
 def mask_secrets(desired: Mapping[str, Any], message: str) -> str:
@@ -123,7 +128,7 @@ def write_key(desired: Mapping[str, Any], operator_key: str) -> bool:
         return False
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     os.chmod(os.path.dirname(path), 0o700)
-    supervised.write_private(path, (operator_key or secrets.token_hex(32)).encode())
+    durable.write(path, operator_key or secrets.token_hex(32), 0o600)
     return True
 
 

@@ -19,7 +19,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable, locks
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 
 PROGRAM, CONFIG, PID, LOG = "supervisor.pyz", "config.json", "pid", "triton.log"
@@ -29,13 +29,11 @@ SHAPE = {
     "command": [str],
     "environment": {re.compile(".+"): str},
     "stop_timeout": int,
-    "program": str,
+    "program": str,  # digest of the supervisor's sources
     # Older versions of this project do not write these fields.
     "stuck_load_limit?": int,
     "since?": int,
 }
-# Fields that differ at every start, so they are not compared with the desired configuration
-START_FIELDS = ("since",)
 # Log lines of the supervisor: the server has ended (ENDED), or the supervisor ends a stuck load (STUCK)
 ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
@@ -79,26 +77,13 @@ def holder(root: str) -> Optional[int]:
 
 def running(root: str) -> Optional[Dict[str, Any]]:
     """Return the configuration of the running supervisor, or {} if it is unknown, or None if no supervisor runs."""
-    return None if holder(root) is None else {name: value for name, value in _config(root).items() if name not in START_FIELDS}
+    # The field `since` differs at every start, so it is not compared with the desired configuration.
+    return None if holder(root) is None else {name: value for name, value in _config(root).items() if name != "since"}
 
 
 def _config(root: str) -> Dict[str, Any]:
-    found = shapes.read(os.path.join(home(root), CONFIG), SHAPE)
-    names = [name.rstrip("?") for name in SHAPE]
-    return {name: found.content[name] for name in names if name in found.content} if found.exists and not found.flaw else {}
-
-
-def configuration(
-    command: Any, environment: Mapping[str, str], stop_timeout: int, program: str, stuck_load_limit: int = 0
-) -> Dict[str, Any]:
-    """Return the configuration for the start of a supervisor. `program` is the digest of the supervisor's sources."""
-    return {
-        "command": list(command),
-        "environment": dict(environment),
-        "stop_timeout": stop_timeout,
-        "program": program,
-        "stuck_load_limit": stuck_load_limit,
-    }
+    content = shapes.read(os.path.join(home(root), CONFIG), SHAPE).content or {}
+    return {name: value for name, value in content.items() if name in SHAPE or name + "?" in SHAPE}
 
 
 def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> None:
@@ -106,11 +91,9 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
     directory = home(root)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chmod(directory, 0o700)
-    log = {"log": log_path(root), "log_bytes": LOG_BYTES, "since": log_size(root)}
-    content_of_config = {**config, **log, "pid": os.path.join(directory, PID)}
-    contents = {PROGRAM: base64.b64decode(archive), CONFIG: json.dumps(content_of_config, indent=1, sort_keys=True).encode()}
-    for name, content in contents.items():
-        write_private(os.path.join(directory, name), content)
+    files = {"log": log_path(root), "log_bytes": LOG_BYTES, "since": log_size(root), "pid": os.path.join(directory, PID)}
+    durable.write(os.path.join(directory, PROGRAM), base64.b64decode(archive), 0o600)
+    durable.write(os.path.join(directory, CONFIG), json.dumps({**config, **files}, indent=1, sort_keys=True), 0o600)
     with open(log_path(root), "ab") as sink:
         # In its own session, the supervisor survives the end of the terminal and of Ansible
         started = subprocess.Popen(
@@ -126,14 +109,6 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
         if started.poll() is not None or time.monotonic() >= deadline:
             raise ProcessError(f"the supervisor does not run: {log_tail(log_since(root, 0))}")
         time.sleep(POLL_SECONDS)
-
-
-def write_private(path: str, content: bytes) -> None:
-    """Replace a file as a whole by a file that only its owner can read."""
-    draft = path + ".draft"
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
-        sink.write(content)
-    os.replace(draft, path)
 
 
 def stop(root: str) -> bool:
