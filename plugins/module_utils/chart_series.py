@@ -72,15 +72,18 @@ def read(port: int, now: float, hours: int) -> Dict[str, Any]:
     """
     times = grid(now, hours)
     found: Dict[str, Any] = {"start": times.start, "step": times.step, "series": {}, "flaw": None}
-    for name, query in QUERIES.items():
+    for query_name, query in QUERIES.items():
         text = query.format(window=max(times.step, 300), span=STEPS * times.step)
         path = f"/api/v1/query_range?query={quote(text)}&start={times.start}&end={times.end}&step={times.step}"
         status, answer = http_json("127.0.0.1", port, "GET", path, TIMEOUT_SECONDS, size=MAX_BYTES)
         flaw = _flaw(port, status, answer)
         if flaw:
             return {**found, "series": {}, "flaw": flaw}
-        found["series"][name] = [
-            {"labels": _labels(entry["metric"]), "values": _values(entry["values"], times)}
+        found["series"][query_name] = [
+            {
+                "labels": {name: entry["metric"][name][:MAX_LABEL_LENGTH] for name in LABELS if name in entry["metric"]},
+                "values": _values(entry["values"], times),
+            }
             for entry in answer["data"]["result"][:MAX_SERIES]
         ]
     return found
@@ -94,10 +97,6 @@ def _flaw(port: int, status: int, answer: Any) -> Optional[str]:
         return f"Prometheus on port {port} answers with the status {status}, expected 200"
     flaw = shapes.mismatch(answer, SHAPE)
     return f"the program on port {port} does not answer as Prometheus does: {flaw}" if flaw else None
-
-
-def _labels(metric: Dict[str, str]) -> Dict[str, str]:
-    return {name: metric[name][:MAX_LABEL_LENGTH] for name in LABELS if name in metric}
 
 
 def _values(samples: List[Any], times: Grid) -> List[Optional[float]]:

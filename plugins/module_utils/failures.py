@@ -13,18 +13,14 @@ MAX_SHOWN = 300
 
 def reason(error: BaseException, expected: Tuple[Type[BaseException], ...]) -> str:
     """Return the message of an expected error, or the type, message and source line of any other error."""
-    message = " ".join(str(error).split())
     if isinstance(error, expected):
         return str(error) or type(error).__name__
-    return (
-        f"npufleet met an unexpected error: {type(error).__name__}({message[:MAX_SHOWN]}){_source_line(error)}. "
-        "Report it with the archive of playbooks/collect.yml"
-    )
-
-
-def _source_line(error: BaseException) -> str:
-    """Return the file and line that raised the error, or an empty string if they are unknown."""
+    message = " ".join(str(error).split())[:MAX_SHOWN]
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return f" at {os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}" if frame is not None else ""
+    line = f" at {os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}" if frame is not None else ""
+    return (
+        f"npufleet met an unexpected error: {type(error).__name__}({message}){line}. "
+        "Report it with the archive of playbooks/collect.yml"
+    )

@@ -46,9 +46,9 @@ def short(value: Any, most: int = MAX_LENGTH) -> str:
     """Return a value as one line of at most `most` characters."""
     if value is None:
         return "nothing"
-    line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     # The address of a proxy, for example, can contain a login.
-    line = mask_logins(line)
+    line = mask_logins(" ".join(text.split()))
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
@@ -68,8 +68,6 @@ def as_diff(plan: List[Item]) -> Dict[str, str]:
     """Return the plan in the form that Ansible shows with `--diff`."""
 
     def side(key: Literal["current", "desired"]) -> str:
-        return "".join(
-            "{} {}: {}\n".format(difference["concern"], difference["name"], short(difference[key])) for difference in plan
-        )
+        return "".join(f"{entry['concern']} {entry['name']}: {short(entry[key])}\n" for entry in plan)
 
     return {"before_header": "actual", "after_header": "desired", "before": side("current"), "after": side("desired")}

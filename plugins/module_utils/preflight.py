@@ -89,32 +89,32 @@ def refusals(
     changing = any(concern == ENGINE for concern, _action in planned_actions)
     if plan and "driver" in actual:
         reasons += system_refusals(desired, read_text("/etc/os-release") or "", os.uname().release)
-        reasons += list(cards(desired, actual["driver"], plan, _bus_types()))
-        reasons += list(memory(desired, actual["driver"]))
+        reasons += cards(desired, actual["driver"], plan, _bus_types())
+        reasons += memory(desired, actual["driver"])
         if ("driver", "install") in planned_actions:
-            kernel = os.uname().release
-            reasons += [*(headers(kernel, desired["installs_headers"]) if desired["headers"] else []), *secure_boot()]
+            reasons += headers(os.uname().release, desired["installs_headers"]) if desired["headers"] else []
+            reasons += secure_boot()
         if ("driver", cdi.INSTALL) in planned_actions and not desired["installs_toolkit"]:
-            reasons += list(cdi.refusals(actual["driver"]["toolkit"]["version"]))
+            reasons += cdi.refusals(actual["driver"]["toolkit"]["version"])
     if changing:
-        reasons += list(engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINE_PACKAGES]), _engine_name()))
-        reasons += list(flag_reasons(plan))
-        reasons += list(cdi_refusals(actual["engine"], plan)) if desired["uses_cdi"] else []
+        reasons += engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINE_PACKAGES]), _engine_name())
+        reasons += flag_reasons(plan)
+        reasons += cdi_refusals(actual["engine"], plan) if desired["uses_cdi"] else []
     if ("server", "create") in planned_actions or ("server", "replace") in planned_actions:
         reasons += address_refusals(desired["listen"])
         metrics = desired.get("metrics_listen", desired["listen"])
         if metrics != desired["listen"]:
             reasons += address_refusals(metrics, "triton_server_metrics_listen_address")
-        reasons += list(ports(desired, listeners(desired["listen"]), _publishers(desired["listen"])))
+        reasons += ports(desired, listeners(desired["listen"]), _publishers(desired["listen"]))
     if "server" in actual:
         # Driver files can be missing until the plan installs the driver, and device nodes until the plan loads the module.
-        reasons += list(mounts(actual["server"], ("driver", "install") not in planned_actions))
+        reasons += mounts(actual["server"], ("driver", "install") not in planned_actions)
         access = actual["server"]["access"]
         loads = any(("driver", action) in planned_actions for action in ("install", "load", "reload"))
         generates = any(("driver", action) in planned_actions for action in (cdi.INSTALL, cdi.GENERATE))
         missing = [reason for reason in access["missing"] if not (generates and reason == device_access.NO_SPEC)]
         reasons += [f"npufleet_device_access: {reason}" for reason in [*([] if loads else missing), *access["mismatches"]]]
-    reasons += list(disk(_disk_needs(desired, planned_actions), free_space))
+    reasons += disk(_disk_needs(desired, planned_actions), free_space)
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and desired["downloads"]:
         reasons += download_refusals(desired["downloads"], actual["models"], passwords.get(LARGE_FILES) or {})

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import re
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 Shape = Any
 NULL = type(None)
@@ -77,7 +77,7 @@ def parse(raw: Union[str, bytes], size: int = MAX_SIZE) -> Any:
         text = raw.decode() if isinstance(raw, bytes) else raw
         data = json.loads(
             text,
-            parse_constant=_reject_constant,
+            parse_constant=_parse_finite,
             parse_int=_parse_whole_number,
             parse_float=_parse_finite,
             object_pairs_hook=_unique_names,
@@ -94,10 +94,6 @@ def parse(raw: Union[str, bytes], size: int = MAX_SIZE) -> Any:
 
 
 _TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a finite number")
 
 
 def _parse_whole_number(digits: str) -> int:

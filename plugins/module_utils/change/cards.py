@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
@@ -23,8 +23,34 @@ TIMEOUT_SECONDS = 120.0
 
 
 def prove(engine: Docker, name: str, desired: Mapping[str, Any]) -> None:
-    """Raise ContainerError unless the SDK in the container `<name>-next` sees the desired cards: {"npus": count, "card": type}."""
-    judge(*_query_sdk(engine, name), desired, "the new container")
+    """Run PROGRAM in a copy of the container `<name>-next`, and judge its output. Raises ContainerError.
+
+    `desired` has the desired cards: {"npus": count, "card": type}.
+    """
+    next_container = engine.inspect(name + "-next")
+    if next_container is None:
+        raise ContainerError(f"container {name}-next is missing, expected it before it replaces {name}")
+    config = next_container["Config"]
+    client_config = {
+        "Image": next_container["Image"],
+        "Env": config.get("Env"),
+        "User": config.get("User"),
+        "Entrypoint": ["python3", "-c", PROGRAM],
+        "Healthcheck": {"Test": ["NONE"]},
+        # The mounts, devices and limits are those of the new container.
+        "HostConfig": {
+            **next_container["HostConfig"],
+            "PortBindings": {},
+            "NetworkMode": "none",
+            "RestartPolicy": {"Name": "no"},
+            "LogConfig": {"Type": "json-file", "Config": {}},
+        },
+    }
+    try:
+        code, output = engine.run(name + "-cards", client_config, TIMEOUT_SECONDS)
+    except OSError as error:
+        raise ContainerError(f"the SDK in the new container could not run: {error}") from None
+    judge(code, output, desired, "the new container")
 
 
 def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> None:
@@ -47,30 +73,3 @@ def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> Non
             f"the SDK in {where} sees {', '.join(other_cards)}, expected {desired['card']}. Set npufleet_card, or check "
             "which cards the host has"
         )
-
-
-def _query_sdk(engine: Docker, name: str) -> Tuple[int, str]:
-    """Run PROGRAM in a copy of the new container. Return (exit code, output)."""
-    next_container = engine.inspect(name + "-next")
-    if next_container is None:
-        raise ContainerError(f"container {name}-next is missing, expected it before it replaces {name}")
-    config, host = next_container["Config"], next_container["HostConfig"]
-    client_config = {
-        "Image": next_container["Image"],
-        "Env": config.get("Env"),
-        "User": config.get("User"),
-        "Entrypoint": ["python3", "-c", PROGRAM],
-        "Healthcheck": {"Test": ["NONE"]},
-        # The mounts, devices and limits are those of the new container.
-        "HostConfig": {
-            **host,
-            "PortBindings": {},
-            "NetworkMode": "none",
-            "RestartPolicy": {"Name": "no"},
-            "LogConfig": {"Type": "json-file", "Config": {}},
-        },
-    }
-    try:
-        return engine.run(name + "-cards", client_config, TIMEOUT_SECONDS)
-    except OSError as error:
-        raise ContainerError(f"the SDK in the new container could not run: {error}") from None

@@ -82,12 +82,14 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
         lock.truncate(0)
         lock.write(str(order["id"]))
         lock.flush()
-        lease.write(os.path.join(root, ORDER), order, 0o600)
+        _write(root, ORDER, order)
+        systemd_run = which("systemd-run") if os.path.isdir(SYSTEMD) else None
+        scope = [systemd_run, "--quiet", "--collect", "--scope", "--slice=system.slice"] if systemd_run else []
         # STEPS also gets all other output of the process. `wait` reports it if the process leaves no result.
         steps_file = os.open(os.path.join(root, STEPS), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(steps_file, "w", encoding="utf-8") as output:
             subprocess.Popen(
-                [*_scope(), sys.executable, "-IS", library.path(), "change", root],
+                [*scope, sys.executable, "-IS", library.path(), "change", root],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -96,11 +98,6 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
                 # The process inherits the lock and holds it from the start. The kernel releases it when the process ends.
                 pass_fds=[lock.fileno()],
             )
-
-
-def _scope() -> List[str]:
-    tool = which("systemd-run")
-    return [tool, "--quiet", "--collect", "--scope", "--slice=system.slice"] if tool and os.path.isdir(SYSTEMD) else []
 
 
 def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optional[Dict[str, Any]]:
@@ -171,18 +168,17 @@ def steps(root: str) -> List[Dict[str, Any]]:
 
 def perform(root: str) -> int:
     """Make the change in this process and write RESULT. Return the exit code."""
-    # The import is here, because calls that only begin a change or wait for one do not need this module.
+    # Calls that only begin a change or wait for one do not need this import.
     from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
     with open(os.path.join(root, ORDER), encoding="utf-8") as source:
         order = json.load(source)
     os.unlink(os.path.join(root, ORDER))
     nothing = host_change.Outcome([], back=host_change.NOTHING)
+    result: Dict[str, Any] = {"id": order["id"], "run": order["run"], **nothing._asdict(), "refused": None}
 
     def log_step(step: str) -> None:
         print(json.dumps({"at": timestamp(), "step": step}), flush=True)
-
-    result: Dict[str, Any] = {"id": order["id"], "run": order["run"], **nothing._asdict(), "refused": None}
 
     def wait_for_decision(proven: host_change.Outcome) -> Optional[str]:
         _write(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["acceptance_timeout"]})

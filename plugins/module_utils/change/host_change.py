@@ -345,8 +345,12 @@ class HostChange:
             self.restored = True
         except Exception as error:
             return f"the previous state could not be restored, repair that and run again: {self._reason(error)}"
-        nothing = "nothing was switched" if self.server_touched else NOTHING
-        report = "the previous server serves again" if restored else "the previous releases serve again" if link_moves else nothing
+        if restored:
+            report = "the previous server serves again"
+        elif link_moves:
+            report = "the previous releases serve again"
+        else:
+            report = "nothing was switched" if self.server_touched else NOTHING
         return report + ("; a load hangs in the server, so the next run restarts it" if hung else "")
 
     def _previous_models(self, previous: Mapping[str, Any]) -> Mapping[str, Any]:

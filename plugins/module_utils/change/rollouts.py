@@ -54,10 +54,9 @@ def read(root: str) -> List[Dict[str, Any]]:
 def begin(root: str, run: str, by: str, facts: Mapping[str, Any]) -> None:
     """Add the entry of a rollout that begins to change this host. Raises OSError, and ValueError for an invalid entry."""
     _require(facts, BEGIN)
-    fields = {name: facts[name] for name in BEGIN}
     entry = {
         **_OPEN,
-        **fields,
+        **{name: facts[name] for name in BEGIN},
         "concerns": facts["concerns"][:MAX_CONCERNS],
         "run": run[:500],
         "by": by[:500],
@@ -76,8 +75,8 @@ def end(root: str, run: str, facts: Mapping[str, Any]) -> None:
         _require(facts, END)
     if not entries or entries[0]["run"] != run[:500] or entries[0]["ended"] is not None:
         return
-    fields = {name: facts[name] for name in END if name in facts}
-    _write(root, [{**entries[0], **fields, "ended": timestamp()}, *entries[1:]])
+    completed = {**entries[0], **{name: facts[name] for name in END if name in facts}, "ended": timestamp()}
+    _write(root, [completed, *entries[1:]])
 
 
 def _require(facts: Mapping[str, Any], shape: Mapping[str, Any]) -> None:

@@ -12,8 +12,6 @@ import os
 import time
 from typing import Any, Dict, Mapping, Optional
 
-# Fields of a mark
-BOOT, UPTIME = "boot", "uptime"
 # Index of `starttime` among the fields of /proc/PID/stat after the name of the process (proc(5))
 STARTTIME_INDEX = 19
 
@@ -35,13 +33,13 @@ def uptime() -> float:
 
 def mark() -> Dict[str, Any]:
     """Return the mark of this moment."""
-    return {BOOT: boot(), UPTIME: uptime()}
+    return {"boot": boot(), "uptime": uptime()}
 
 
 def since(moment: Mapping[str, Any]) -> Optional[float]:
     """Return the seconds since a mark, or None if the mark is invalid, from another boot, or in the future."""
-    at = moment.get(UPTIME)
-    if type(at) not in (int, float) or moment.get(BOOT) != boot():
+    at = moment.get("uptime")
+    if type(at) not in (int, float) or moment.get("boot") != boot():
         return None
     seconds = uptime() - float(at)  # type: ignore[arg-type]
     return seconds if seconds >= 0 else None
@@ -55,7 +53,7 @@ def age(moment: Mapping[str, Any], at: float) -> float:
     seconds = since(moment)
     if seconds is not None:
         return seconds
-    return max(time.time() - at, uptime() if moment.get(BOOT) else 0.0)
+    return max(time.time() - at, uptime() if moment.get("boot") else 0.0)
 
 
 def process_started(pid: int) -> Optional[float]:

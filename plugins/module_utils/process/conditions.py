@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import shutil
+from contextlib import suppress
 from functools import cache
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
@@ -38,7 +39,6 @@ def lacks(text):
         return True
 print(json.dumps({"lacks": [one for one in json.loads(sys.argv[1]) if lacks(one)]}))
 """
-OUTPUT = {"lacks": [str]}
 
 
 def tritonserver() -> Optional[str]:
@@ -71,12 +71,8 @@ def missing_packages(path: str, requirements: List[str]) -> Tuple[List[str], Lis
     code, output = run(path, "-c", PROGRAM, json.dumps(requirements))
     if code:
         return list(requirements), []
-    try:
-        found = shapes.parse(output.rpartition("\n")[2])
-        if shapes.mismatch(found, OUTPUT) is None:
-            return found["lacks"], []
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        return shapes.parse_as(output.rpartition("\n")[2], {"lacks": [str]})["lacks"], []
     tail = " ".join(output.split())[-200:] or "nothing"
     return list(requirements), [
         f"{path} printed {tail}, expected a list of missing packages as JSON. Correct what this Python prints, or remove its "
@@ -161,11 +157,11 @@ def _directory_refusals(desired: Mapping[str, Any], root: str) -> Iterator[str]:
     directory = root
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
+    free = free_space(directory)[1]
     if not os.access(directory, os.W_OK | os.X_OK):
         yield f"user {os.getuid()} may not write to {directory}, expected a directory of its own. Set npufleet_root"
-    elif free_space(directory)[1] < desired["room"]:
-        free = free_space(directory)[1] // MIB
-        yield f"{directory} has {free} MiB free, expected {desired['room'] // MIB} for the SDK and the models. Make room"
+    elif free < desired["room"]:
+        yield f"{directory} has {free // MIB} MiB free, expected {desired['room'] // MIB} for the SDK and the models. Make room"
 
 
 def _port_refusals(desired: Mapping[str, Any]) -> Iterator[str]:

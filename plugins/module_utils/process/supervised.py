@@ -35,16 +35,12 @@ SHAPE = {
     "since?": int,
 }
 # Log lines of the supervisor: the server has ended (ENDED), or the supervisor ends a stuck load (STUCK)
-ENDED, STUCK = (
-    re.compile(r"npufleet_supervisor: \S+: the server "),
-    re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
-)
+ENDED = re.compile(r"npufleet_supervisor: \S+: the server ")
+STUCK = re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)")
 # Time limit in seconds for the start of a supervisor. The time limit for its end is the server's stop_timeout plus these seconds.
 GRACE = 20.0
 # Seconds between two polls
 POLL_SECONDS = 0.1
-# The stop_timeout in seconds if the configuration of the server is unknown
-STOP_TIMEOUT = 60
 # Largest number of bytes of the log that are read
 MAX_LOG_BYTES = 4 << 20
 
@@ -116,7 +112,8 @@ def stop(root: str) -> bool:
     pid = holder(root)
     if pid is None:
         return False
-    timeout = _config(root).get("stop_timeout", STOP_TIMEOUT) + GRACE
+    # A configuration that cannot be read has no stop_timeout.
+    timeout = _config(root).get("stop_timeout", 60) + GRACE
     if pid:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout

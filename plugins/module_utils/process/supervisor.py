@@ -39,7 +39,7 @@ STUCK_MESSAGE = "a load is stuck, ends"
 
 
 def die_with_parent() -> None:
-    """Tell the kernel to kill this process when its parent ends. The process becomes the server; the parent is the supervisor."""
+    """Tell the kernel to kill this process, which becomes the server, when its parent ends. The parent is the supervisor."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -70,7 +70,7 @@ class Supervisor:
         self.ending = True
 
     def _wait(self, seconds: float) -> None:
-        """Wait for `seconds`, but end as soon as the supervisor has to end."""
+        """Wait for `seconds`, but only until the supervisor has to end."""
         deadline = time.monotonic() + seconds
         while not self.ending and time.monotonic() < deadline:
             time.sleep(min(POLL_SECONDS, seconds))

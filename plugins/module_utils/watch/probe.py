@@ -130,7 +130,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
         state["proven"] = proven(state["checks"], began, state["proven"])
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
-    state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
+    state["seconds"] = round(clock.uptime() - moment["uptime"], 2)
     # If maintenance or a deployment began meanwhile, it can have caused the failure. So the probe counts as paused, not as failed.
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
