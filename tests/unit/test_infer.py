@@ -576,11 +576,6 @@ def test_what_listens_and_is_no_triton(run: Any, server: Server, said: str, stat
     assert err.startswith(why)
 
 
-def test_ranks(infer: Any) -> None:
-    times = [float(number) for number in range(1, 101)]
-    assert (infer.rank(times, 0.5), infer.rank(times, 0.99), infer.rank([7.0], 0.99)) == (50, 99, 7)
-
-
 # The command itself
 
 

@@ -29,6 +29,8 @@ DEFAULTS_NOTE = "The default of an option is in parentheses."
 EXIT_CODE_TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {text}" for code, text in CODE_TEXTS.items())
 # {scheme of a URL: True if it uses TLS}
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
+# Ports of Triton
+PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
 
 
 class CommandError(Exception):
@@ -123,7 +125,7 @@ def name(text: str) -> str:
     return text
 
 
-def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
+def address(url: str, schemes: Sequence[str], option: str, ports: Mapping[str, int] = PORTS) -> Tuple[str, str]:
     """Return the scheme and the host:port/path of a URL. The default scheme is the first of `schemes`. Raises CommandError."""
 
     def error(actual: str, expected: str) -> CommandError:

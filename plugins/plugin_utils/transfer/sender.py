@@ -21,6 +21,7 @@ import socket
 import tempfile
 import threading
 import time
+from concurrent.futures import Future, wait
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ansible.errors import AnsibleError
@@ -112,8 +113,7 @@ class Sender:
             if entry["pull"]:
                 continue
             try:
-                cached = os.path.join(self.cache, digest)
-                cached_size = os.path.getsize(cached) if os.path.isfile(cached) and not entry.get("file") else None
+                cached_size = 0 if entry.get("file") else _size_of(os.path.join(self.cache, digest))
                 entry["size"] = in_bundle.get(digest) or cached_size or download.size(entry, digest, options, secrets)
             except download.SourceError as error:
                 reasons.append(f"blob {digest[:12]} from {entry['source']}: {error}")
@@ -129,13 +129,12 @@ class Sender:
             if "busy" not in answer:
                 needed = {digest: routes[digest] for digest in answer["needed"]}
                 self.arrived = answer["arrived"]
-                if self._push(needed):
-                    stored = self._store(routes, needed)
-                    if stored is not None:
-                        sizes = {digest: stored[digest] for digest in needed}
-                        moved = sum(sizes.values()) - self._arrived(needed)
-                        return {"changed": True, "transferred": sizes, "bytes_moved": max(moved, 0)}
-                continue
+                stored = self._store(routes, needed) if self._push(needed) else None
+                if stored is None:
+                    continue
+                sizes = {digest: stored[digest] for digest in needed}
+                moved = sum(sizes.values()) - self._arrived(needed)
+                return {"changed": True, "transferred": sizes, "bytes_moved": max(moved, 0)}
             if time.monotonic() > deadline:
                 raise StoreError(
                     f"{answer['busy']} is transferring to this host, expected the end within "
@@ -342,29 +341,24 @@ class Sender:
 
     def _watch(self, work: Callable[[], Any], read: Callable[[], Optional[int]], total: Optional[int], arrived: int = 0) -> Any:
         """Run the work in a thread and print its progress. Return the result of the work, or raise its error."""
-        outcome: Dict[str, Any] = {}
+        future: Future[Any] = Future()
         context = contextvars.copy_context()
 
         def body() -> None:
             try:
-                outcome["result"] = context.run(work)
+                future.set_result(context.run(work))
             except BaseException as error:
-                outcome["error"] = error
+                future.set_exception(error)
 
-        thread = threading.Thread(target=body, daemon=True)
         pace = Pace(self.host, total, arrived, time.monotonic())
-        thread.start()
-        while True:
-            thread.join(PROGRESS_SECONDS)
-            if not thread.is_alive():
-                break
+        # A daemon thread does not delay the end of an interrupted run, unlike the threads of an executor.
+        threading.Thread(target=body, daemon=True).start()
+        while not wait([future], PROGRESS_SECONDS).done:
             done = read()
-            if done is not None and thread.is_alive():
+            if done is not None and not future.done():
                 pace.total = pace.total or self.pull_total
                 Display().display(pace.line(done, time.monotonic()))
-        if "error" in outcome:
-            raise outcome["error"]
-        return outcome["result"]
+        return future.result()
 
 
 @contextlib.contextmanager
