@@ -10,6 +10,7 @@ can report the loaded release.
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 import os
@@ -163,8 +164,7 @@ def _files(
 def _rendered(model_source: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Manifest, List[str]]:
     """Return (the manifest of a model, errors other than the linter's findings). `model_source` is not changed."""
     name = model_source.model.name
-    config = type(model_source.model.config)()
-    config.CopyFrom(model_source.model.config)
+    config = copy.deepcopy(model_source.model.config)
     config.name = name
     memory, placement_errors = _place(config, entry, model_source.model.record, variables)
     shape = _digest(print_config(config))

@@ -32,10 +32,10 @@ def check(model: Model) -> Iterator[Finding]:
     yield from _directories(model)
     yield from _policy(model)
     served = set(model.served())
-    for version, directory in sorted(model.versions().items()):
+    for version in model.versions():
         # `_directories` reports a directory with another name, such as 9.bak for version 9.
-        if directory in model.directories:
-            yield from _version(model, directory, version in served)
+        if str(version) in model.directories:
+            yield from _version(model, str(version), version in served)
     yield from _links(model)
     yield from _labels(model)
     yield from _gpu_files(model)
@@ -73,7 +73,6 @@ def _reads_files(model: Model) -> bool:
 
 
 def _effect_of_missing(model: Model) -> str:
-    """Return the effect on Triton if a version lacks its file."""
     return effects.HANGS_BEFORE_25_08 if model.backend == "python" else effects.REFUSES
 
 
@@ -87,14 +86,13 @@ def _links(model: Model) -> Iterator[Finding]:
 
 def _policy(model: Model) -> Iterator[Finding]:
     """Yield the findings about a version policy that selects no version, or that names missing versions."""
-    versions, served = sorted(model.versions()), model.served()
+    versions, served = model.versions(), model.served()
     policy = model.config.version_policy
     kind = policy.WhichOneof("policy_choice")
     field = f"version_policy.{kind}" if kind else "version_policy"
     if not served and (versions or model.has_all_files):
         actual = f"a policy that selects none of versions {listed(versions)}" if versions else "without a version directory"
-        names = {backend.file for backend in backends.ALL_BACKENDS.values()}
-        misplaced = sorted(path for path in model.files if path in names)
+        misplaced = sorted(model.files & {backend.file for backend in backends.ALL_BACKENDS.values()})
         if misplaced:
             todo = f"Move {listed(misplaced)} into a version directory, such as 1/"
         elif not versions and model.backend == "rbln":
@@ -203,11 +201,11 @@ def _labels(model: Model) -> Iterator[Finding]:
             continue
         classes = math.prod(tensor.dims)
         path = os.path.join(model.directory, file)
-        if not os.path.isfile(path) or not model.readable(file):
+        if classes < 1 or not os.path.isfile(path) or not model.readable(file):
             continue
         with open(path, "rb") as source:
             lines = len(source.read().splitlines())
-        if classes > 0 and lines != classes:
+        if lines != classes:
             actual, expected = f"{tensor.label_filename} with {lines} labels", f"{classes}, one for each value of {tensor.name}"
             yield model.warning("labels", field, actual, expected, "Correct one of them")
 
@@ -215,7 +213,7 @@ def _labels(model: Model) -> Iterator[Finding]:
 def _gpu_files(model: Model) -> Iterator[Finding]:
     """Yield a warning for each file that the config names for a GPU."""
     for capability, file in sorted(model.config.cc_model_filenames.items()):
-        absent = [version for number in model.served() if file not in model.below(version := model.versions()[number])]
+        absent = [version for version in model.served() if file not in model.below(str(version))]
         actual = f"{file}, which is not in version {listed(absent)}" if absent else f"{file} for a GPU"
         expected = "default_model_filename, as an NPU host has no GPU and never reads this file"
         yield model.warning("files", f"cc_model_filenames[{capability}]", actual, expected, "Remove it")

@@ -139,17 +139,17 @@ class Model:
         """True if `files` has all files of the model, because the inventory adds no compiled file."""
         return self.complete or self.backend != "rbln"
 
-    def versions(self) -> Dict[int, str]:
-        """Return {version: directory in which Triton looks for the files of the version}.
+    def versions(self) -> List[int]:
+        """Return the sorted version numbers.
 
         For a directory `9.bak`, Triton assumes version 9, and looks for the files in the directory `9`, even if it does not exist.
         """
-        numbers = (directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS)
-        return {number: str(number) for number in numbers if number is not None and MIN_VERSION <= number <= MAX_VERSION}
+        numbers = {directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS}
+        return sorted(number for number in numbers if number is not None and MIN_VERSION <= number <= MAX_VERSION)
 
     def served(self) -> List[int]:
         """Return the versions that the version policy selects. Without a policy, only the latest version is served."""
-        numbers = sorted(self.versions())
+        numbers = self.versions()
         policy = self.config.version_policy
         if policy.HasField("all"):
             return numbers

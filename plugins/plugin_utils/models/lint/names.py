@@ -43,7 +43,7 @@ def _model(model: Model) -> Iterator[Finding]:
 
 def _own_libraries(model: Model) -> Set[str]:
     """Return the names of the libraries in the directories of the model where Triton looks for a backend."""
-    directories = ["", *(model.versions()[version] for version in model.served())]
+    directories = ["", *map(str, model.served())]
     return {os.path.basename(path) for path in model.files if path.endswith(".so") and os.path.dirname(path) in directories}
 
 

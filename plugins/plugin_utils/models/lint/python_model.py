@@ -97,7 +97,7 @@ def completes(model: Model) -> bool:
         return True
     program = model.identity.file or backends.MODEL_PY
     for version in model.served():
-        raw = content(model, f"{model.versions()[version]}/{program}") if model.backend == "python" else None
+        raw = content(model, f"{version}/{program}") if model.backend == "python" else None
         if raw and b"auto_complete_config" in raw:
             return True
     return False
@@ -109,14 +109,12 @@ def writes_config(model: Model) -> bool:
 
 
 def _parser_error(model: Model, path: str, error: BaseException) -> Finding:
-    """Return the error of a program that the image's Python cannot parse."""
-    line = getattr(error, "lineno", None)
     image = image_python(model)
     python = ".".join(map(str, image or sys.version_info[:2]))
     # Python's exception for a too deeply nested program has no message.
     actual = f"not valid for Python {python} ({getattr(error, 'msg', None) or str(error) or 'nested too deeply'})"
     expected = f"a program for Python {python} of the image" if image else "a Python program"
-    return _error(model, path, actual, expected, "Correct the line", line)
+    return _error(model, path, actual, expected, "Correct the line", getattr(error, "lineno", None))
 
 
 def _raises(body: List[ast.stmt]) -> Optional[ast.stmt]:
@@ -133,8 +131,9 @@ def _always_raises(node: ast.stmt) -> bool:
     """Return True for `raise`, a false `assert`, and a call that ends the process."""
     if isinstance(node, ast.Assert):
         return isinstance(node.test, ast.Constant) and not node.test.value
-    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    return isinstance(node, ast.Raise) or (is_call and ast.unparse(node.value.func) in EXIT_CALLS)  # type: ignore[attr-defined]
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return ast.unparse(node.value.func) in EXIT_CALLS
+    return isinstance(node, ast.Raise)
 
 
 def _undefined(tree: ast.Module) -> Iterator[ast.Name]:
@@ -147,12 +146,9 @@ def _undefined(tree: ast.Module) -> Iterator[ast.Name]:
     for node in tree.body:
         if isinstance(node, (ast.Expr, ast.Assign)):
             expressions = [node.value]
-        elif isinstance(node, ast.ClassDef):
-            expressions = [*node.bases, *node.decorator_list]
-        elif isinstance(node, FUNCTIONS):
-            expressions = list(node.decorator_list)
         else:
-            continue
+            # Only classes have bases. Only classes and functions have decorators.
+            expressions = [*getattr(node, "bases", ()), *getattr(node, "decorator_list", ())]
         for value in expressions:
             yield from (inner for inner in _always_evaluated(value) if isinstance(inner, ast.Name) and inner.id not in defined)
 
@@ -175,8 +171,8 @@ def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Findi
         similar = next((name for name in names if name.lower().replace("_", "") == CLASS.lower()), "")
         todo = f"Did you mean {similar}? Rename it" if similar else "Write the class, or import it by this name"
         yield _error(model, path, f"a module without {CLASS}", "a class of that name, with a method execute", todo)
-    for node in (element for element in tree.body if isinstance(element, ast.ClassDef)):
-        if node.name != CLASS or node.keywords or node.decorator_list:
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef) or node.name != CLASS or node.keywords or node.decorator_list:
             continue
         yield from _methods(model, path, node)
         # A class with a base class can inherit the method.

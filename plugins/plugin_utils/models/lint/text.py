@@ -312,8 +312,7 @@ class _Parser(Tokenizer):
 
     def skipped_value(self, path: str) -> None:
         if self.token.kind == STRING:
-            while self.token.kind == STRING:
-                self.next()
+            self.string()
         elif self.skip_token("["):
             while not self.skip_token("]"):
                 if self.token.text in CLOSING:
