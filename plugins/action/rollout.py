@@ -28,28 +28,35 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        path = os.path.join(self._loader.path_dwim(options["output_dir"]), DURATIONS_FILE)
-        records = os.path.join(os.path.dirname(path), record.DIRECTORY)
+        directory = self._loader.path_dwim(options["output_dir"])
+        records = os.path.join(directory, record.DIRECTORY)
         if options["state"] == "listed":
             return {"changed": False, "lines": record.table(record.latest(records, MAX_LISTED))}
         batch = [name for name in task_vars["ansible_play_batch"] if name in task_vars["hostvars"]]
         if options["state"] == "ended":
-            return self._end(host, task_vars, path, batch, options)
+            return self._end(host, task_vars, directory, batch, options)
         result: Dict[str, Any] = {"changed": False}
-        next_batches = _next_batches(task_vars, batch, options["serial"])
-        total, hosts_path = len(task_vars["ansible_play_hosts_all"]), None
+        hosts, hostvars = list(task_vars["ansible_play_hosts_all"]), task_vars["hostvars"]
+        batches = rollout.batches(hosts, rollout.parse_serial("100%" if options["serial"] is None else options["serial"]))
+        # Batches are counted from 0.
+        number = next(number for number, names in enumerate(batches) if batch[0] in names)
+        # Ansible has removed unreachable hosts from `batch`. The later batches follow the last host of `batch`.
+        later = set(hosts[hosts.index(batch[-1]) + 1 :])
+        rest = [[name for name in names if name in later] for names in batches]
+        next_batches = [[_planned(name, hostvars[name]) for name in names] for names in (batch, *filter(None, rest))]
+        total, hosts_path = len(hosts), None
         # The first batch announces all hosts of the rollout.
         if sum(map(len, next_batches)) == total > rollout.MAX_NAMES:
-            hosts_path = os.path.join(os.path.dirname(path), HOSTS_FILE)
+            hosts_path = os.path.join(directory, HOSTS_FILE)
             try:
                 outputs.write(hosts_path, rollout.listing(next_batches))
             except OSError as error:
                 hosts_path, result["warnings"] = None, [f"The names of the hosts cannot be written: {error}"]
-        number = _number(task_vars, batch[0], options["serial"]) if batch else 0
-        states = [task_vars["hostvars"][name].get("npufleet_state") for name in task_vars["ansible_play_hosts_all"]]
+        states = [hostvars[name].get("npufleet_state") for name in hosts]
         pauses = [state.get("pause") for state in states if isinstance(state, Mapping)]
         pause = "" if self._task.check_mode else rollout.longest_pause(pauses)
-        result["msg"] = rollout.announcement(next_batches, rollout.read(path), total, hosts_path, pause if number == 0 else "")
+        durations = rollout.read(os.path.join(directory, DURATIONS_FILE))
+        result["msg"] = rollout.announcement(next_batches, durations, total, hosts_path, pause if number == 0 else "")
         if options["announce"]:
             self._display.display(host_text.line(result["msg"]))
         pause_result = _pause(pause, number, len(next_batches))
@@ -73,9 +80,9 @@ class ActionModule(FleetAction):
         return {**result, **pause_result}
 
     def _end(
-        self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], options: Mapping[str, Any]
+        self, host: str, task_vars: Dict[str, Any], directory: str, batch: Sequence[str], options: Mapping[str, Any]
     ) -> Dict[str, Any]:
-        result: Dict[str, Any] = {"changed": False}
+        warnings: List[str] = []
         reasons = _reasons(host, options["failed"], options["lost"])
         reasons += [f"{name}: {why}" for name, why in run_guard.STEPS.lost([host])]
         if options["release"]:
@@ -83,13 +90,12 @@ class ActionModule(FleetAction):
         # The first host records the durations of the batch.
         if host == batch[0]:
             try:
-                rollout.write(path, _durations(task_vars["hostvars"], batch))
+                rollout.write(os.path.join(directory, DURATIONS_FILE), _durations(task_vars["hostvars"], batch))
             except OSError as error:
-                result["warnings"] = [f"The durations cannot be recorded: {error}"]
+                warnings.append(f"The durations cannot be recorded: {error}")
             if not self._task.check_mode:
-                result["warnings"] = [*result.get("warnings", []), *_record(host, task_vars, path, batch, options["lost"])]
-        if not result.get("warnings"):
-            result.pop("warnings", None)
+                warnings += _record(host, task_vars, os.path.join(directory, record.DIRECTORY), batch, options["lost"])
+        result = {"changed": False, **({"warnings": warnings} if warnings else {})}
         return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
 
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
@@ -107,7 +113,7 @@ class ActionModule(FleetAction):
         return [str(released["msg"])] if released.get("failed") else []
 
 
-def _record(host: str, task_vars: Mapping[str, Any], path: str, batch: Sequence[str], lost: Sequence[str]) -> List[str]:
+def _record(host: str, task_vars: Mapping[str, Any], records: str, batch: Sequence[str], lost: Sequence[str]) -> List[str]:
     """Add the batch to the record of the rollout, and return warnings."""
     hostvars, now = task_vars["hostvars"], time.time()
     entries = {
@@ -115,7 +121,7 @@ def _record(host: str, task_vars: Mapping[str, Any], path: str, batch: Sequence[
         for name in [*batch, *(name for name in lost if name in hostvars and name not in batch)]
     }
     try:
-        record.add(os.path.join(os.path.dirname(path), record.DIRECTORY), _owner(host, task_vars), entries, now)
+        record.add(records, _owner(host, task_vars), entries, now)
     except OSError as error:
         return [f"The rollout cannot be recorded: {error}"]
     return []
@@ -139,24 +145,6 @@ def _owner(host: str, task_vars: Mapping[str, Any]) -> record.Owner:
     owner = runs.lease_owner(host)
     playbook = os.path.basename(str((context.CLIARGS.get("args") or [""])[0]))
     return record.Owner(owner["run"], owner["by"], playbook, str(task_vars.get("inventory_dir") or ""))
-
-
-def _number(variables: Mapping[str, Any], host: str, serial: Any) -> int:
-    """Return the number of the batch that contains a host. The first batch has the number 0."""
-    batches = rollout.batches(variables["ansible_play_hosts_all"], rollout.parse_serial("100%" if serial is None else serial))
-    return next(number for number, batch in enumerate(batches) if host in batch)
-
-
-def _next_batches(variables: Mapping[str, Any], batch: Sequence[str], serial: Any) -> List[List[rollout.PlannedHost]]:
-    """Return, for this batch and each later batch, the plans of the hosts."""
-    hostvars = variables["hostvars"]
-    hosts: List[str] = list(variables["ansible_play_hosts_all"])
-    # Batches are consecutive parts of the list of all hosts, so the later batches follow the last host of this batch. Ansible has
-    # removed unreachable hosts from `batch`.
-    later = set(hosts[hosts.index(batch[-1]) + 1 :])
-    batches = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
-    rest = [[host for host in names if host in later] for names in batches]
-    return [[_planned(host, hostvars[host]) for host in names] for names in [list(batch), *filter(None, rest)]]
 
 
 def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import traffic
@@ -46,6 +46,8 @@ WINDOW = {"servers": {_NAME: {"traffic?": {re.compile("http|grpc"): _TRAFFIC}}},
 REASON = re.compile(r"\w{1,40}")
 # The shape of a result of triton_requests: counters of each model
 TRITON = {"models": {_NAME: {"success": shapes.NUMBER, "failed": {REASON: shapes.NUMBER}, "pending": shapes.NUMBER}}}
+# The counters of a model when its server starts
+NO_REQUESTS: Mapping[str, Any] = {"success": 0, "failed": {}, "pending": 0}
 
 
 class Requests(NamedTuple):
@@ -73,22 +75,20 @@ class InvalidWindow(ValueError):
     """A window of a balancer or counters of a server that do not have the expected shape."""
 
 
-def requests_of(windows: Iterable[Mapping[str, Any]], hosts: Sequence[str], answered: Optional[Iterable[str]] = None) -> Requests:
+def requests_of(windows: Sequence[Mapping[str, Any]], hosts: Sequence[str], answered: Optional[Sequence[str]] = None) -> Requests:
     """Return the requests that these hosts answered, over all balancers and protocols.
 
     `answered` lists the models that answered requests of the reference. Client errors (4xx) count only for these models. If
     `answered` is None, all client errors count.
     """
-    windows = list(windows)
     merged = traffic.merge(
         part for window in windows for host in hosts for part in (window["servers"].get(host, {}).get("traffic") or {}).values()
     )
-    counted_models = None if answered is None else set(answered)
     models = {}
     failed = traffic.failures(merged)
     for model, counted_of_model in merged["by_model"].items():
         failed_of_model = traffic.failures(counted_of_model)
-        if counted_models is not None and model not in counted_models:
+        if answered is not None and model not in answered:
             failed -= counted_of_model["failed"].get(CLIENT_ERRORS, 0)
             failed_of_model -= counted_of_model["failed"].get(CLIENT_ERRORS, 0)
         models[model] = (counted_of_model["requests"], failed_of_model)
@@ -124,9 +124,9 @@ def counted(begin: Mapping[str, Any], end: Mapping[str, Any]) -> Dict[str, Count
         _require(result, TRITON)
     counters = {}
     for model, last in end["models"].items():
-        first = begin["models"].get(model) or {"success": 0, "failed": {}, "pending": 0}
+        first = begin["models"].get(model, NO_REQUESTS)
         if last["success"] < first["success"]:
-            first = {"success": 0, "failed": {}, "pending": 0}
+            first = NO_REQUESTS
         failed = sum(
             max(0, number - first["failed"].get(reason, 0))
             for reason, number in last["failed"].items()
@@ -196,8 +196,7 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
         # Among few requests, a quantile can be high by chance. So a lower quantile is compared with the limits.
         lower = traffic.quantile(changed.latency, max(share - _tolerance(share, changed, reference), 0.0))
         if lower is not None and lower > max(expected * factor, expected + more):
-            name = f"{share:.0%} of the requests"
-            reasons.append(f"{name} were answered within {actual} ms; reference: {expected} ms")
+            reasons.append(f"{share:.0%} of the requests were answered within {actual} ms; reference: {expected} ms")
     return reasons
 
 

@@ -15,7 +15,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, system
 from ansible_collections.npufleet.triton.plugins.module_utils.change import rollouts
@@ -27,7 +27,8 @@ DIRECTORY = "rollouts"
 MAX_RECORDS, MAX_BYTES, MAX_TEXT, MAX_CONCERNS = 100, 1 << 22, 500, 20
 # The most hosts of a rollout in the report
 MAX_HOSTS = 200
-NAME = re.compile(r"[0-9TZ:-]{20}-[0-9a-f]{12}\.json", re.ASCII)
+_TIME = re.compile(r"[0-9TZ:-]{20}", re.ASCII)
+NAME = re.compile(rf"{_TIME.pattern}-[0-9a-f]{{12}}\.json", re.ASCII)
 LOST = "became unreachable during the change"
 _ANY = re.compile(r".{1,300}", re.DOTALL)
 _COUNT = (int, shapes.NULL)
@@ -47,7 +48,7 @@ SHAPE = {
     "by": str,
     "playbook": str,
     "commit": shapes.TEXT_OR_NULL,
-    "began": str,
+    "began": _TIME,
     "planned": [[str]],
     # How the rollout pauses after its first batch: `confirm`, seconds, or empty
     "pause": str,
@@ -78,8 +79,7 @@ def host_entry(hostvars: Mapping[str, Any], concerns: Sequence[str], now: float,
 
     `lost` is True if the host became unreachable during its change.
     """
-    drains = _plain(hostvars.get("load_balancer_drained_requests"))
-    drains = [entry for entry in drains if not shapes.mismatch(entry, _DRAIN)] if isinstance(drains, list) else []
+    drains = _valid_entries(hostvars.get("load_balancer_drained_requests"), _DRAIN)
     failure = LOST if lost else str(hostvars.get("npufleet_failed") or "")
     release = hostvars.get("rbln_release")
     return {
@@ -120,6 +120,12 @@ def _plain(value: Any) -> Any:
         return None
 
 
+def _valid_entries(value: Any, shape: shapes.Shape) -> List[Any]:
+    """Return the entries of a list that have this shape, as plain types. Return [] if the value is not a list."""
+    entries = _plain(value)
+    return [entry for entry in entries if not shapes.mismatch(entry, shape)] if isinstance(entries, list) else []
+
+
 def paths(directory: str) -> List[str]:
     """Return the paths of the records, newest first."""
     try:
@@ -143,20 +149,20 @@ def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
 
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:
     """Record that a rollout begins, and return the record. A run can have several rollouts. Raises OSError."""
-    path, record = _record_or_new(directory, owner, now)
+    record = _record_or_new(directory, owner, now)
     # An earlier rollout of this run may have ended early. Its hosts that were not changed are removed, so that `left` does not
     # return them.
     planned = [*record["planned"][: len(record["batches"])], *(list(batch) for batch in batches)]
     record.update(planned=planned, pause=pause)
-    _write(directory, path, record)
+    _write(directory, record)
     return record
 
 
 def add(directory: str, owner: Owner, hosts: Mapping[str, Mapping[str, Any]], now: float) -> None:
     """Add a finished batch to the record of the run. Raises OSError."""
-    path, record = _record_or_new(directory, owner, now)
+    record = _record_or_new(directory, owner, now)
     record["batches"].append({"ended": system.timestamp(now), "hosts": dict(hosts)})
-    _write(directory, path, record)
+    _write(directory, record)
 
 
 def left(record: Mapping[str, Any]) -> List[str]:
@@ -166,39 +172,33 @@ def left(record: Mapping[str, Any]) -> List[str]:
 
 def record_of_run(directory: str, owner: Owner) -> Optional[Dict[str, Any]]:
     """Return the record of the run, or None if the run has no record."""
-    return next((record for _path, record in _of_run(directory, owner)), None)
+    records = (read(path) for path in paths(directory) if path.endswith(_file_suffix(owner.run)))
+    return next((record for record in records if record and record["run"] == owner.run), None)
 
 
-def _of_run(directory: str, owner: Owner) -> Iterator[Tuple[str, Dict[str, Any]]]:
-    for path in paths(directory):
-        record = read(path) if path.endswith(_file_suffix(owner)) else None
-        if record and record["run"] == owner.run:
-            yield path, record
-
-
-def _file_suffix(owner: Owner) -> str:
+def _file_suffix(run: str) -> str:
     """Return the end of a record's file name, which differs even for two runs that begin in the same second."""
-    return f"-{hashlib.sha256(owner.run.encode()).hexdigest()[:12]}.json"
+    return f"-{hashlib.sha256(run.encode()).hexdigest()[:12]}.json"
 
 
-def _record_or_new(directory: str, owner: Owner, now: float) -> Tuple[str, Dict[str, Any]]:
-    """Return the path and the record of the run. If the run has no record yet, return a new record that is not written yet."""
-    for path, record in _of_run(directory, owner):
-        return path, record
-    began = system.timestamp(now)
-    facts = {"run": owner.run, "by": owner.by, "playbook": owner.playbook, "commit": commit(owner.inventory)}
-    return os.path.join(directory, began + _file_suffix(owner)), {
-        **facts,
-        "began": began,
+def _record_or_new(directory: str, owner: Owner, now: float) -> Dict[str, Any]:
+    """Return the record of the run. If the run has no record yet, return a new record that is not written yet."""
+    return record_of_run(directory, owner) or {
+        "run": owner.run,
+        "by": owner.by,
+        "playbook": owner.playbook,
+        "commit": commit(owner.inventory),
+        "began": system.timestamp(now),
         "planned": [],
         "pause": "",
         "batches": [],
     }
 
 
-def _write(directory: str, path: str, record: Mapping[str, Any]) -> None:
+def _write(directory: str, record: Mapping[str, Any]) -> None:
+    path = os.path.join(directory, record["began"] + _file_suffix(record["run"]))
     outputs.write(path, json.dumps(record, indent=1, sort_keys=True))
-    # The record of this run is kept, even if the clock was set back and this record appears to be the oldest.
+    # The new record is kept, even if the clock was set back and this record appears to be the oldest.
     for old in [other for other in paths(directory) if other != path][MAX_RECORDS - 1 :]:
         with suppress(FileNotFoundError):
             os.remove(old)
@@ -224,22 +224,17 @@ def headline(record: Mapping[str, Any]) -> str:
     parts += [f"{failed} failed"] if failed else []
     parts += [f"{count_of(len(left(record)), 'host')} not changed"] if left(record) else []
     parts += [f"pause {record['pause']}"] if record["pause"] else []
-    parts += (
-        [f"inventory {short(record['commit'][:12])}{'-dirty' * record['commit'].endswith('-dirty')}"] if record["commit"] else []
-    )
+    if record["commit"]:
+        parts.append(f"inventory {short(record['commit'][:12])}{'-dirty' * record['commit'].endswith('-dirty')}")
     return f"{short(record['began'])} {short(record['playbook'])} by {short(record['by'])}: {', '.join(parts)}"
 
 
 def host_table(entries: Any) -> List[str]:
     """Return a line for each rollout in the record of a host (module_utils/change/rollouts.py). Invalid entries are left out."""
-    plain_entries = _plain(entries)
-    valid = (
-        [entry for entry in plain_entries if not shapes.mismatch(entry, rollouts.ENTRY)] if isinstance(plain_entries, list) else []
-    )
     return [
         f"{short(entry['began'])} {short(entry['playbook'])} by {short(entry['by'])}, "
         f"batch {entry['batch']} of {entry['batches']}: {sentence(entry) if entry['ended'] else 'no end is recorded'}"
-        for entry in valid[: rollouts.MAX_ENTRIES]
+        for entry in _valid_entries(entries, rollouts.ENTRY)[: rollouts.MAX_ENTRIES]
     ]
 
 

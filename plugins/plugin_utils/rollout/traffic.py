@@ -17,8 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository 
 
 # The effects of a change, the smallest first. With NONE, the server does not change. With RELOAD, it loads models while the current
 # models answer. With STOP, some requests would fail, so the host is drained before the change.
-NONE, RELOAD, STOP = "none", "reload", "stop"
-EFFECTS = (NONE, RELOAD, STOP)
+EFFECTS = NONE, RELOAD, STOP = ("none", "reload", "stop")
 # Actions of the concern `server` during which a server in explicit mode continues to answer requests
 ANSWERING_ACTIONS = ("load", "unload", "wait", "prove")
 # Seconds for the other steps of a host change besides draining and judging, such as waiting for health checks
@@ -56,7 +55,7 @@ def _effects(result: Mapping[str, Any]) -> Iterator[str]:
             yield RELOAD if action in ANSWERING_ACTIONS and is_explicit else STOP
         elif concern == models.CONCERN:
             # Other actions of the concern, such as the repair of a file's mode bits, change no served model.
-            changed_models |= {entry["name"]} if action in ("release", "withdraw") else set()
+            changed_models.update([entry["name"]] if action in ("release", "withdraw") else [])
     if changed_models:
         yield RELOAD if is_explicit and not changed_models & _unloaded_first(desired.get("models") or {}, result) else STOP
 
@@ -106,11 +105,9 @@ def settings(variables: Mapping[str, Any], result: Mapping[str, Any]) -> Dict[st
     lease = int(variables["npufleet_lease_timeout"])
     if hook != "none" and needed_seconds > lease:
         raise Refusal(
-            [
-                "with npufleet_drain_timeout, npufleet_judge_seconds and npufleet_judge_wait, a host change can take "
-                f"{needed_seconds} s, including {MARGIN_SECONDS} s for other steps, expected at most npufleet_lease_timeout "
-                f"({lease} s): lower these variables, or raise npufleet_lease_timeout"
-            ]
+            "with npufleet_drain_timeout, npufleet_judge_seconds and npufleet_judge_wait, a host change can take "
+            f"{needed_seconds} s, including {MARGIN_SECONDS} s for other steps, expected at most npufleet_lease_timeout "
+            f"({lease} s): lower these variables, or raise npufleet_lease_timeout"
         )
     return {
         "hook": hook,
