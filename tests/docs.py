@@ -92,27 +92,40 @@ def role_problems(role: Path) -> Iterator[str]:
             yield f"{where}: the default of {name} is {documented}, expected {json.dumps(defaults[name])} of defaults/main.yml"
 
 
-def rows(options: Mapping[str, Any], defaults: str, prefix: str = "") -> Iterator[str]:
-    """Yield the table rows of options, including suboptions. `defaults` is the path of the role's defaults."""
+def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> Iterator[str]:
+    """Yield the table rows of options, including suboptions.
+
+    The table of all roles has a column `Required`. For this table, `defaults` is the path of the role's defaults, otherwise "".
+    """
     for name, option in options.items():
         kind = "list of " + option["elements"] if "elements" in option else option["type"]
         text = option["description"] if isinstance(option["description"], str) else " ".join(option["description"])
         if "choices" in option:
             text += " One of {}.".format(", ".join(f"`{choice}`" for choice in option["choices"]))
-        required = "yes" if option.get("required") or ("default" not in option and not prefix) else "no"
-        text = re.sub(r"\b[COVM]\(((?:[^()]|\([^()]*\))*)\)", r"`\1`", text)
-        cells = [f"`{prefix}{name}`", kind, shown(option, defaults), required, text]
+        required = option.get("required") or ("default" not in option and not prefix)
+        default = [shown({**option, "required": False}, defaults), "yes" if required else "no"] if defaults else [shown(option)]
+        cells = [f"`{prefix}{name}`", kind, *default, re.sub(r"\b[COVM]\(((?:[^()]|\([^()]*\))*)\)", r"`\1`", text)]
         yield "| {} |".format(" | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells))
-        yield from rows(option.get("options", {}), defaults, f"{prefix}{name}{'[]' if 'elements' in option else ''}.")
+        yield from rows(option.get("options", {}), f"{prefix}{name}{'[]' if 'elements' in option else ''}.", defaults)
 
 
-def shown(option: Mapping[str, Any], defaults: str) -> str:
+def shown(option: Mapping[str, Any], defaults: str = "defaults/main.yml") -> str:
     """Return a default as text of a table. For a long default, return a link to the file `defaults`."""
     if "default" not in option:
-        return "none"
+        return "required" if option.get("required") else "none"
     value = option["default"]
     text = value if isinstance(value, str) and value else json.dumps(value)
     return f"`{text}`" if len(text) <= LONG else f"[see there]({defaults})"
+
+
+def tables(role: Path) -> str:
+    """Return all variables of a role as Markdown, between the markers."""
+    lines = [BEGIN]
+    for name, entry in entry_points(role).items():
+        if entry.get("options"):
+            title = [] if name in WHOLE_ROLE else ["", entry["short_description"] + ":"]
+            lines += [*title, "", "| Variable | Type | Default | What it is |", "|---|---|---|---|", *rows(entry["options"])]
+    return "\n".join([*lines, "", END])
 
 
 def all_tables(root: Path, head: str) -> str:
@@ -132,9 +145,14 @@ def all_tables(root: Path, head: str) -> str:
                     "",
                     head,
                     rule,
-                    *rows(entry["options"], defaults),
+                    *rows(entry["options"], defaults=defaults),
                 ]
     return "\n".join([*lines, "", END])
+
+
+def readme_problems(role: Path, check: bool) -> Iterator[str]:
+    """Update the tables of a role's README. With `check`, only report that they are out of date."""
+    yield from written(role.parents[1], f"roles/{role.name}/README.md", tables(role), check)
 
 
 def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
@@ -314,6 +332,7 @@ def problems(root: Path, check: bool) -> Iterator[str]:
     """Yield everything that is out of date in a checkout. Without `check`, write the generated parts first."""
     for role in sorted(path for path in (root / "roles").iterdir() if path.is_dir()):
         yield from role_problems(role)
+        yield from readme_problems(role, check)
     for page, head in PAGES.items():
         yield from written(root, page, all_tables(root, head), check)
     for suffix in (".md", KOREAN):

@@ -92,35 +92,31 @@ def test_only_the_shared_role_may_ask_for_what_has_no_default(tmp_path: Path) ->
     assert ["web_name" in problem for problem in docs.role_problems(role(tmp_path, specs=lying, name="common"))] == [True]
 
 
-def table_problems(root: Path, check: bool) -> list[str]:
-    return list(docs.written(root, "page.md", docs.all_tables(root, docs.PAGES["docs/variables.md"]), check))
-
-
 def test_table_is_written_once_and_then_found_good(tmp_path: Path) -> None:
-    role(tmp_path)
-    page = tmp_path / "page.md"
-    page.write_text(f"# All\n\nText.\n\n{docs.BEGIN}\n{docs.END}\n\nMore.\n")
-    assert ["out of date" in problem for problem in table_problems(tmp_path, check=True)] == [True]
-    assert "web_port" not in page.read_text()
-    assert table_problems(tmp_path, check=False) == []
-    text = page.read_text()
-    assert "| `web_port` | int | `80` | no | Port of `web_root`. |" in text
-    assert text.startswith("# All\n\nText.\n") and text.endswith("\n\nMore.\n")
-    assert table_problems(tmp_path, check=True) == []
+    path = role(tmp_path)
+    readme = path / "README.md"
+    readme.write_text(f"# web\n\nText.\n\n{docs.BEGIN}\n{docs.END}\n\nMore.\n")
+    assert ["out of date" in problem for problem in docs.readme_problems(path, check=True)] == [True]
+    assert "web_port" not in readme.read_text()
+    assert list(docs.readme_problems(path, check=False)) == []
+    text = readme.read_text()
+    assert "| `web_port` | int | `80` | Port of `web_root`. |" in text
+    assert text.startswith("# web\n\nText.\n") and text.endswith("\n\nMore.\n")
+    assert list(docs.readme_problems(path, check=True)) == []
 
 
-def test_page_without_a_place_for_the_table(tmp_path: Path) -> None:
-    role(tmp_path)
-    assert ["markers of the generated part are missing" in problem for problem in table_problems(tmp_path, check=False)] == [True]
-    (tmp_path / "page.md").write_text("# All\n")
-    assert ["markers of the generated part are missing" in problem for problem in table_problems(tmp_path, check=False)] == [True]
+def test_readme_without_a_place_for_the_table(tmp_path: Path) -> None:
+    path = role(tmp_path)
+    assert ["markers of the generated part are missing" in problem for problem in docs.readme_problems(path, check=False)] == [True]
+    (path / "README.md").write_text("# web\n")
+    assert ["markers of the generated part are missing" in problem for problem in docs.readme_problems(path, check=False)] == [True]
 
 
 def test_cells_do_not_break_the_table() -> None:
     options = {
         "a": {"description": ["One C(x|y).", "Two."], "type": "list", "elements": "str", "default": ["b|c"], "choices": ["b"]}
     }
-    assert list(docs.rows(options, "d.yml")) == ['| `a` | list of str | `["b\\|c"]` | no | One `x\\|y`. Two. One of `b`. |']
+    assert list(docs.rows(options)) == ['| `a` | list of str | `["b\\|c"]` | One `x\\|y`. Two. One of `b`. |']
 
 
 def test_elements_of_a_list_have_rows_of_their_own() -> None:
@@ -132,7 +128,7 @@ def test_elements_of_a_list_have_rows_of_their_own() -> None:
             "options": {"b": {"description": "B.", "type": "str", "required": True}},
         }
     }
-    assert list(docs.rows(options, "d.yml"))[1] == "| `a[].b` | str | none | yes | B. |"
+    assert list(docs.rows(options))[1] == "| `a[].b` | str | required | B. |"
 
 
 # Modules
