@@ -156,5 +156,6 @@ def _validated(module: Any, request: Dict[str, Any], fields: Dict[str, Any]) -> 
     validation = ArgumentSpecValidator(fields).validate(request)
     module.no_log_values.update(validation._no_log_values)
     if validation.error_messages:
-        module.fail_json(msg=f"{NAME}: {'; '.join(validation.error_messages)}: only the controller sets it")
+        reasons = "; ".join(validation.error_messages)
+        module.fail_json(msg=f"{NAME}: {reasons}: only the controller sets it. Call the module as npufleet.triton.<name>")
     return validation.validated_parameters

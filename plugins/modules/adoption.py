@@ -108,7 +108,7 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     # Path of the model repository that all servers of this project use
-    "store": {"type": "str"},
+    "store": {"type": "str", "required": True},
     # {model: body of an inference request}
     "requests": {"type": "dict"},
     # The part of a file that this call returns: `path`, `offset` and `size` in bytes
@@ -388,8 +388,6 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 def run(module: request.Module) -> None:
     """Read a part of a file, send requests to the models, or read the facts of the container."""
     arguments = request.merge_request(module, REQUEST)
-    if not arguments["store"]:
-        module.fail_json(msg="adoption starts on the controller. Call it as npufleet.triton.adoption.")
     engine = Engine()
     try:
         if arguments["piece"]:

@@ -299,9 +299,9 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST: Dict[str, Any] = {
     # The program of the client, a Python archive in Base64
-    "program": {"type": "str"},
+    "program": {"type": "str", "required": True},
     # The checks with their data
-    "document": {"type": "dict"},
+    "document": {"type": "dict", "required": True},
     # The key of restricted APIs, if checks need it: `name` of its header, and `path` of its file on the host
     "key": {"type": "dict", "no_log": False},
     # The project directory of the host
@@ -343,8 +343,6 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 def run(module: request.Module) -> None:
     """Run the checks, or write them into the file of the probe."""
     params = request.merge_request(module, REQUEST)
-    if not params["program"] or not params["document"]:
-        module.fail_json(msg="inference_check starts on the controller. Call it as npufleet.triton.inference_check.")
     server = {name: value for name, value in params["server"].items() if value is not None}
     document = {"server": server, "timeout": params["timeout"], "latency": params["latency"], **params["document"]}
     if params["keep"]:

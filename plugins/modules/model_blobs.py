@@ -66,7 +66,7 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST = {
     # The step of the transfer (fetch/receive.py)
-    "step": {"type": "dict"},
+    "step": {"type": "dict", "required": True},
     # Credentials with which the host downloads. The key `addresses` has the secret parts of addresses.
     "secrets": {"type": "dict", "default": {}, "no_log": True},
 }
@@ -76,8 +76,6 @@ def run(module: request.Module) -> None:
     """Run one step of the transfer."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
-    if params["step"] is None:
-        module.fail_json(msg="model_blobs starts on the controller. Call it as npufleet.triton.model_blobs.")
     if module.check_mode:
         module.exit_json(changed=True)
     try:

@@ -192,7 +192,7 @@ OPTIONS: Dict[str, Any] = {
 REQUEST: Dict[str, Any] = {
     **request.HOLDER_OPTIONS,
     # ID of this call. If the call begins a change, the change gets the same ID.
-    "id": {"type": "str", "default": ""},
+    "id": {"type": "str", "required": True},
     # Seconds that this call waits for the result
     "wait": {"type": "float", "default": 0},
     # True if an earlier call has begun the change. This call then only waits for the result.
@@ -286,8 +286,6 @@ def run(module: request.Module) -> None:
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:
         module.fail_json(msg="current_releases is false with rollback, expected true: the inventory names other releases")
-    if not params["id"]:
-        module.fail_json(msg="server_change starts on the controller. Call it as npufleet.triton.server_change.")
     if module.check_mode:
         module.exit_json(changed=would_change(params), under_way=False, did=[], moves={}, proven=False, checks=[], steps=[])
     try:

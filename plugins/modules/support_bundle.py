@@ -144,9 +144,9 @@ OPTIONS: Dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib/npufleet"},
 }
 REQUEST: Dict[str, Any] = {
-    "host": {"type": "str"},
+    "host": {"type": "str", "required": True},
     # UTC time in the name of the bundle
-    "stamp": {"type": "str"},
+    "stamp": {"type": "str", "required": True},
     # Path of the archive on the host until it is fetched
     "archive": {"type": "path"},
     # Facts about the host that the controller knows, such as its release row
@@ -255,8 +255,6 @@ def write(path: str, raw: bytes) -> None:
 def run(module: request.Module) -> None:
     """Collect the items, and write them into an archive without secrets."""
     params = request.merge_request(module, REQUEST)
-    if not params["host"] or not params["stamp"] or params["concerns"] is None:
-        module.fail_json(msg="support_bundle starts on the controller. Call it as npufleet.triton.support_bundle.")
     if module.check_mode:
         names = [item.name for item in items(params, Limits(params["timeout"], params["size"], params["lines"]))]
         module.exit_json(changed=False, files=names, msg="{}: would collect {} items".format(params["host"], len(names)))

@@ -55,14 +55,12 @@ OPTIONS: Dict[str, Any] = {
     "ignore_gone": {"type": "bool", "default": False},
 }
 # Inventory name of the host, for messages
-REQUEST = {"host": {"type": "str", "default": ""}}
+REQUEST = {"host": {"type": "str", "required": True}}
 
 
 def run(module: request.Module) -> None:
     """Wait until the cards are free. The module fails with the processes that are left."""
     params = request.merge_request(module, REQUEST)
-    if params["container"] is None or params["timeout"] is None:
-        module.fail_json(msg="wait_for_npus starts on the controller. Call it as npufleet.triton.wait_for_npus.")
     start = time.monotonic()
     reasons = contexts.wait_until_free(params["container"], params["timeout"], params["ignore_gone"])
     if reasons:

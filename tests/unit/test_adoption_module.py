@@ -124,7 +124,7 @@ def test_no_engine_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_called_by_its_action() -> None:
-    assert "Call it as npufleet.triton.adoption" in run_module(subject, {})["msg"]
+    assert "_request: missing required arguments: store: only the controller sets it" in run_module(subject, {})["msg"]
 
 
 def test_a_process_is_below_its_ancestors_only() -> None:

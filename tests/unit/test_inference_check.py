@@ -945,9 +945,9 @@ def test_the_result_is_found_below_what_an_image_prints() -> None:
 
 
 def test_the_module_alone_says_how_to_call_it() -> None:
-    found, ran = call(None, program="", document={})
-    assert (found["failed"], ran) == (True, [])
-    assert "npufleet.triton.inference_check" in found["msg"]
+    found = run_module(inference_check, {})
+    assert found["failed"]
+    assert "missing required arguments: document, program: only the controller sets it. Call the module as " in found["msg"]
 
 
 def test_documentation_and_arguments_agree() -> None:

@@ -62,4 +62,4 @@ def test_beside_a_running_container_nothing_is_awaited(cards: Any, clock: Simple
 
 
 def test_without_the_controller_it_does_not_know_the_container() -> None:
-    assert "Call it as npufleet.triton.wait_for_npus" in run_module(wait_for_npus, {})["msg"]
+    assert "_request: missing required arguments: host: only the controller sets it" in run_module(wait_for_npus, {})["msg"]
