@@ -154,9 +154,9 @@ class Service:
         for name, (dtype, array) in question.inputs.items():
             inputs.append(self.client_library.InferInput(name, list(array.shape), dtype))
             inputs[-1].set_data_from_numpy(array)
-        requested = self.client_library.InferRequestedOutput
-        names = dict.fromkeys([*question.outputs, *question.classes])
-        return inputs, [requested(name, class_count=question.classes.get(name, 0)) for name in names] or None
+        library, classes = self.client_library, question.classes
+        names = dict.fromkeys([*question.outputs, *classes])
+        return inputs, [library.InferRequestedOutput(name, class_count=classes.get(name, 0)) for name in names] or None
 
 
 class Http(Service):
