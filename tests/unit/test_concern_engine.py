@@ -245,7 +245,7 @@ def test_read_of_a_broken_daemon_json(files: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "kind"),
-    [("null", "null"), ("[]", "a list"), ('"a-secret"', "a text"), ("5", "a number"), ("true", "true or false")],
+    [("null", "null"), ("[]", "a list"), ('"a-secret"', "text"), ("5", "a whole number"), ("true", "true or false")],
 )
 def test_daemon_json_that_is_no_map_is_left_to_a_person(files: Path, content: str, kind: str) -> None:
     (files / "daemon.json").write_text(content)

@@ -15,6 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.system import MAX_OUTPUT, OutputTooLarge, capture, untranslated, which
 
+Results = List[Dict[str, Any]]
 # The last line of the client's output
 ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
@@ -26,8 +27,12 @@ ENGINE_SECONDS, REQUESTS_PER_CHECK = 300.0, 4
 ENGINE_FAILED = 125
 # Directories in which docker is searched in addition to PATH
 EXTRA_PATH = "/sbin:/usr/sbin:/usr/local/sbin"
-# The client needs only the network, and /tmp for its own program.
-LEAST_PRIVILEGES = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+# Options of the container. They forbid a pull, because only the existing image was verified. The client needs only the network,
+# and /tmp for its own program.
+OPTIONS = (
+    *("--rm", "--interactive", "--pull", "never", "--network", "host"),
+    *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+)
 # The program that starts in the container. It reads the client and its document from standard input. It limits numpy to one thread,
 # because more threads only use CPU time while they wait. Rare garbage collection and an exit without cleanup save time.
 START = f"""
@@ -50,23 +55,6 @@ def standard_input(document: Mapping[str, Any], program: str) -> bytes:
     return json.dumps({"program": program, "document": document}, sort_keys=True).encode()
 
 
-def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
-    """Return the command line that runs the container. It forbids a pull, because only the existing image was verified."""
-    options = [
-        "--rm",
-        "--interactive",
-        "--pull",
-        "never",
-        "--network",
-        "host",
-        *LEAST_PRIVILEGES,
-        *extra,
-        "--entrypoint",
-        "python3",
-    ]
-    return [docker, "run", *options, image, "-c", START]
-
-
 class ClientError(Exception):
     """The reason why the checks have no results. `cause` is "engine", "image", "client" or "time"."""
 
@@ -80,9 +68,7 @@ def time_limit(document: Mapping[str, Any]) -> float:
     return ENGINE_SECONDS + REQUESTS_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
 
 
-def run_in_container(
-    image: str, document: Mapping[str, Any], program: str, name: str = "", limit: float = 0.0
-) -> List[Dict[str, Any]]:
+def run_in_container(image: str, document: Mapping[str, Any], program: str, name: str = "", limit: float = 0.0) -> Results:
     """Run the checks in a container, remove the container, and return the results. Raises ClientError.
 
     A caller uses its `name` for one container at a time. So an older container with this name is a leftover and is removed.
@@ -92,7 +78,8 @@ def run_in_container(
         raise ClientError("docker is not installed, expected an engine to run the client. Apply the role docker_engine", "engine")
     limit = limit or time_limit(document)
     own_name = name or f"npufleet-check-{os.getpid()}"
-    line, request = command(docker, image, ["--name", own_name]), standard_input(document, program).decode()
+    line = [docker, "run", *OPTIONS, "--name", own_name, "--entrypoint", "python3", image, "-c", START]
+    request = standard_input(document, program).decode()
     try:
         done = capture(line, limit, request)
         if name and done.returncode == ENGINE_FAILED and "is already in use" in done.stderr:
@@ -116,7 +103,7 @@ def _remove(docker: str, name: str) -> None:
         subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False, env=untranslated())
 
 
-def run_in_process(python: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
+def run_in_process(python: str, document: Mapping[str, Any], program: str) -> Results:
     """Run the checks with a Python interpreter that has the client's packages, and return the results. Raises ClientError."""
     try:
         done = capture([python, "-c", START], time_limit(document), standard_input(document, program).decode())
@@ -129,22 +116,21 @@ def _end(output: str) -> str:
     return " ".join(output.split())[-600:]
 
 
-def _results(done: subprocess.CompletedProcess[str], source: str) -> List[Dict[str, Any]]:
+def _results(done: subprocess.CompletedProcess[str], source: str) -> Results:
     """Return the results that the client has printed. Raises ClientError."""
     try:
         # The size limit is large (MAX_OUTPUT), because each result may include a picture.
         answer = shapes.parse_as(done.stdout.strip().rpartition("\n")[2], ANSWER, MAX_OUTPUT)
         if "error" in answer:
             raise ClientError(f"{source} has no client ({answer['error']}), expected numpy and tritonclient[http,grpc]")
-        checks: List[Dict[str, Any]] = answer["checks"]
+        checks: Results = answer["checks"]
         return checks
     except (ValueError, KeyError):
-        raise ClientError(
-            f"the client in {source} ended with {done.returncode} and without a result: {_end(done.stderr)}"
-        ) from None
+        message = f"the client in {source} ended with {done.returncode} and without a result: {_end(done.stderr)}"
+        raise ClientError(message) from None
 
 
-def report(host: str, results: List[Dict[str, Any]], excluded: Sequence[str] = ()) -> Dict[str, Any]:
+def report(host: str, results: Results, excluded: Sequence[str] = ()) -> Dict[str, Any]:
     """Return {"msg", "proven", "passed", "checks"} for the result of a module. The `excluded` models need no checks."""
     failed = [result for result in results if not result["ok"]]
     passed = len(results) - len(failed)
@@ -161,7 +147,7 @@ def prove(
     document: Mapping[str, Any],
     program: str,
     headers: Mapping[str, str],
-    run: Optional[Callable[[str, Mapping[str, Any], str], List[Dict[str, Any]]]] = None,
+    run: Optional[Callable[[str, Mapping[str, Any], str], Results]] = None,
 ) -> Dict[str, Any]:
     """Run the checks of a document with these default headers, and return their report. Raises ClientError.
 

@@ -117,15 +117,13 @@ def _cards(holder: Mapping[str, Any]) -> str:
 
 def describe(holders: List[Dict[str, Any]], names: Mapping[str, str]) -> List[str]:
     """Return a message for each process, with its cards, its name, and the command that ends it."""
-    cards: Dict[int, List[str]] = {}
+    contexts: Dict[int, List[Dict[str, Any]]] = {}
     for holder in holders:
-        cards.setdefault(holder["pid"], []).append(_cards(holder))
+        contexts.setdefault(holder["pid"], []).append(holder)
     sentences = []
-    for pid, cards_of_process in cards.items():
-        holder = next(other for other in holders if other["pid"] == pid)
-        found = "{} held by {} (pid {})".format(
-            ", ".join(sorted(set(cards_of_process), key=lambda card: (" " in card, *_natural_order(card)))), holder["process"], pid
-        )
+    for pid, (holder, *others) in contexts.items():
+        cards = sorted({_cards(context) for context in (holder, *others)}, key=lambda card: (" " in card, *_natural_order(card)))
+        found = f"{', '.join(cards)} held by {holder['process']} (pid {pid})"
         if holder["gone"]:
             found += ", which has ended: reload the module (`modprobe -r rebellions && modprobe rebellions`), or reboot the host"
         elif holder["container"]:

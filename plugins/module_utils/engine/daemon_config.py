@@ -41,8 +41,6 @@ PLURALS = {
 SHORT_FLAGS = {"b": "bridge", "G": "group", "g": "graph", "H": "host", "l": "log-level", "p": "pidfile", "s": "storage-driver"}
 SHORT_SWITCHES = {"D": "debug"}
 CONFIG_FILE = "config-file"
-# Names of JSON types other than objects
-KINDS = {type(None): "null", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
 
 UNIT = "docker.service"
 # Unit directories of systemd in the order of precedence
@@ -68,12 +66,7 @@ class Flag(NamedTuple):
 
 def parse(raw: Optional[str]) -> Dict[str, Any]:
     """Return the options in the text of a daemon.json, which may be missing or empty. Raises ValueError."""
-    if not raw or not raw.strip():
-        return {}
-    options_found = shapes.parse(raw)
-    if not isinstance(options_found, dict):
-        raise ValueError(f"it is {KINDS[type(options_found)]}, expected an object")
-    return options_found
+    return dict(shapes.parse_as(raw, dict)) if raw and raw.strip() else {}
 
 
 def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> Dict[str, Any]:

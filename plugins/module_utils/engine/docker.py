@@ -60,6 +60,13 @@ def _data(body: bytes, shape: Any = None) -> Any:
         raise OSError(f"the engine returned an invalid response ({error}): {body[:200]!a}") from None
 
 
+def _successful(status: int, body: bytes) -> bytes:
+    """Return the body of a successful response. Raises OSError for a failed request."""
+    if status not in (200, 201, 204):
+        raise OSError("the engine answered {}: {}".format(status, body.decode("utf-8", "replace")[:200].strip()))
+    return body
+
+
 def missing_binds(container: Mapping[str, Any]) -> List[str]:
     """Return the missing host paths of a container's bind mounts, which the engine would create as directories."""
     binds = (container.get("HostConfig") or {}).get("Binds") or []
@@ -102,11 +109,7 @@ class Engine:
     def get(self, resource: str) -> Optional[Any]:
         """Return the data of a GET, or None for status 404. Raises OSError for any other failure."""
         status, body = self.exchange("GET", resource)
-        if status == 404:
-            return None
-        if status != 200:
-            raise OSError("the engine answered {}: {}".format(status, body.decode("utf-8", "replace")[:200]))
-        return _data(body)
+        return None if status == 404 else _data(_successful(status, body))
 
     def container(self, name: str) -> Optional[Dict[str, Any]]:
         """Return `docker inspect` of a container, or None if it does not exist. Raises OSError without a valid response."""
@@ -147,10 +150,7 @@ class Engine:
         return int(exit_status["StatusCode"]), output.decode("utf-8", "replace")
 
     def _post(self, resource: str, body: Any, timeout: Optional[float] = None) -> bytes:
-        status, raw = self.exchange("POST", resource, body, timeout)
-        if status not in (200, 201, 204):
-            raise OSError("the engine answered {}: {}".format(status, raw.decode("utf-8", "replace")[:200].strip()))
-        return raw
+        return _successful(*self.exchange("POST", resource, body, timeout))
 
     def is_running(self) -> bool:
         """Return True if the engine responds."""

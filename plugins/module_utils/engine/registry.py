@@ -30,15 +30,15 @@ def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Op
     repository to which an image will be pushed. Otherwise it is the image to pull, with its digest. `todo` is the next step of the
     operator. If no engine runs yet, the function returns None.
     """
-    login = (str(entry.get("user") or ""), passwords.get(entry["name"], ""))
+    user, password = str(entry.get("user") or ""), passwords.get(entry["name"], "")
     try:
-        reason = (_check_login if entry["pushes"] and login[0] else _check_image)(entry, login)
+        reason = _reason(entry, user, password)
     except OSError as error:
         if not Engine().is_running():
             return None
         reason = _unreachable(str(error) or "no response in time")
     # The engine can repeat the password in its message, so the password is masked.
-    reason = reason.replace(login[1], "***") if reason and login[1] else reason
+    reason = reason.replace(password, "***") if reason and password else reason
     return f"{entry['name']} {entry['address']}: {reason}: {entry['todo']}" if reason else None
 
 
@@ -46,31 +46,22 @@ def _unreachable(answer: str) -> str:
     return f"this host's engine does not reach the registry ({answer})"
 
 
-def _check_login(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[str]:
-    """Return the reason why the registry rejects the login. The right to push is not checked, because only a push proves it."""
-    credentials = {"username": login[0], "password": login[1], "serveraddress": entry["registry"] or DOCKER_HUB}
-    return _reason(*_request("POST", "/auth", credentials), login)
-
-
-def _check_image(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[str]:
-    """Return the reason why the image cannot be pulled or, for a push, why the registry cannot be reached."""
-    auth = {"username": login[0], "password": login[1], "serveraddress": entry["registry"] or DOCKER_HUB} if login[0] else {}
-    header = base64.urlsafe_b64encode(json.dumps(auth).encode()).decode()
-    resource = "/distribution/{}/json".format(urllib.parse.quote(entry["address"], safe="/:@"))
-    status, message = _request("GET", resource, headers={"X-Registry-Auth": header})
-    if status == 404:
-        return None if entry["pushes"] else f"the image of the lock file is not in the registry ({message})"
-    return _reason(status, message, login)
-
-
-def _reason(status: int, message: str, login: Tuple[str, str]) -> Optional[str]:
-    """Return the reason in an engine's response, or None for success."""
+def _reason(entry: Mapping[str, Any], user: str, password: str) -> Optional[str]:
+    """Return the reason why the engine cannot pull the image or, for a push, why the registry rejects the login."""
+    login = {"username": user, "password": password, "serveraddress": entry["registry"] or DOCKER_HUB} if user else {}
+    if entry["pushes"] and login:
+        # The right to push is not checked, because only a push proves it.
+        status, message = _request("POST", "/auth", login)
+    else:
+        header = base64.urlsafe_b64encode(json.dumps(login).encode()).decode()
+        resource = "/distribution/{}/json".format(urllib.parse.quote(entry["address"], safe="/:@"))
+        status, message = _request("GET", resource, headers={"X-Registry-Auth": header})
+        if status == 404:
+            return None if entry["pushes"] else f"the image of the lock file is not in the registry ({message})"
     if 200 <= status < 300:
         return None
     if REFUSED.search(message):
-        return (
-            f"it refuses the login of {login[0]} ({message})" if login[0] else f"it requires a login, and none is set ({message})"
-        )
+        return f"it refuses the login of {user} ({message})" if user else f"it requires a login, and none is set ({message})"
     return _unreachable(message)
 
 
