@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks that the current releases of a host passed when their change was accepted.
 
-After a rollback, the restored releases are proven with these checks. The checks of the inventory may be made for newer releases, so
-restored releases can fail them. The file has the requests and the expected answers. It does not have the ports and the key of the
-server, because a later change without checks can change the ports and the key, but does not write this file.
+A rollback proves the restored releases with these checks, because they can fail the checks of the inventory, which may be made for
+newer releases. The file does not have the ports and the key of the server, because a later change without checks can change them.
 """
 
 from __future__ import annotations
@@ -59,9 +58,8 @@ def for_actual_server(
 ) -> Dict[str, Any]:
     """Return accepted checks with the connection to the container `name`. `inventory` has the checks of the inventory.
 
-    Ports, address and key are those of the container. Headers and certificates are those of the inventory, because they are not a
-    part of the container and may have been renewed. With `fixed_address`, the address is that of the inventory, too. Raises OSError
-    if no engine answers.
+    Ports, address and key are those of the container. Headers and certificates are those of the inventory, because they may have
+    been renewed. With `fixed_address`, the address is that of the inventory, too. Raises OSError if no engine answers.
     """
     engine = Engine()
     inspect = engine.container(name) or {}

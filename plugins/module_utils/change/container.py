@@ -4,9 +4,7 @@
 
 Besides the container `<name>`, at most two other containers of the server exist:
 - `<name>-next` was created and has never served.
-- `<name>-previous` is stopped. It is the last container that was proven: it served the desired models and passed the checks. It is
-  removed as soon as `<name>` is proven.
-replacement.py writes the phase of a replacement to replacement.json.
+- `<name>-previous` is stopped. It is the last proven container, and is removed as soon as `<name>` is proven.
 """
 
 from __future__ import annotations
@@ -35,12 +33,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 
 # Number of restarts after which the process of a container counts as failed. A single failed start may be a coincidence.
 MAX_RESTARTS = 3
-# Seconds between two polls
-POLL_SECONDS = 0.2
-# Time limit of one request to the server, in seconds
-RESPONSE_TIMEOUT = 5.0
-# Time limit of one call of the vendor's tool, in seconds
-TOOL_TIMEOUT = 20.0
+# Seconds between two polls, and time limits in seconds of one request to the server and of one call of the vendor's tool
+POLL_SECONDS, RESPONSE_TIMEOUT, TOOL_TIMEOUT = 0.2, 5.0, 20.0
 
 
 def replace(
@@ -59,8 +53,14 @@ def replace(
     refuse_absent(next_container)
     record = replacement.read(root)
     was_running = record["ran"] if record else bool(current and current["State"]["Running"]) or not current
-    recorded = record["inside"] if record and previous else _with_command(manual)
-    replacement.begin(root, holder, ran=was_running, old=(previous or current or {}).get("Id"), inside=recorded)
+    inside = dict(manual)
+    if record and previous:
+        inside = record["inside"]
+    elif manual:
+        # The command line of the server may contain keys, so it does not leave the host.
+        command = (read_text(f"/proc/{int(manual['pid'])}/cmdline") or "").split("\0")[:-1]
+        inside = {"command": command, **manual}
+    replacement.begin(root, holder, ran=was_running, old=(previous or current or {}).get("Id"), inside=inside)
     done = []
     if current:
         # Stop before the rename: the engine refuses to rename a container that it is about to restart
@@ -84,10 +84,7 @@ def replace(
 
 
 def stop(engine: Docker, root: str, holder: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
-    """Stop the container for another change, such as a change of the driver. Return False if it did not run.
-
-    The stop is written to replacement.json. `keep` or `restore` removes this file.
-    """
+    """Stop the container for another change, such as a change of the driver. Return False if it did not run."""
     _finish_proven(engine, root, name)
     found = engine.inspect(name)
     if not found or not found["State"]["Running"]:
@@ -114,10 +111,10 @@ def _stop(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, A
 
 
 def wait_for_cards(settings: Mapping[str, Any]) -> str:
-    """Wait until the vendor's tool lists no context on a card. Return the reason why the cards are not free, or an empty text.
+    """Wait until the vendor's tool lists no context (a process on an NPU). Return why the cards are not free, or an empty text.
 
-    A context is one process on one NPU. If a server starts while another process has a context, the card can hang. On a host
-    without the tool, the cards count as free. If the tool fails or hangs, the cards do not count as free.
+    If a server starts while another process has a context, the card can hang. Without the tool, the cards count as free. If the
+    tool fails or hangs, they do not.
     """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
@@ -191,23 +188,16 @@ def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -
     _remove_if_present(engine, name + "-next")
     restored = _existing(engine, name)
     if record["ran"]:
-        _serve_again(engine, restored, manual, name, settings)
+        # The container can still run although the server in it has ended, so stop the container first.
+        engine.stop(restored["Id"], settings["stop_timeout"])
+        # Start the container even if the cards do not become free, because no other container is proven.
+        wait_for_cards(settings)
+        engine.start(restored["Id"])
+        if manual:
+            _start_manual_server(name, manual)
+        wait_ready(engine, name, settings["ready_timeout"])
     replacement.close(root)
     return f"the container {restored['Id'][:12]} {'serves' if record['ran'] else 'exists'} again"
-
-
-def _serve_again(
-    engine: Docker, container: Mapping[str, Any], manual: Mapping[str, Any], name: str, settings: Mapping[str, Any]
-) -> None:
-    """Start the old container, and the server that an operator had started in it (`manual`), if any. Wait until it is ready."""
-    # The container can still run although the server in it has ended, so stop the container first.
-    engine.stop(container["Id"], settings["stop_timeout"])
-    # Start the container even if the cards do not become free, because no other container is proven.
-    wait_for_cards(settings)
-    engine.start(container["Id"])
-    if manual:
-        _start_manual_server(name, manual)
-    wait_ready(engine, name, settings["ready_timeout"])
 
 
 def _remove_if_present(engine: Docker, name: str) -> None:
@@ -220,24 +210,16 @@ def _is_server(pid: Any) -> bool:
     return "tritonserver" in (read_text(f"/proc/{pid}/comm") or "")
 
 
-def _with_command(manual: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return `manual` with the command line of the server, which may contain keys and therefore does not leave the host."""
-    if not manual:
-        return {}
-    raw = read_text(f"/proc/{int(manual['pid'])}/cmdline") or ""
-    return {"command": raw.split("\0")[:-1], **manual}
-
-
 def _start_manual_server(name: str, manual: Mapping[str, Any]) -> None:
     """Start the server in the container again with the recorded command and options of docker exec."""
     command = ["docker", "exec", "--detach", *map(str, manual["options"]), name, *map(str, manual["command"])]
     try:
         done = subprocess.run(command, capture_output=True, timeout=ENGINE_TIMEOUT, check=False, env=untranslated())
+        why = done.stderr.decode("utf-8", "replace").strip() if done.returncode else None
     except (OSError, subprocess.SubprocessError) as error:
-        # The text of the error contains the command, whose options may be secret
-        raise ContainerError(f"the server in the container could not be started again: {type(error).__name__}") from None
-    if done.returncode:
-        why = done.stderr.decode("utf-8", "replace").strip()
+        # The text of the error contains the command, whose options may be secret.
+        why = type(error).__name__
+    if why is not None:
         raise ContainerError(f"the server in the container could not be started again: {why}")
 
 

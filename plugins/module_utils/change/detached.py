@@ -3,8 +3,7 @@
 """A host change in its own process, which survives the end of Ansible's connection to the host.
 
 A module starts the process and waits for its result. If the connection ends and the module is killed, the process continues. The
-process ends within the time limits in its order (the parameters of the change), and writes its result to a file. It holds a lock as
-long as it runs.
+process ends within the time limits in its order (the parameters of the change), and writes its result to a file.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ DECISION = "change.decision.json"
 LOCK = "change.lock"
 # The text in place of a report on the rollback, if an unexpected error ended the change
 UNKNOWN = "the serving state is unknown: run playbooks/status.yml"
-# Largest size of a result in bytes. It includes the results of the checks, which can be as long as the output of a command.
+# Largest size of a result in bytes. A result has the results of the checks, which can be as long as the output of a command.
 MAX_RESULT = 2 * MAX_OUTPUT
 # If a process leaves no result, the error shows at most this number of characters of its output.
 MAX_OUTPUT_SHOWN = 2000
 # First pause in seconds between two reads of the result, and the factor by which each pause grows
 FIRST_PAUSE, PAUSE_GROWTH = 0.02, 1.02
-# This directory exists if systemd runs. With systemd, the process gets its own scope. So the process survives the end of the
-# session, even if logind kills the processes of the user.
+# This directory exists if systemd runs. The process then gets its own scope, so that it survives the end of the session, even if
+# logind kills the processes of the user.
 SYSTEMD = "/run/systemd/system"
 
 
@@ -141,10 +140,9 @@ def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
 
 
 def change_begun_by(root: str, ident: str) -> str:
-    """Return the id of the change that the call `ident` began, accepted or rejected, or an empty text if there is no such change.
+    """Return the id of the change that the call `ident` began, accepted or rejected, or an empty text.
 
-    If a caller loses the response to its call, it repeats the call with the same id. This function shows if the first call had an
-    effect.
+    A caller that loses the response repeats its call with the same id. This function shows if the first call had an effect.
     """
     latest = read_text(os.path.join(root, LOCK)) or ""
     decision = shapes.read(os.path.join(root, DECISION), {"by?": str}).content or {}

@@ -19,10 +19,10 @@ class ContainerError(Exception):
 
 
 class Docker(Engine):
-    """The engine, with requests that change containers."""
+    """The engine, with requests that change containers. The requests raise ContainerError."""
 
     def inspect(self, name: str) -> Optional[Dict[str, Any]]:
-        """Return the result of `docker inspect`, or None if there is no container. Raises ContainerError if no engine answers."""
+        """Return the result of `docker inspect`, or None if there is no container."""
         try:
             return self.container(name)
         except OSError as error:
@@ -34,8 +34,8 @@ class Docker(Engine):
             status, raw = self.exchange(method, resource, timeout=timeout)
         except OSError as error:
             raise ContainerError(f"the engine did not answer {method} {resource}: {error or type(error).__name__}") from error
-        body = raw.decode("utf-8", "replace")
         if status not in allowed:
+            body = raw.decode("utf-8", "replace")
             with suppress(ValueError):
                 body = shapes.parse_as(body, {"message": str})["message"]
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
